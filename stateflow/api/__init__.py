@@ -1,0 +1,1 @@
+"""What users write and implement: functions, streams, sources, sinks. Importing it starts nothing."""

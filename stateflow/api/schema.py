@@ -1,0 +1,110 @@
+"""From a row class to columns: one declaration for Spark, Arrow, Delta and the user's function."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import types
+import typing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.errors import JobDefinitionError
+
+_ARROW: dict[object, tuple[str, pa.DataType]] = {
+    int: ("bigint", pa.int64()),
+    float: ("double", pa.float64()),
+    str: ("string", pa.string()),
+    bool: ("boolean", pa.bool_()),
+    bytes: ("binary", pa.binary()),
+    datetime.date: ("date", pa.date32()),
+    datetime.datetime: ("timestamp_ntz", pa.timestamp("us")),
+}
+_ZONED = ("timestamp", pa.timestamp("us", tz="UTC"))
+_SUPPORTED = "int, float, str, bool, bytes, date, datetime, and each of these | None"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a row class: its name, Spark type name, Arrow type, and whether it may be null."""
+
+    name: str
+    spark_type: str
+    arrow_type: pa.DataType
+    nullable: bool
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """The columns of a row class, in order, and the class."""
+
+    row_class: type[Any]
+    columns: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, row_class: type[Any]) -> RowSchema:
+        """Columns of a `msgspec.Struct` or dataclass.
+
+        A datetime is a timestamp without zone; ``Annotated[datetime, msgspec.Meta(tz=True)]`` is an instant in UTC.
+        Raises JobDefinitionError for a class or field type that has no columns.
+        """
+        names = _field_names(row_class)
+        hints = typing.get_type_hints(row_class, include_extras=True)
+        return cls(row_class, tuple(_column(row_class, name, hints[name]) for name in names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in order."""
+        return tuple(c.name for c in self.columns)
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The columns as an Arrow schema."""
+        return pa.schema([pa.field(c.name, c.arrow_type, nullable=c.nullable) for c in self.columns])
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark writes them in DDL."""
+        return ", ".join(f"`{c.name}` {c.spark_type}" for c in self.columns)
+
+    def column(self, name: str) -> Column:
+        """The column called `name`; raises JobDefinitionError with the names that there are."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise JobDefinitionError("there is no such column", hint=f"columns are {', '.join(self.names)}",
+                                 column=name, row_class=self.row_class.__name__)  # fmt: skip
+
+
+def _field_names(row_class: type[Any]) -> list[str]:
+    if isinstance(row_class, type) and issubclass(row_class, msgspec.Struct):
+        return list(row_class.__struct_fields__)
+    if dataclasses.is_dataclass(row_class):
+        return [f.name for f in dataclasses.fields(row_class)]
+    raise JobDefinitionError("a row class must be a msgspec.Struct or a dataclass", given=repr(row_class))
+
+
+def _column(row_class: type[Any], name: str, hint: object) -> Column:
+    bare, nullable = _without_none(hint)
+    zoned = False
+    if typing.get_origin(bare) is Annotated:
+        bare, *extras = typing.get_args(bare)
+        zoned = any(isinstance(e, msgspec.Meta) and e.tz for e in extras)
+        bare, inner = _without_none(bare)
+        nullable = nullable or inner
+    found = _ZONED if zoned and bare is datetime.datetime else _ARROW.get(bare)
+    if found is None:
+        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}",
+                                 field=f"{row_class.__name__}.{name}", type=str(hint))  # fmt: skip
+    return Column(name, *found, nullable)
+
+
+def _without_none(hint: object) -> tuple[object, bool]:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint, False
+    args = [a for a in typing.get_args(hint) if a is not type(None)]
+    return (args[0] if len(args) == 1 else hint), len(args) < len(typing.get_args(hint))

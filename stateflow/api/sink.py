@@ -1,0 +1,103 @@
+"""What a sink is: it writes files that nobody sees in the tasks, and makes them visible after the commit."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from stateflow.api.schema import RowSchema
+from stateflow.state.handles import Committable
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """Which sink of which job this is.
+
+    Attributes:
+        application: name under which the table remembers what this sink published: ``<job uuid>/<uid>``.
+    """
+
+    job_uuid: str
+    uid: str
+    schema: RowSchema
+
+    @property
+    def application(self) -> str:
+        return f"{self.job_uuid}/{self.uid}"
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Which attempt of which subtask towards which barrier writes; all of it becomes part of file names."""
+
+    generation: int
+    ordinal: int
+    subtask: int
+    attempt: str
+
+
+class SinkWriter(ABC):
+    """Writes the rows of one attempt of one subtask. Nothing that it writes is visible."""
+
+    @abstractmethod
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Takes rows of the sink's schema."""
+
+    @abstractmethod
+    def close(self) -> list[Committable]:
+        """Makes the files durable and returns them; empty when there were no rows."""
+
+
+class SinkTable(Protocol):
+    """A sink's table as it was when the handle was made; a commit through it fails when the application committed
+    in between."""
+
+    table_id: str
+    version: int
+    token: int
+    """The last checkpoint that this application published; 0 when there is none."""
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        """Paths of those files that are not there with their size."""
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        """Adds the files and sets the token, in one step; returns the table's new version.
+
+        None when another commit of the same application came after this handle was made: open again and decide anew.
+        """
+
+
+class Sink(ABC):
+    """Where a stream ends. One object describes it; it is sent to tasks, so it holds settings, never connections."""
+
+    @abstractmethod
+    def prepare(self, context: SinkContext) -> str:
+        """Creates the table when there is none, and checks that it can be honoured; safe to repeat and to race.
+        Called on the driver before the first batch of a run. Returns the table's id.
+
+        Raises SinkRefused or SchemaMismatch.
+        """
+
+    @abstractmethod
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        """A writer for one attempt, in a task."""
+
+    @abstractmethod
+    def open_table(self, context: SinkContext) -> SinkTable:
+        """The table as it is now, checked again. Raises SinkRefused, SchemaMismatch or SinkDiverged."""
+
+    @abstractmethod
+    def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        """Removes files of this sink that were written and never published.
+
+        Args:
+            is_leftover: asked with (generation, ordinal, path) of each file that the sink wrote, that no version of
+                the table which can still be read names.
+
+        Returns:
+            what was removed.
+        """

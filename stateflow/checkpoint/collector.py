@@ -1,0 +1,77 @@
+"""Garbage collection: reads a verified head, deletes what `garbage` says, any number of collectors at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.checkpoint.files import files_of
+from stateflow.checkpoint.garbage import find_garbage
+from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.log import Head
+from stateflow.state.handles import FileHandle
+from stateflow.storage import BlobInfo
+from stateflow.storage.paths import DATA, LOG, PROBE, SPARK
+
+_AREAS = (DATA, SPARK, PROBE, LOG)
+_BATCH = 200
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What a collection deleted, or would delete."""
+
+    head_seq: int
+    retained: tuple[int, ...]
+    files: int
+    bytes_freed: int
+    unknown: tuple[str, ...]
+    dry_run: bool
+
+
+class Collector:
+    """Collects one job's garbage. Keeps the file lists of manifests between collections: they never change."""
+
+    def __init__(self, root: JobRoot) -> None:
+        self.root = root
+        self._files: dict[str, frozenset[str]] = {}
+
+    def collect(self, dry_run: bool = False) -> Collection:
+        """Deletes everything that is garbage at the newest entry. Raises DataError when a kept checkpoint is damaged,
+        before anything is deleted."""
+        head = self.root.head()
+        live = self.live(head)
+        # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
+        blobs = [blob for area in _AREAS for blob in self.root.storage.list(area)]
+        findings = find_garbage(head.entry, live, blobs)
+        failpoints.hit("gc.listed")
+        if not dry_run:
+            self._delete(findings.garbage)
+        return Collection(
+            head.entry.seq, tuple(ref.id for ref in kept(head)), len(findings.garbage),
+            sum(blob.size for blob in findings.garbage), findings.unknown, dry_run,
+        )  # fmt: skip
+
+    def live(self, head: Head) -> frozenset[str]:
+        """Keys of every file that `head` or a checkpoint it keeps needs."""
+        manifests = {head.entry.manifest.key: head.entry.manifest} if head.entry.manifest else {}
+        for ref in {r.id: r for r in kept(head)}.values():
+            if head.checkpoint is None or ref.id != head.checkpoint.id:
+                handle = self.root.log.read_checkpoint(ref).manifest
+                assert handle is not None
+                manifests[handle.key] = handle
+        lists = {key: self._files_of(handle) for key, handle in manifests.items()}
+        self._files = lists
+        return frozenset().union(*lists.values())
+
+    def _files_of(self, handle: FileHandle) -> frozenset[str]:
+        known = self._files.get(handle.key)
+        if known is not None:
+            return known
+        manifest = self.root.read_manifest(handle)
+        return frozenset([handle.key, *(f.key for f in files_of(manifest))])
+
+    def _delete(self, garbage: tuple[BlobInfo, ...]) -> None:
+        for start in range(0, len(garbage), _BATCH):
+            self.root.storage.delete(blob.key for blob in garbage[start : start + _BATCH])
+            failpoints.hit("gc.deleting")

@@ -1,0 +1,147 @@
+"""What is written below a job root, field by field; ``docs/format.md`` explains each.
+
+The documents are frozen; unknown fields are ignored on reading, and new ones have defaults.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from stateflow.state.handles import Committable, Document, FileHandle, StateSchema, SubtaskState
+
+FORMAT_VERSION = 1
+
+
+class JobFormat(Document):
+    """`FORMAT`: who this job root belongs to; created once, never changed."""
+
+    version: int
+    job: str
+    job_uuid: str
+    max_parallelism: int
+    key_types: dict[str, list[str]] = {}
+    """Spark type names of the key columns of each keyed operator that the job had when it was created."""
+
+
+class OperatorState(Document):
+    """The state of one keyed operator at a barrier."""
+
+    uid: str
+    parallelism: int
+    key_types: list[str]
+    states: list[StateSchema]
+    subtasks: list[SubtaskState]
+
+
+class SourceFile(Document):
+    """A file of Spark's ``sources/`` log; small ones are kept in the manifest itself."""
+
+    path: str
+    content: bytes | None = None
+    handle: FileHandle | None = None
+
+
+class SourcePosition(Document):
+    """Up to where one source has been read."""
+
+    uid: str
+    description: str
+    offset: str
+    """The source's own JSON, as Spark's offset log holds it."""
+
+
+class SparkPosition(Document):
+    """What a fresh Spark checkpoint location is seeded with to go on after this checkpoint."""
+
+    batch_id: int
+    metadata: bytes
+    offsets: bytes
+    previous_offsets: bytes | None
+    commit: bytes
+    source_files: list[SourceFile]
+
+
+class Manifest(Document):
+    """Everything that one checkpoint consists of, apart from what the log entry says."""
+
+    job_uuid: str
+    generation: int
+    ordinal: int
+    operators: list[OperatorState]
+    sources: list[SourcePosition]
+    spark: SparkPosition | None = None
+    increment_bytes: int = 0
+    """Bytes of state written for this checkpoint alone."""
+    full_bytes: int = 0
+    """Bytes of state that it refers to."""
+
+
+class PendingOutput(Document):
+    """Output of one checkpoint in one sink that is not known to be published."""
+
+    checkpoint_id: int
+    """0 in the COMMIT that brings it: its own sequence number is meant."""
+    sink: str
+    committables: list[Committable]
+
+
+class PublishedOutput(Document):
+    """Where a sink stands, as far as the log knows."""
+
+    table_id: str
+    version: int
+    checkpoint_id: int
+    """The last checkpoint whose output was published there; 0 when there is none."""
+
+
+class EntryRef(Document):
+    """An earlier checkpoint that the log keeps: the sequence number of its COMMIT and that entry's hash."""
+
+    id: int
+    sha256: str
+
+
+class Pin(Document):
+    """A checkpoint that somebody reads from outside, and that must not be cleaned meanwhile."""
+
+    id: str
+    checkpoint: EntryRef
+    owner: str
+    reason: str
+    since: str
+
+
+class EntryKind(StrEnum):
+    CLAIM = "claim"
+    COMMIT = "commit"
+    ADMIN = "admin"
+
+
+class LogEntry(Document):
+    """`log/<seq>`: one step of the job's history, and, while it is the newest, the job's whole present."""
+
+    job_uuid: str
+    seq: int
+    kind: EntryKind
+    generation: int
+    ordinal: int
+    writer: str
+    nonce: str
+    parent: str
+    """SHA-256 of the entry before; empty in the first."""
+    at: str
+    """When the writer's clock says that it was written; for people only."""
+    note: str = ""
+    checkpoint: EntryRef | None = None
+    """The checkpoint that a start continues from; None in the COMMIT that makes one (it is itself) and in a job that
+    has none yet."""
+    manifest: FileHandle | None = None
+    """What `checkpoint` consists of."""
+    retained: list[EntryRef] = []
+    """Older checkpoints that are kept, oldest first; without `checkpoint`."""
+    pinned: list[Pin] = []
+    sources: list[SourcePosition] = []
+    pending: list[PendingOutput] = []
+    published: dict[str, PublishedOutput] = {}
+    requests: list[str] = []
+    """Ids of restore requests that were carried out, so that a retry of one does not rewind twice."""

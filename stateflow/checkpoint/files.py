@@ -1,0 +1,76 @@
+"""Reading and writing the files that checkpoints consist of, with their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from stateflow.checkpoint.documents import Manifest
+from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.errors import CorruptFile, StorageError
+from stateflow.state.handles import FileHandle
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import check_key
+
+
+def write_manifest(storage: Storage, folder: str, manifest: Manifest) -> FileHandle:
+    """Stores the manifest below `folder` (a data folder of its own attempt) and returns its handle."""
+    data, _ = seal(manifest)
+    return write_bytes(storage, f"{folder}manifest.json", data)
+
+
+def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
+    """The manifest; raises MissingFile or CorruptFile naming it."""
+    data = storage.get(check_key(handle.key), LIMIT)
+    _check(handle, len(data), hashlib.sha256(data).hexdigest())
+    manifest, _ = unseal(data, Manifest, handle.key)
+    return manifest
+
+
+def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
+    """Stores `data` under a name that nobody else uses. Raises StorageError when the storage does not confirm it."""
+    if storage.put_new(key, data) is not PutResult.CREATED and storage.get(key) != data:
+        raise StorageError("an object name was used twice", key=key)
+    return FileHandle(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a local file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_local(handle: FileHandle, path: Path) -> None:
+    """Raises CorruptFile unless the local copy `path` is exactly what `handle` refers to."""
+    size = path.stat().st_size
+    _check(handle, size, hash_file(path) if size == handle.size else "")
+
+
+def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
+    """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
+    for handle in handles:
+        path = storage.local_path(check_key(handle.key))
+        if path is not None and path.is_file():
+            check_local(handle, path)
+        else:
+            data = storage.get(handle.key, max(handle.size, 1))
+            _check(handle, len(data), hashlib.sha256(data).hexdigest())
+
+
+def files_of(manifest: Manifest) -> list[FileHandle]:
+    """Every file that the manifest refers to."""
+    states = [f.handle for o in manifest.operators for s in o.subtasks for f in s.files]
+    sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
+    return states + sources
+
+
+def _check(handle: FileHandle, size: int, sha256: str) -> None:
+    if size != handle.size:
+        raise CorruptFile("a stored file has another size than was recorded", file=handle.key, expected=handle.size,
+                          found=size)  # fmt: skip
+    if sha256 != handle.sha256:
+        raise CorruptFile("a stored file's bytes are not those that were recorded", file=handle.key,
+                          expected=handle.sha256, found=sha256)  # fmt: skip
+
+

@@ -1,0 +1,202 @@
+"""One job's root: its FORMAT, its log, and the steps that a run or an outsider takes in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.checkpoint import entries
+from stateflow.checkpoint.documents import FORMAT_VERSION, EntryRef, JobFormat, LogEntry, Manifest, Pin
+from stateflow.checkpoint.entries import Author, Commit
+from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.checkpoint.files import read_manifest
+from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
+from stateflow.clock import Clock
+from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, WrongJobRoot
+from stateflow.state.handles import FileHandle
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT
+
+_ADMIN_TRIES = 20
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """What a job root is created with; an existing root must agree."""
+
+    name: str
+    max_parallelism: int
+    key_types: dict[str, list[str]]
+
+
+class JobRoot:
+    """A job's directory. Make one with `create_or_open` (a run) or `open` (anybody else).
+
+    Args:
+        writer: names this process in the entries that it writes, for people.
+    """
+
+    def __init__(self, storage: Storage, clock: Clock, job: JobFormat, writer: str = "") -> None:
+        self.storage = storage
+        self.clock = clock
+        self.job = job
+        self.writer = writer
+        self.log = CheckpointLog(storage, job)
+
+    @classmethod
+    def create_or_open(cls, storage: Storage, clock: Clock, new: NewJob, writer: str) -> JobRoot:
+        """The root, created when there is none.
+
+        Raises WrongJobRoot when it is another job's, or of another format, max parallelism or key type.
+        """
+        if storage.size(FORMAT) is None:
+            document = JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
+                                 max_parallelism=new.max_parallelism, key_types=new.key_types)  # fmt: skip
+            # Whoever loses this race, or does not hear its answer, reads what the winner wrote.
+            storage.put_new(FORMAT, seal(document)[0])
+        root = cls.open(storage, clock, writer)
+        check_same_job(root.job, new, storage.uri)
+        return root
+
+    @classmethod
+    def open(cls, storage: Storage, clock: Clock, writer: str = "") -> JobRoot:
+        """The root of an existing job. Raises ConfigError when there is none, WrongJobRoot for a foreign format."""
+        return cls(storage, clock, read_format(storage), writer)
+
+    def claim(self, note: str = "", adopt: EntryRef | None = None) -> Head:
+        """Takes the job over: every older run is fenced from here on.
+
+        Args:
+            adopt: a retained checkpoint to go back to; by default the run continues from the newest.
+
+        Raises:
+            Fenced: another run claimed the job at the same moment, and later.
+        """
+        failpoints.hit("claim.before")
+        while True:
+            outcome = self._append_claim(note, adopt)
+            if isinstance(outcome, Appended):
+                failpoints.hit("claim.after")
+                return outcome.head
+            if outcome.created:
+                raise Fenced("another run claimed the job after this one", hint="let the other run work")
+
+    def _append_claim(self, note: str, adopt: EntryRef | None) -> Appended | Overtaken:
+        base = self.log.read_head()
+        adopted = (adopt, self.log.read_checkpoint(adopt)) if adopt else None
+        if adopt and base and adopt not in base.entry.retained:
+            raise DataError("the checkpoint to go back to is not retained any more", checkpoint=adopt.id)
+        return self.log.append(base, lambda b: entries.claim(self.job, b, self._author(note), adopted))
+
+    def commit(self, parent: Head, new: Commit, retain: int) -> Appended | Overtaken:
+        """Makes a checkpoint exist. Overtaken means that this run is fenced."""
+
+        def draft(base: Head | None) -> LogEntry:
+            assert base is not None
+            return entries.commit(self.job, base, self._author(), new, retain)
+
+        return self.log.append(parent, draft)
+
+    def pin(self, ref: EntryRef, owner: str, reason: str) -> Pin:
+        """Keeps a checkpoint that the newest entry still has, until `unpin`; works beside a run.
+
+        Raises DataError when it is not kept any more.
+        """
+        new = Pin(id=self.clock.new_id(), checkpoint=ref, owner=owner, reason=reason, since=self.clock.now().isoformat())
+        for _ in range(_ADMIN_TRIES):
+            head = self.head()
+            if new in head.entry.pinned:
+                return new
+            if ref not in kept(head):
+                raise DataError("the checkpoint is not retained any more", checkpoint=ref.id)
+            if self._admin(head, lambda b: entries.pin(self.job, b, self._author(reason), new)):
+                return new
+        raise _busy()
+
+    def unpin(self, pin_id: str) -> None:
+        """Lets a pinned checkpoint go; nothing happens when there is no such pin."""
+        for _ in range(_ADMIN_TRIES):
+            head = self.head()
+            if all(p.id != pin_id for p in head.entry.pinned):
+                return
+            self._admin(head, lambda b: entries.unpin(self.job, b, self._author(), pin_id))
+        raise _busy()
+
+    def retain(self, keep: int) -> Head:
+        """Drops all but the newest `keep` checkpoints; works beside a run. Returns the newest entry."""
+        if keep < 1:
+            raise ConfigError("at least one checkpoint must be retained", value=keep)
+        for _ in range(_ADMIN_TRIES):
+            head = self.head()
+            if len(head.entry.retained) <= keep - 1:
+                return head
+            self._admin(head, lambda b: entries.retain(self.job, b, self._author(f"retain {keep}"), keep))
+        raise _busy()
+
+    def head(self) -> Head:
+        """The newest entry, verified. Raises DataError when the job never ran."""
+        head = self.log.read_head()
+        if head is None:
+            raise DataError("the job has no log entry yet", hint="run it first", storage=self.storage.uri)
+        return head
+
+    def manifest(self, head: Head) -> Manifest | None:
+        """What the checkpoint of `head` consists of; None when there is none."""
+        return self.read_manifest(head.entry.manifest) if head.entry.manifest else None
+
+    def read_manifest(self, handle: FileHandle) -> Manifest:
+        """A manifest of this job. Raises MissingFile or CorruptFile."""
+        manifest = read_manifest(self.storage, handle)
+        if manifest.job_uuid != self.job.job_uuid:
+            raise DataError("a manifest belongs to another job", file=handle.key, job_uuid=manifest.job_uuid)
+        return manifest
+
+    def _admin(self, head: Head, draft: entries.Admin) -> bool:
+        def checked(base: Head | None) -> LogEntry:
+            assert base is not None
+            return draft(base)
+
+        return isinstance(self.log.append(head, checked), Appended)
+
+    def _author(self, note: str = "") -> Author:
+        return Author(self.writer, self.clock.new_id(), self.clock.now().isoformat(timespec="milliseconds"), note)
+
+
+def kept(head: Head) -> list[EntryRef]:
+    """Every checkpoint that the entry keeps, the present one last."""
+    pins = [p.checkpoint for p in head.entry.pinned]
+    own = [head.checkpoint] if head.checkpoint else []
+    return [*pins, *head.entry.retained, *own]
+
+
+def read_format(storage: Storage) -> JobFormat:
+    """FORMAT of an existing job root. Raises ConfigError, WrongJobRoot or CorruptFile."""
+    try:
+        document, _ = unseal(storage.get(FORMAT, LIMIT), JobFormat, FORMAT)
+    except MissingFile as e:
+        raise ConfigError("there is no job here", hint="check --job-root", storage=storage.uri) from e
+    if document.version != FORMAT_VERSION:
+        raise WrongJobRoot("the job root has a format that this version does not know", hint="use the version of "
+                           "stateflow that wrote it", found=document.version, known=FORMAT_VERSION)  # fmt: skip
+    return document
+
+
+def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
+    """Raises WrongJobRoot unless an existing root is the wanted job's."""
+    if found.job != wanted.name:
+        raise WrongJobRoot("the job root belongs to another job", hint="give each job a root of its own",
+                           root=uri, found=found.job, wanted=wanted.name)  # fmt: skip
+    if found.max_parallelism != wanted.max_parallelism:
+        raise WrongJobRoot("the job root was made with another max parallelism", hint="set max_parallelism to what "
+                           "the root has", found=found.max_parallelism, wanted=wanted.max_parallelism)  # fmt: skip
+    for uid, types in wanted.key_types.items():
+        if found.key_types.get(uid, types) != types:
+            raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
+                               hint="cast the columns back, or give the operator a new uid", uid=uid,
+                               found=found.key_types[uid], wanted=types)  # fmt: skip
+
+
+def _busy() -> DataError:
+    return DataError("the job's log moves too fast to add an entry", hint="try again")
+
+

@@ -1,0 +1,41 @@
+"""The race probe: is this storage's put-if-absent one that a log may rest on?"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from stateflow.clock import Clock
+from stateflow.errors import EnvironmentUnsupported
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import probe
+
+_RACERS = 8
+_ROUNDS = 3
+
+
+def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
+    """Lets eight threads race for a name, a few times.
+
+    Args:
+        generation: the one that the caller is about to claim; a collector removes what an interrupted probe left.
+
+    Raises:
+        EnvironmentUnsupported: more or fewer than one racer won, or other bytes than the winner's are stored.
+    """
+    for _ in range(_ROUNDS):
+        key = probe(generation, clock.new_id())
+        with ThreadPoolExecutor(_RACERS) as pool:
+            results = list(pool.map(lambda i: storage.put_new(key, _bid(i)), range(_RACERS)))  # noqa: B023
+        winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
+        stored = storage.get(key)
+        storage.delete([key])
+        if len(winners) != 1 or stored != _bid(winners[0]):
+            raise EnvironmentUnsupported(
+                "the storage lets several writers create one object",
+                hint="a checkpoint log needs an atomic put-if-absent; use another storage",
+                storage=storage.uri, winners=len(winners),
+            )  # fmt: skip
+
+
+def _bid(racer: int) -> bytes:
+    return f"racer {racer}\n".encode() * 64

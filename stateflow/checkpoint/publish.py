@@ -1,0 +1,134 @@
+"""Making a checkpoint's output visible in a sink that is fenced as well.
+
+A sink's table keeps a token per application: the id of the last checkpoint published there. Reading the token and
+committing the next use one handle of the table, so that the pair is a compare-and-swap. `decide` is the whole rule;
+``docs/design/0002`` tells which histories it excludes.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from stateflow import failpoints
+from stateflow.checkpoint.documents import PublishedOutput
+from stateflow.checkpoint.log import CheckpointLog, Head
+from stateflow.errors import Fenced, MissingFile, SinkDiverged, StorageError
+from stateflow.state.handles import Committable
+
+_TRIES = 50
+
+
+class Decision(enum.Enum):
+    """What to do with one checkpoint's output, given the table's token."""
+
+    PUBLISH = "publish"
+    ALREADY = "already published"
+    WENT_BACK = "the table went back without us"
+    UNKNOWN_FUTURE = "the table is ahead of the log entry that we know"
+
+
+def decide(token: int, published: int, checkpoint: int, head: int) -> Decision:
+    """What the table's `token` means for publishing `checkpoint`.
+
+    Args:
+        token: checkpoint id that the table holds; 0 when it holds none.
+        published: the last checkpoint of this job's line before `checkpoint` that was published there.
+        head: the newest sequence number that the caller knows.
+    """
+    if token > head:
+        return Decision.UNKNOWN_FUTURE
+    if token >= checkpoint:
+        return Decision.ALREADY
+    if token < published:
+        return Decision.WENT_BACK
+    return Decision.PUBLISH
+
+
+class TableHandle(Protocol):
+    """A sink's table as it was at one moment."""
+
+    table_id: str
+    version: int
+    token: int
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        """Those of the files that are not there with their size."""
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        """Adds the files and sets the token in one commit, unless another commit of this application came after this
+        handle was made: None then. Returns the table's new version."""
+
+
+class PublishingSink(Protocol):
+    """What publishing needs of a sink."""
+
+    uid: str
+
+    def open_table(self) -> TableHandle:
+        """The table as it is now. Raises SinkDiverged or SinkRefused when it is not one that may be written to."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One checkpoint's output for one sink, and what is known of the sink."""
+
+    checkpoint_id: int
+    committables: list[Committable]
+    known: PublishedOutput
+
+
+def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
+    """Makes the output visible exactly once; returns where the sink stands then.
+
+    Raises:
+        Fenced: a newer run published there.
+        SinkDiverged: the table went back, was replaced, or knows checkpoints that the log does not.
+        MissingFile: a file to be published is gone.
+    """
+    for _ in range(_TRIES):
+        table = sink.open_table()
+        _check_identity(sink.uid, table, output.known)
+        failpoints.hit("publish.before")
+        decision = decide(table.token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
+        if decision is Decision.ALREADY:
+            return _standing(table, table.version, output)
+        if decision is not Decision.PUBLISH:
+            raise _refusal(decision, sink.uid, table, log)
+        _check_files(sink.uid, table, output)
+        version = table.commit(output.checkpoint_id, output.committables)
+        if version is not None:
+            failpoints.hit("publish.after")
+            return _standing(table, version, output)
+    raise StorageError("the sink's table changes too fast to publish", sink=sink.uid, tries=_TRIES)
+
+
+def _standing(table: TableHandle, version: int, output: Output) -> PublishedOutput:
+    return PublishedOutput(table_id=table.table_id, version=version, checkpoint_id=output.checkpoint_id)
+
+
+def _check_identity(uid: str, table: TableHandle, known: PublishedOutput) -> None:
+    if known.table_id and table.table_id != known.table_id:
+        raise SinkDiverged("the sink's table is another one than before", hint="it was dropped and made again; "
+                           "restore it, or give the sink a new uid", sink=uid, known=known.table_id,
+                           found=table.table_id)  # fmt: skip
+
+
+def _check_files(uid: str, table: TableHandle, output: Output) -> None:
+    missing = table.missing(output.committables)
+    if missing:
+        raise MissingFile("output that is not yet published was deleted", hint="was the table vacuumed? the run goes "
+                          "back to the checkpoint before it", sink=uid, checkpoint=output.checkpoint_id,
+                          files=missing[:3])  # fmt: skip
+
+
+def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:
+    if decision is Decision.WENT_BACK:
+        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? rewind the "
+                            "job to the same point", sink=uid, token=table.token)  # fmt: skip
+    newest = log.read_head()
+    if newest is not None and newest.entry.seq >= table.token:
+        return Fenced("a newer run published to the sink", hint="let the other run work", sink=uid, token=table.token)
+    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="is the job root a copy, or "
+                        "restored from one? go back in the sink too", sink=uid, token=table.token)  # fmt: skip

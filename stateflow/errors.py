@@ -1,0 +1,159 @@
+"""Every error that stateflow raises on purpose, by what the person who meets it should do.
+
+::
+
+    StateflowError                     code, facts, hint, exit_code, retryable
+    ├── ConfigError                    the job, its settings or the machine are not right: mend them, then start again
+    │   ├── JobDefinitionError         the job file or its graph
+    │   ├── SchemaMismatch             declared columns and real columns differ
+    │   ├── EnvironmentUnsupported     Java, Python, Spark, Airflow, or storage this version does not run on
+    │   └── WrongJobRoot               the root belongs to another job, format, or max parallelism
+    ├── StateError                     a user function used state in a way that state does not allow
+    ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
+    │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
+    │   ├── MissingFile                a file that a checkpoint needs is gone
+    │   ├── SinkRefused                a table that the sink cannot honour
+    │   └── SinkDiverged               a table went back, was replaced, or knows more than the log
+    ├── Fenced                         a newer run owns the job: this one must end, and not be retried
+    ├── StorageError                   the storage did not answer or refused: trying again may help
+    ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
+    └── InternalError                  should never happen: please report it
+
+Each class has a stable ``code``; ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a line of
+its own, a hint. All of them survive pickling, because they cross from Spark's Python workers to the driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class StateflowError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        message: a lower-case sentence that names the thing and the reason.
+        hint: what the reader can do now.
+        facts: values that help to find the cause, printed as ``key=value``.
+    """
+
+    code: ClassVar[str] = "stateflow"
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.facts = facts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.facts)
+
+    def __str__(self) -> str:
+        facts = "".join(f" {key}={value!r}" for key, value in self.facts.items())
+        return f"{self.message}{facts}" + (f"\n  hint: {self.hint}" if self.hint else "")
+
+
+def _rebuild(cls: type[StateflowError], message: str, hint: str, facts: dict[str, object]) -> StateflowError:
+    return cls(message, hint=hint, **facts)
+
+
+class ConfigError(StateflowError, ValueError):
+    """A setting has a wrong name or value."""
+
+    code = "config"
+    exit_code = 2
+
+
+class JobDefinitionError(ConfigError):
+    """The job file is missing, has no ``build``, or describes a graph that cannot run."""
+
+    code = "job-definition"
+
+
+class SchemaMismatch(ConfigError):
+    """Columns that the job declares are not the columns that are there."""
+
+    code = "schema-mismatch"
+
+
+class EnvironmentUnsupported(ConfigError):
+    """Java, Python, Spark, Airflow or the storage is not one that this version runs on."""
+
+    code = "environment-unsupported"
+
+
+class WrongJobRoot(ConfigError):
+    """The job root was made by another job, another format version, or with another max parallelism."""
+
+    code = "wrong-job-root"
+
+
+class StateError(StateflowError):
+    """State was used without a key, with another type under a known name, or with a key that cannot be one."""
+
+    code = "state"
+    exit_code = 4
+
+
+class DataError(StateflowError):
+    """Stored data is not what the log says that it is; nothing was changed."""
+
+    code = "data"
+    exit_code = 4
+
+
+class CorruptFile(DataError):
+    """A stored file's bytes are not those that were recorded for it."""
+
+    code = "corrupt-file"
+
+
+class MissingFile(DataError, LookupError):
+    """A stored file that is needed is not there."""
+
+    code = "missing-file"
+
+
+class SinkRefused(DataError):
+    """The sink's table has a property that a direct commit would silently violate."""
+
+    code = "sink-refused"
+    exit_code = 2
+
+
+class SinkDiverged(DataError):
+    """The sink's table is not the one, or not at the point, that the log knows."""
+
+    code = "sink-diverged"
+
+
+class Fenced(StateflowError):
+    """A newer run has claimed the job; nothing that this run did after that exists."""
+
+    code = "fenced"
+    exit_code = 3
+
+
+class StorageError(StateflowError):
+    """The storage failed; the state of the job is what its log says."""
+
+    code = "storage"
+    exit_code = 5
+    retryable = True
+
+
+class BatchFailed(StateflowError):
+    """A micro-batch did not come back whole; a new run replays it from the last checkpoint."""
+
+    code = "batch-failed"
+    exit_code = 5
+    retryable = True
+
+
+class InternalError(StateflowError):
+    """Something that should never happen did."""
+
+    code = "internal"
+    retryable = True

@@ -1,0 +1,79 @@
+"""Named places where a test can make the process die, stop or fail; no-ops in production.
+
+``STATEFLOW_FAILPOINT=name[:n[:action]]`` acts at the n-th time (default: first) that this process passes `name`.
+Actions: ``kill`` (SIGKILL to the own process, the default), ``stop`` (SIGSTOP), ``error`` (raises InternalError).
+With ``STATEFLOW_FAILPOINT_ONCE=<path>`` the point acts only if that file can be created, so that a process which is
+started again with the same environment passes; the file then tells that the point was reached.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+from stateflow.errors import ConfigError, InternalError
+
+NAMES: dict[str, str] = {
+    "claim.before": "before the CLAIM is written",
+    "claim.after": "the CLAIM is written, nothing restored yet",
+    "start.seeded": "the Spark checkpoint location is seeded, nothing published yet",
+    "start.published": "pending output is published, the first batch not yet begun",
+    "batch.begin": "source positions are captured, no task has run",
+    "task.restored": "a task has its base state, no row processed",
+    "task.processed": "a task has processed its rows, nothing is written back",
+    "task.snapshot": "a task has its local snapshot, nothing uploaded",
+    "task.uploaded": "a task has uploaded its files, its sink files are not closed",
+    "task.sink-closed": "a task's sink files are complete, its report not sent",
+    "batch.reported": "every subtask has reported, the manifest is not written",
+    "commit.manifest": "the manifest is written, the COMMIT is not",
+    "log.created": "a log entry is written, the LIST after it not yet read",
+    "commit.after": "the COMMIT is acknowledged, nothing published",
+    "publish.before": "the token is read, the sink's commit not yet made",
+    "publish.after": "one sink's output is published, nothing recorded",
+    "batch.end": "everything of a batch is done",
+    "gc.listed": "garbage is known, nothing deleted",
+    "gc.deleting": "some garbage is deleted",
+    "run.end": "the last batch is done, the run has not returned",
+}
+"""Every failpoint and the moment that it names; tests iterate over it."""
+
+_hits: Counter[str] = Counter()
+
+
+def hit(name: str) -> None:
+    """Passes the failpoint `name`; acts only when the environment asks for it."""
+    wanted = os.environ.get("STATEFLOW_FAILPOINT")
+    if not wanted:
+        return
+    _act(name, wanted)
+
+
+def _act(name: str, wanted: str) -> None:
+    assert name in NAMES, f"failpoint {name} is not listed"
+    target, _, rest = wanted.partition(":")
+    count, _, action = rest.partition(":")
+    if target not in NAMES:
+        raise ConfigError("there is no such failpoint", hint=f"known: {', '.join(NAMES)}", name=target)
+    if target != name:
+        return
+    _hits[name] += 1
+    if _hits[name] != int(count or 1) or not _first_time():
+        return
+    if action == "error":
+        raise InternalError("failpoint reached", name=name)
+    os.kill(os.getpid(), signal.SIGSTOP if action == "stop" else signal.SIGKILL)
+
+
+def _first_time() -> bool:
+    marker = os.environ.get("STATEFLOW_FAILPOINT_ONCE")
+    if not marker:
+        return True
+    try:
+        fd = os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        return False
+    os.write(fd, f"{os.getpid()}\n".encode())
+    os.fsync(fd)
+    os.close(fd)
+    return True

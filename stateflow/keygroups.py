@@ -1,0 +1,151 @@
+"""Key groups: the atom of rescaling, computed alike by Spark (for rows) and by Python (for look-ups).
+
+A key's group is ``pmod(xxhash64(columns), max_parallelism)``. Spark chains its hash: the first column is hashed with
+seed 42, each further one with the result before it. Types matter: Spark hashes an int as 4 bytes and a long as 8, so
+the declared type of a key column is part of the format. Algorithm: XXH64, https://xxhash.com; the layout of each type
+follows Spark's ``XxHash64`` expression.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from stateflow.errors import ConfigError, StateError
+
+SPARK_SEED = 42
+MAX_PARALLELISM_LIMIT = 1 << 15
+_U64 = 1 << 64
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_EPOCH_DAY = datetime.date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class KeyGroupRange:
+    """The key groups from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __contains__(self, group: int) -> bool:
+        return self.first <= group <= self.last
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+
+def check_max_parallelism(value: int) -> int:
+    """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""
+    if not 1 <= value <= MAX_PARALLELISM_LIMIT:
+        raise ConfigError("max parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value)
+    return value
+
+
+def range_of(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
+    """The key groups that subtask `subtask` of `parallelism` owns."""
+    first = -(-subtask * max_parallelism // parallelism)
+    last = -(-(subtask + 1) * max_parallelism // parallelism) - 1
+    return KeyGroupRange(first, last)
+
+
+def subtask_of(group: int, parallelism: int, max_parallelism: int) -> int:
+    """The subtask that owns key group `group`."""
+    return group * parallelism // max_parallelism
+
+
+def key_hash(values: Sequence[object], types: Sequence[str]) -> int:
+    """Spark's ``xxhash64`` of the columns as a signed 64-bit number.
+
+    Args:
+        values: the key, one value per column.
+        types: Spark's simple type name of each column, as in `key_types`.
+
+    Raises:
+        StateError: a value is null or not of its type.
+    """
+    seed = SPARK_SEED
+    for value, name in zip(values, types, strict=True):
+        seed = xxhash.xxh64_intdigest(_hash_bytes(value, name), seed)
+    return seed - _U64 if seed >= _U64 >> 1 else seed
+
+
+def key_group(values: Sequence[object], types: Sequence[str], max_parallelism: int) -> int:
+    """The key group of a key; see `key_hash` for the arguments."""
+    return key_hash(values, types) % max_parallelism
+
+
+def check_key_type(name: str, column: str) -> str:
+    """Returns the type name when keys of it hash alike everywhere; raises ConfigError otherwise."""
+    if name in _ENCODERS or name.startswith("decimal("):
+        return name
+    reason = "collated strings have several spellings of one key" if "collate" in name else "it has no stable hash"
+    raise ConfigError("a column of this type cannot be part of a key", hint=f"{reason}; cast it to string or bigint",
+                      column=column, type=name)  # fmt: skip
+
+
+def _hash_bytes(value: object, name: str) -> bytes:
+    if value is None:
+        raise StateError("a key is null", hint="filter such rows, or replace null by a value of your own")
+    encode = _ENCODERS.get(name)
+    try:
+        return encode(value) if encode else _decimal(value, name)
+    except (TypeError, ValueError, AttributeError, struct.error) as e:
+        raise StateError("a key's value is not of its declared type", value=value, type=name) from e
+
+
+def _int(value: object) -> bytes:
+    return struct.pack("<i", value)
+
+
+def _long(value: object) -> bytes:
+    return struct.pack("<q", value)
+
+
+def _float(value: object) -> bytes:
+    number: float = value if value else 0.0  # type: ignore[assignment]  # -0.0 and 0.0 are one key
+    return b"\0\0\xc0\x7f" if number != number else struct.pack("<f", number)
+
+
+def _double(value: object) -> bytes:
+    number: float = value if value else 0.0  # type: ignore[assignment]  # -0.0 and 0.0 are one key
+    return b"\0\0\0\0\0\0\xf8\x7f" if number != number else struct.pack("<d", number)
+
+
+def _timestamp(value: object) -> bytes:
+    assert isinstance(value, datetime.datetime)
+    aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+    return struct.pack("<q", (aware - _EPOCH) // datetime.timedelta(microseconds=1))
+
+
+def _date(value: object) -> bytes:
+    assert isinstance(value, datetime.date)
+    return struct.pack("<i", (value - _EPOCH_DAY).days)
+
+
+def _decimal(value: object, name: str) -> bytes:
+    precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
+    unscaled = int(decimal.Decimal(value).scaleb(scale))  # type: ignore[arg-type]
+    if precision <= 18:
+        return struct.pack("<q", unscaled)
+    return unscaled.to_bytes((unscaled + (unscaled < 0)).bit_length() // 8 + 1, "big", signed=True)
+
+
+_ENCODERS: dict[str, Callable[[object], bytes]] = {
+    "string": lambda v: v.encode(),  # type: ignore[attr-defined]
+    "binary": bytes,  # type: ignore[dict-item]
+    "boolean": _int,
+    "tinyint": _int,
+    "smallint": _int,
+    "int": _int,
+    "bigint": _long,
+    "float": _float,
+    "double": _double,
+    "date": _date,
+    "timestamp": _timestamp,
+    "timestamp_ntz": _timestamp,
+}

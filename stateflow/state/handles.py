@@ -1,0 +1,55 @@
+"""References to stored state and to written output: what tasks report, and what manifests and log entries keep."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything stored. Unknown fields are ignored on reading, and new ones have defaults."""
+
+
+class FileHandle(Document):
+    """A reference to one immutable stored file."""
+
+    key: str
+    size: int
+    sha256: str
+
+
+class StateFile(Document):
+    """A file of one subtask's state: what it is stored as, and what RocksDB calls it."""
+
+    handle: FileHandle
+    local_name: str
+
+
+class StateSchema(Document):
+    """One declared state: what a reader must know before it looks at a value."""
+
+    name: str
+    kind: str
+    value_type: str
+    key_type: str = ""
+
+
+class SubtaskState(Document):
+    """The state of one subtask of an operator at a barrier."""
+
+    subtask: int
+    first_group: int
+    last_group: int
+    snapshot: str
+    """Unique name of the local snapshot: a store that is exactly this may be used again without restoring."""
+    files: list[StateFile] = []
+
+
+class Committable(Document):
+    """A file that a sink wrote and nobody sees until it is published."""
+
+    path: str
+    """Relative to the table."""
+    size: int
+    rows: int
+    stats: str = ""
+    """Statistics as the sink's table format has them in a commit."""

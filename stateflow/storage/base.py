@@ -1,0 +1,70 @@
+"""The seam between stateflow and whatever keeps its bytes."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class PutResult(enum.Enum):
+    """What a put-if-absent did. Losing is a value; only the caller knows whether it is an error."""
+
+    CREATED = "created"
+    EXISTS = "exists"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class BlobInfo:
+    """A stored object's key, relative to the storage's root, and its size in bytes."""
+
+    key: str
+    size: int
+
+
+class Storage(ABC):
+    """A flat store of immutable objects below one root.
+
+    Keys are relative, made of segments joined by ``/``. A backend promises: `put_new` is atomic (of many concurrent
+    callers exactly one creates, and no reader ever sees a part); what a call wrote is seen by every later `get` and
+    `list`, and survives a power cut once the call returned. Transient trouble raises StorageError.
+    """
+
+    uri: str
+    host_local: bool = True
+    """Whether only processes of this host can see what is stored."""
+
+    @abstractmethod
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        """Creates `key` unless it exists. After UNKNOWN the caller must read the object to learn what happened."""
+
+    @abstractmethod
+    def put_file(self, key: str, source: Path) -> None:
+        """Stores the file `source` under a name nobody else uses. The file must not change afterwards."""
+
+    @abstractmethod
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        """The object's bytes. Raises MissingFile; DataError when it is larger than `limit` bytes."""
+
+    @abstractmethod
+    def fetch(self, key: str, target: Path) -> None:
+        """Copies or links the object to the new local file `target`. Raises MissingFile."""
+
+    @abstractmethod
+    def size(self, key: str) -> int | None:
+        """The object's size in bytes, None when there is no such object."""
+
+    @abstractmethod
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        """Every object whose key begins with `prefix` and sorts after `start_after`, in order of keys."""
+
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Removes the objects; one that is not there is no error."""
+
+    def local_path(self, key: str) -> Path | None:
+        """Where the object is, or would be, on this host's file system; None when it is not on one."""
+        return None

@@ -1,0 +1,28 @@
+"""From a URI to a storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from stateflow.errors import ConfigError
+from stateflow.storage.base import Storage
+from stateflow.storage.memory import MemoryStorage
+from stateflow.storage.posix import PosixStorage
+
+_memory: dict[str, MemoryStorage] = {}
+
+
+def open_storage(uri: str) -> Storage:
+    """The storage at `uri`: a path, ``file:///path``, or ``memory://name`` (one per process and name).
+
+    Raises ConfigError for any other scheme.
+    """
+    if "://" not in uri and not uri.startswith("file:"):
+        return PosixStorage(Path(uri).expanduser())
+    parts = urlsplit(uri)
+    if parts.scheme == "file":
+        return PosixStorage(unquote(parts.path))
+    if parts.scheme == "memory":
+        return _memory.setdefault(uri, MemoryStorage(uri))
+    raise ConfigError("no storage for this kind of address", hint="use a path, file:///path or memory://name", uri=uri)

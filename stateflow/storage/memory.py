@@ -1,0 +1,55 @@
+"""Objects in this process's memory, for tests and for jobs whose state may be lost with the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from stateflow.errors import DataError, MissingFile, StorageError
+from stateflow.storage.base import BlobInfo, PutResult, Storage
+
+
+class MemoryStorage(Storage):
+    """A dictionary behind a lock."""
+
+    def __init__(self, uri: str = "memory://") -> None:
+        self.uri = uri
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        with self._lock:
+            if key in self._objects:
+                return PutResult.EXISTS
+            self._objects[key] = bytes(data)
+            return PutResult.CREATED
+
+    def put_file(self, key: str, source: Path) -> None:
+        if self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
+            raise StorageError("an object name was used twice", key=key)
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        data = self._objects.get(key)
+        if data is None:
+            raise MissingFile("object is not there", key=key, storage=self.uri)
+        if len(data) > limit:
+            raise DataError("object is larger than it may be", key=key, size=len(data), limit=limit)
+        return data
+
+    def fetch(self, key: str, target: Path) -> None:
+        target.write_bytes(self.get(key))
+
+    def size(self, key: str) -> int | None:
+        data = self._objects.get(key)
+        return None if data is None else len(data)
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        with self._lock:
+            found = [(k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after]
+        return [BlobInfo(key, size) for key, size in sorted(found)]
+
+    def delete(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._objects.pop(key, None)

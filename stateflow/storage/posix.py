@@ -1,0 +1,222 @@
+"""Objects as files of a local or shared POSIX file system (not NFS: its clients may show a stale directory).
+
+A file appears under its name complete or not at all: it is written without a name, synced, then linked, and link(2)
+fails when the name exists. Files that RocksDB or a Parquet writer finished are linked, not copied, when they are on
+the same file system: a checkpoint of a gigabyte costs milliseconds then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
+from stateflow.storage.base import BlobInfo, PutResult, Storage
+
+_COPY_CHUNK = 1 << 20
+
+
+class PosixStorage(Storage):
+    """A directory tree. Directories it makes are 0700, files 0600, whatever the umask."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).absolute()
+        self.uri = self.root.as_uri()
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        try:
+            with self._nameless_file(key) as (fd, path):
+                _write_all(fd, data)
+                os.fsync(fd)
+                return self._link(fd, path)
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
+    def put_file(self, key: str, source: Path) -> None:
+        try:
+            self._link_file(key, source)
+        except OSError as e:
+            if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise _storage_error(e, key) from e
+            self._copy_file(key, source)
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        path = self._path(key)
+        try:
+            with path.open("rb") as file:
+                data = file.read(limit + 1)
+        except FileNotFoundError as e:
+            raise MissingFile("object is not there", key=key, storage=self.uri) from e
+        except OSError as e:
+            raise _storage_error(e, key) from e
+        if len(data) > limit:
+            raise DataError("object is larger than it may be", key=key, limit=limit)
+        return data
+
+    def fetch(self, key: str, target: Path) -> None:
+        path = self._path(key)
+        try:
+            try:
+                os.link(path, target, follow_symlinks=False)
+            except OSError as e:
+                if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                    raise
+                shutil.copyfile(path, target)
+        except FileNotFoundError as e:
+            raise MissingFile("object is not there", key=key, storage=self.uri) from e
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
+    def size(self, key: str) -> int | None:
+        try:
+            return self._path(key).lstat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        folder, _, _ = prefix.rpartition("/")
+        try:
+            found = [b for b in self._walk(self.root / folder, folder) if b.key.startswith(prefix)]
+        except OSError as e:
+            raise _storage_error(e, prefix) from e
+        return sorted((b for b in found if b.key > start_after), key=lambda b: b.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        folders = set()
+        for key in keys:
+            path = self._path(key)
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                raise _storage_error(e, key) from e
+            folders.add(path.parent)
+        for folder in folders:
+            self._remove_empty(folder)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in key:
+            raise DataError("an object's name leaves its storage", key=key, storage=self.uri)
+        return self.root.joinpath(*parts)
+
+    @contextlib.contextmanager
+    def _nameless_file(self, key: str) -> Iterator[tuple[int, Path]]:
+        """A file without a name in the folder of `key`: nothing is left of it when the process dies."""
+        path = self._path(key)
+        self._make_folders(path.parent)
+        try:
+            fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            # A collector removed the empty folder between our mkdir and here; it is ours to make again.
+            self._make_folders(path.parent)
+            fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            yield fd, path
+        finally:
+            os.close(fd)
+
+    def _link(self, fd: int, path: Path) -> PutResult:
+        try:
+            # Python passes AT_SYMLINK_FOLLOW, which naming a nameless file needs, only when a directory fd is given.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        except FileExistsError:
+            return PutResult.EXISTS
+        try:
+            _sync_folder(path.parent)
+        except OSError:
+            # The name may or may not survive a power cut: only reading the slot back can tell.
+            return PutResult.UNKNOWN
+        return PutResult.CREATED
+
+    def _link_file(self, key: str, source: Path) -> None:
+        path = self._path(key)
+        self._make_folders(path.parent)
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        try:
+            os.link(source, path, follow_symlinks=False)
+        except FileNotFoundError:
+            self._make_folders(path.parent)
+            os.link(source, path, follow_symlinks=False)
+        _sync_folder(path.parent)
+
+    def _copy_file(self, key: str, source: Path) -> None:
+        try:
+            with self._nameless_file(key) as (fd, path), source.open("rb") as file:
+                while chunk := file.read(_COPY_CHUNK):
+                    _write_all(fd, chunk)
+                os.fsync(fd)
+                if self._link(fd, path) is not PutResult.CREATED:
+                    raise StorageError("an object name was used twice, or could not be made durable", key=key)
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
+    def _make_folders(self, folder: Path) -> None:
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            _sync_folder(path.parent)
+
+    def _walk(self, folder: Path, key: str) -> Iterator[BlobInfo]:
+        try:
+            entries = list(os.scandir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            name = f"{key}/{entry.name}" if key else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from self._walk(folder / entry.name, name)
+            elif entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    yield BlobInfo(name, entry.stat(follow_symlinks=False).st_size)
+
+    def _remove_empty(self, folder: Path) -> None:
+        while folder != self.root and self.root in folder.parents:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+            folder = folder.parent
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
+    if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return ConfigError("the storage does not let us write or read", hint="check owner and permissions",
+                           path=e.filename or key, reason=e.strerror)  # fmt: skip
+    if e.errno in (errno.EOPNOTSUPP, errno.EISDIR) and e.filename:
+        return ConfigError("the file system cannot create files without a name (O_TMPFILE)",
+                           hint="use a local or clustered Linux file system, not NFS", path=e.filename)  # fmt: skip
+    return StorageError("the file system failed", path=e.filename or key, reason=e.strerror, errno=e.errno)
