@@ -8,6 +8,7 @@
     │   ├── SchemaMismatch             declared columns and real columns differ
     │   ├── EnvironmentUnsupported     Java, Python, Spark, Airflow, or storage this version does not run on
     │   └── WrongJobRoot               the root belongs to another job, format, or max parallelism
+    ├── UserCodeError                  a user function failed: mend the job
     ├── StateError                     a user function used state in a way that state does not allow
     ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
     │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
@@ -88,6 +89,13 @@ class WrongJobRoot(ConfigError):
     """The job root was made by another job, another format version, or with another max parallelism."""
 
     code = "wrong-job-root"
+
+
+class UserCodeError(StateflowError):
+    """A function of the job raised; tasks are pure, so trying again would end the same way."""
+
+    code = "user-code"
+    exit_code = 4
 
 
 class StateError(StateflowError):

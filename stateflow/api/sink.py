@@ -74,6 +74,10 @@ class SinkTable(Protocol):
 class Sink(ABC):
     """Where a stream ends. One object describes it; it is sent to tasks, so it holds settings, never connections."""
 
+    def check(self, context: SinkContext) -> None:  # noqa: B027 - a sink without a table before its first run has none
+        """Raises SinkRefused or SchemaMismatch when there is a table already that cannot be honoured; changes nothing.
+        Called before the job root is touched, so `context.job_uuid` may be empty."""
+
     @abstractmethod
     def prepare(self, context: SinkContext) -> str:
         """Creates the table when there is none, and checks that it can be honoured; safe to repeat and to race.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from pathlib import Path
 
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
-from stateflow.errors import CorruptFile, StorageError
+from stateflow.errors import StorageError
 from stateflow.state.handles import FileHandle
+from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
 
@@ -23,7 +23,7 @@ def write_manifest(storage: Storage, folder: str, manifest: Manifest) -> FileHan
 def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
     """The manifest; raises MissingFile or CorruptFile naming it."""
     data = storage.get(check_key(handle.key), LIMIT)
-    _check(handle, len(data), hashlib.sha256(data).hexdigest())
+    check_content(handle, len(data), hashlib.sha256(data).hexdigest())
     manifest, _ = unseal(data, Manifest, handle.key)
     return manifest
 
@@ -35,18 +35,6 @@ def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
     return FileHandle(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def hash_file(path: Path) -> str:
-    """SHA-256 of a local file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_local(handle: FileHandle, path: Path) -> None:
-    """Raises CorruptFile unless the local copy `path` is exactly what `handle` refers to."""
-    size = path.stat().st_size
-    _check(handle, size, hash_file(path) if size == handle.size else "")
-
-
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
     for handle in handles:
@@ -55,7 +43,7 @@ def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
             check_local(handle, path)
         else:
             data = storage.get(handle.key, max(handle.size, 1))
-            _check(handle, len(data), hashlib.sha256(data).hexdigest())
+            check_content(handle, len(data), hashlib.sha256(data).hexdigest())
 
 
 def files_of(manifest: Manifest) -> list[FileHandle]:
@@ -63,14 +51,3 @@ def files_of(manifest: Manifest) -> list[FileHandle]:
     states = [f.handle for o in manifest.operators for s in o.subtasks for f in s.files]
     sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
     return states + sources
-
-
-def _check(handle: FileHandle, size: int, sha256: str) -> None:
-    if size != handle.size:
-        raise CorruptFile("a stored file has another size than was recorded", file=handle.key, expected=handle.size,
-                          found=size)  # fmt: skip
-    if sha256 != handle.sha256:
-        raise CorruptFile("a stored file's bytes are not those that were recorded", file=handle.key,
-                          expected=handle.sha256, found=sha256)  # fmt: skip
-
-

@@ -83,10 +83,15 @@ class JobRoot:
 
     def _append_claim(self, note: str, adopt: EntryRef | None) -> Appended | Overtaken:
         base = self.log.read_head()
+        _check_adoptable(base, adopt)
         adopted = (adopt, self.log.read_checkpoint(adopt)) if adopt else None
-        if adopt and base and adopt not in base.entry.retained:
-            raise DataError("the checkpoint to go back to is not retained any more", checkpoint=adopt.id)
-        return self.log.append(base, lambda b: entries.claim(self.job, b, self._author(note), adopted))
+
+        def draft(base: Head | None) -> LogEntry:
+            # Again for each entry that the CLAIM may come to stand on: an ADMIN in between can have let `adopt` go.
+            _check_adoptable(base, adopt)
+            return entries.claim(self.job, base, self._author(note), adopted)
+
+        return self.log.append(base, draft)
 
     def commit(self, parent: Head, new: Commit, retain: int) -> Appended | Overtaken:
         """Makes a checkpoint exist. Overtaken means that this run is fenced."""
@@ -103,13 +108,18 @@ class JobRoot:
         Raises DataError when it is not kept any more.
         """
         new = Pin(id=self.clock.new_id(), checkpoint=ref, owner=owner, reason=reason, since=self.clock.now().isoformat())
+
+        def draft(base: Head) -> LogEntry:
+            # For each entry that the ADMIN may come to stand on: another ADMIN in between can have let `ref` go.
+            if ref not in kept(base):
+                raise DataError("the checkpoint is not retained any more", checkpoint=ref.id)
+            return entries.pin(self.job, base, self._author(reason), new)
+
         for _ in range(_ADMIN_TRIES):
             head = self.head()
             if new in head.entry.pinned:
                 return new
-            if ref not in kept(head):
-                raise DataError("the checkpoint is not retained any more", checkpoint=ref.id)
-            if self._admin(head, lambda b: entries.pin(self.job, b, self._author(reason), new)):
+            if self._admin(head, draft):
                 return new
         raise _busy()
 
@@ -167,6 +177,11 @@ def kept(head: Head) -> list[EntryRef]:
     pins = [p.checkpoint for p in head.entry.pinned]
     own = [head.checkpoint] if head.checkpoint else []
     return [*pins, *head.entry.retained, *own]
+
+
+def _check_adoptable(base: Head | None, ref: EntryRef | None) -> None:
+    if ref and (base is None or ref not in [*base.entry.retained, base.checkpoint]):
+        raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
 
 
 def read_format(storage: Storage) -> JobFormat:

@@ -121,20 +121,24 @@ class CheckpointLog:
         data, digest = seal(entry)
         for _ in range(_PUT_TRIES):
             result = self.storage.put_new(key, data)
-            if result is PutResult.CREATED or self._holds(key, data):
+            if result is PutResult.CREATED:
                 return Head(entry, digest)
-            if result is PutResult.EXISTS or self.storage.size(key) is not None:
+            # One read decides. Between two, our own late write could arrive, and be taken for somebody else's.
+            found = self._bytes_of(key)
+            if found == data:
+                return Head(entry, digest)
+            if result is PutResult.EXISTS or found is not None:
                 return None
             # Unknown, and nothing is there: the request was lost, or its write is still on the way. Writing the same
             # bytes again is safe in both cases.
         raise StorageError("the storage does not say whether a log entry was written", key=key, tries=_PUT_TRIES)
 
-    def _holds(self, key: str, data: bytes) -> bool:
-        """Whether our very bytes are in the slot: a put whose answer was lost, or was taken for a conflict."""
+    def _bytes_of(self, key: str) -> bytes | None:
+        """What is in the slot: a put whose answer was lost, or was taken for a conflict, left our very bytes there."""
         try:
-            return self.storage.get(key, LIMIT) == data
+            return self.storage.get(key, LIMIT)
         except MissingFile:
-            return False
+            return None
 
     def _follow(self, start: Head | None) -> Head | None:
         """The newest entry, when everything between `start` and it is ADMIN of the same generation and linked."""

@@ -1,0 +1,88 @@
+"""What users write: functions over keyed rows, and what these are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
+from stateflow.state.keyed import KeyedState, MapState, ValueState
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """Which subtask of which operator works, and what time it is for the whole batch."""
+
+    uid: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    processing_time: datetime
+
+
+class RuntimeContext:
+    """Given to `open`: where a function gets its state from."""
+
+    def __init__(self, state: KeyedState, info: TaskInfo) -> None:
+        self._state = state
+        self.info = info
+
+    def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """The declared value state. Raises StateError when the name is taken by another kind or type."""
+        return self._state.value_state(descriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """The declared map state. Raises StateError when the name is taken by another kind or type."""
+        return self._state.map_state(descriptor)
+
+
+class Context:
+    """Given with each row."""
+
+    __slots__ = ("_key", "info")
+
+    def __init__(self, info: TaskInfo) -> None:
+        self.info = info
+        self._key: tuple[Any, ...] = ()
+
+    def get_current_key(self) -> Any:
+        """The row's key: the column's value, or a tuple when the key has several columns."""
+        return self._key[0] if len(self._key) == 1 else self._key
+
+    def current_processing_time(self) -> datetime:
+        """The batch's processing time: one value for all its rows."""
+        return self.info.processing_time
+
+    def set_key(self, key: tuple[Any, ...]) -> None:
+        """For the runtime only."""
+        self._key = key
+
+
+class KeyedProcessFunction(Generic[In, Out]):
+    """A function over the rows of a keyed stream.
+
+    An object of it lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
+    state. Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+    """
+
+    def open(self, ctx: RuntimeContext) -> None:
+        """Called once per batch and subtask, before the first row. Declare state here."""
+
+    def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
+        """Called for each row; returns, or yields, rows of the declared output class."""
+        raise NotImplementedError(f"{type(self).__name__} has no process_element")
+
+    def on_batch_end(self, ctx: Context) -> Iterable[Out] | None:
+        """Called for each key that had rows in the batch, after the last of them."""
+        return None
+
+    def close(self) -> None:
+        """Called once per batch and subtask, after the last row, also when a row failed."""

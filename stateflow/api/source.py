@@ -1,0 +1,59 @@
+"""What a source is, for Spark and for the runner without Spark."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stateflow.api.schema import RowSchema
+from stateflow.config import SourceSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Source(ABC):
+    """Where a stream begins. Spark reads it; positions are Spark's own, kept as they are."""
+
+    schema: RowSchema
+    ends_by_itself: bool = True
+    """Whether Spark's AvailableNow trigger reads everything that was there at the start. A source that does not
+    support it is asked again until it has nothing."""
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """What it reads; compared on restore, so that two sources are not mixed up."""
+
+    @abstractmethod
+    def check(self, spark: SparkSession) -> None:
+        """Raises ConfigError or SchemaMismatch when it cannot be read as declared."""
+
+    @abstractmethod
+    def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
+        """The streaming frame, with the columns of `schema`."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows of one micro-batch, and the position behind them."""
+
+    rows: Sequence[Any]
+    position: str
+
+
+class LocalSource(ABC):
+    """A source that the runner without Spark can read."""
+
+    schema: RowSchema
+
+    @property
+    @abstractmethod
+    def description(self) -> str:
+        """As `Source.description`."""
+
+    @abstractmethod
+    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
+        """The next micro-batch after `position` (None: from the start); None when there is nothing."""

@@ -1,0 +1,59 @@
+"""What a task tells the driver about one barrier."""
+
+from __future__ import annotations
+
+from stateflow import errors
+from stateflow.errors import StateflowError, UserCodeError
+from stateflow.state.handles import Committable, Document, StateSchema, SubtaskState
+
+
+class Failure(Document):
+    """An error that a task met and that trying the task again cannot mend."""
+
+    kind: str
+    message: str
+    hint: str
+    facts: dict[str, str]
+
+    @classmethod
+    def of(cls, error: StateflowError) -> Failure:
+        """The failure that tells of `error`."""
+        facts = {key: value if isinstance(value, str) else repr(value) for key, value in error.facts.items()}
+        return cls(kind=type(error).__name__, message=error.message, hint=error.hint, facts=facts)
+
+    def to_error(self) -> StateflowError:
+        """The error again, in the driver."""
+        kind = getattr(errors, self.kind, None)
+        if not (isinstance(kind, type) and issubclass(kind, StateflowError)):
+            kind = UserCodeError
+        return kind(self.message, hint=self.hint, **self.facts)
+
+
+class Consumed(Document):
+    """Which attempt of an upstream task a task got its rows from."""
+
+    uid: str
+    subtask: int
+    attempt: str
+
+
+class TaskReport(Document):
+    """One subtask's part of a checkpoint, or why there is none."""
+
+    generation: int
+    ordinal: int
+    uid: str
+    subtask: int
+    attempt: str
+    consumed: list[Consumed] = []
+    key_types: list[str] = []
+    states: list[StateSchema] = []
+    state: SubtaskState | None = None
+    """None for an operator without state, and for one that never had a row."""
+    output: dict[str, list[Committable]] = {}
+    rows_in: int = 0
+    rows_out: int = 0
+    increment_bytes: int = 0
+    failure: Failure | None = None
+    carried: list[TaskReport] = []
+    """Reports of upstream tasks, on their way to the driver."""

@@ -1,0 +1,81 @@
+"""What a start takes from a checkpoint, and what stands against it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
+from stateflow.errors import ConfigError, WrongJobRoot
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The job as it is now.
+
+    Attributes:
+        key_types: Spark type names of the key columns, by operator.
+        sources: (uid, description) of each source, in order.
+    """
+
+    parallelism: int
+    key_types: Mapping[str, list[str]]
+    sources: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What is restored."""
+
+    checkpoint_id: int
+    matched: tuple[str, ...]
+    new: tuple[str, ...]
+    operators: dict[str, OperatorState]
+    positions: tuple[SourcePosition, ...]
+
+
+def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) -> RestorePlan:
+    """Matches stored state and positions with the job by uid.
+
+    Raises ConfigError or WrongJobRoot when they do not fit; nothing is dropped without being told.
+    """
+    if manifest is None:
+        return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, ())
+    operators = {o.uid: o for o in manifest.operators}
+    _refuse_dropped(operators, wanted)
+    for uid, state in operators.items():
+        _check_operator(state, wanted.key_types[uid], wanted.parallelism)
+    _check_sources(manifest.sources, wanted.sources)
+    matched = tuple(sorted(operators))
+    new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
+    return RestorePlan(checkpoint_id, matched, new, operators, tuple(manifest.sources))
+
+
+def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
+    dropped = sorted(uid for uid, state in operators.items() if uid not in wanted.key_types and state.subtasks)
+    if dropped:
+        raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
+                          "their old uids back, or start the new job in a root of its own", uids=dropped)  # fmt: skip
+
+
+def _check_operator(state: OperatorState, key_types: list[str], parallelism: int) -> None:
+    if state.key_types != key_types:
+        raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
+                           hint="cast the columns back, or give the operator a new uid", uid=state.uid,
+                           found=state.key_types, wanted=key_types)  # fmt: skip
+    if state.parallelism != parallelism:
+        raise ConfigError("the state was written at another parallelism", hint=f"set parallelism={state.parallelism}; "
+                          "this version does not rescale", uid=state.uid, found=state.parallelism,
+                          wanted=parallelism)  # fmt: skip
+
+
+def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:
+    uids = [p.uid for p in found]
+    if uids != [uid for uid, _ in wanted]:
+        raise ConfigError("the job's sources are not those of the checkpoint", hint="positions are matched by uid",
+                          found=uids, wanted=[uid for uid, _ in wanted])  # fmt: skip
+    for position, (uid, description) in zip(found, wanted, strict=True):
+        if position.description != description:
+            raise ConfigError("a source reads something else than before", hint="its position would mean other data; "
+                              "give the source a new uid and start a new job root", uid=uid,
+                              before=position.description, now=description)  # fmt: skip

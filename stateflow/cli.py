@@ -1,0 +1,217 @@
+"""The command line: arguments in, sentences out; everything else is in `ops`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from stateflow import ops
+from stateflow.config import parse_assignments, read_toml
+from stateflow.errors import InternalError, StateflowError
+from stateflow.runtime.run import BatchResult, JobRun
+
+R = TypeVar("R")
+ROOT = click.option("--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path.")
+
+log = logging.getLogger("stateflow")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stateflow")
+def main() -> None:
+    """Checkpoints, recovery and managed state for PySpark jobs."""
+
+
+@main.command()
+@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
+@ROOT
+@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; wins over the file.")
+@click.option("--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON.")
+@click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
+def run(
+    job: Path, job_root: str, config: Path | None, assignments: tuple[str, ...], result_file: Path | None,
+    run_id: str, log_format: str,
+) -> None:  # fmt: skip
+    """Run a job until it is caught up with its source, or a bound is reached.
+
+    A run always goes on from the newest checkpoint.
+    """
+    progress = _progress(log_format)
+
+    def work() -> ops.RunResult:
+        layers = ((read_toml(config),) if config else ()) + (parse_assignments(assignments),)
+        request = ops.RunRequest(job, job_root, layers, run_id, progress.started, progress.batch)
+        return ops.run_job(request)
+
+    result, error = _attempt(work)
+    progress.ended()
+    if result_file:
+        _write_result(result_file, result, error)
+    if error:
+        _fail(error)
+    assert result is not None
+    click.echo(
+        f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, checkpoint {result.started_from} → "
+        f"{result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s"
+    )
+
+
+@main.command()
+@ROOT
+@click.option("--retain", type=int, help="Keep only this many checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--json", "as_json", is_flag=True)
+def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
+    """Delete what no retained checkpoint needs."""
+    report = _or_fail(lambda: ops.collect_garbage(job_root, retain=retain, dry_run=dry_run))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report)))
+        return
+    verb = "would delete" if dry_run else "deleted"
+    click.echo(f"{report.job}: {verb} {report.files} files, {_bytes(report.bytes_freed)}; "
+               f"kept checkpoints {', '.join(map(str, report.retained)) or 'none'}")  # fmt: skip
+    for name in report.unknown:
+        click.echo(f"  not ours, left alone: {name}")
+
+
+@main.command()
+@ROOT
+@click.option("--json", "as_json", is_flag=True)
+def status(job_root: str, as_json: bool) -> None:
+    """Show where a job stands, and its last checkpoints."""
+    found = _or_fail(lambda: ops.describe(job_root))
+    records = _or_fail(lambda: ops.history(job_root, 10))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(found)))
+        return
+    click.echo(f"job {found.job} ({found.job_uuid})")
+    click.echo(f"checkpoint {found.checkpoint_id or 'none yet'}, generation {found.generation}, "
+               f"kept: {', '.join(map(str, found.retained)) or 'none'}")  # fmt: skip
+    table = Table("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files")
+    for r in records:
+        table.add_row(str(r.checkpoint_id), str(r.generation), r.committed_at[:19], f"{r.duration_ms:.0f}",
+                      f"{r.rows_in:,}", _bytes(r.increment_bytes), _bytes(r.full_bytes), str(r.files))  # fmt: skip
+    Console().print(table)
+
+
+class _Progress:
+    """Tells of a run: a live line on a terminal, a log line per batch otherwise."""
+
+    def __init__(self) -> None:
+        self._live = Console(stderr=True)
+        self._status = self._live.status("starting")
+        self._batches = 0
+        self._rows = 0
+        self._status.start()
+
+    def started(self, run: JobRun) -> None:
+        """The job is claimed and restored."""
+        self._status.update(f"{run.job.root.job.job}: from checkpoint {run.restored.checkpoint_id or 'none'}")
+
+    def batch(self, result: BatchResult) -> None:
+        """A batch is committed."""
+        self._batches += 1
+        self._rows += result.rows_in
+        self._status.update(f"batch {self._batches}: {self._rows:,} rows, checkpoint {result.checkpoint_id}, "
+                            f"{result.seconds:.2f} s, +{_bytes(result.increment_bytes)}")  # fmt: skip
+
+    def ended(self) -> None:
+        """Nothing more comes."""
+        self._status.stop()
+
+
+class _LogProgress(_Progress):
+    def __init__(self, as_json: bool) -> None:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+    def started(self, run: JobRun) -> None:
+        entry = run.head.entry
+        log.info("restored job=%s run=%d checkpoint=%d matched=%s new=%s", run.job.root.job.job, entry.generation,
+                 run.restored.checkpoint_id, list(run.restored.matched), list(run.restored.new))  # fmt: skip
+
+    def batch(self, result: BatchResult) -> None:
+        log.info("committed checkpoint=%d batch=%d rows=%d seconds=%.3f increment_bytes=%d full_bytes=%d",
+                 result.checkpoint_id, result.ordinal, result.rows_in, result.seconds, result.increment_bytes,
+                 result.full_bytes)  # fmt: skip
+
+    def ended(self) -> None: ...
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event, _, facts = record.getMessage().partition(" ")
+        return json.dumps({"level": record.levelname, "event": event, "facts": facts, "logger": record.name})
+
+
+def _progress(log_format: str) -> _Progress:
+    if log_format == "auto" and sys.stderr.isatty():
+        return _Progress()
+    return _LogProgress(log_format == "json")
+
+
+def _attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
+    try:
+        return work(), None
+    except StateflowError as e:
+        return None, e
+    except Exception as e:
+        traceback.print_exc()
+        return None, InternalError(f"{type(e).__name__}: {e}", hint="please report this with the lines above")
+
+
+def _or_fail(work: Callable[[], R]) -> R:
+    result, error = _attempt(work)
+    if error:
+        _fail(error)
+    assert result is not None
+    return result
+
+
+def _fail(error: StateflowError) -> None:
+    click.echo(f"error [{error.code}]: {error}", err=True)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(error.exit_code)
+
+
+def _write_result(path: Path, result: ops.RunResult | None, error: StateflowError | None) -> None:
+    document: dict[str, Any] = {"status": "failed" if error else "finished", "error": None}
+    if error:
+        document["error"] = {"code": error.code, "message": str(error), "hint": error.hint,
+                             "retryable": error.retryable}  # fmt: skip
+    if result:
+        document |= dataclasses.asdict(result)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(document))
+    os.replace(partial, path)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Settings: plain values in frozen dataclasses, validated once. Code < TOML file < command line or Airflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from stateflow.errors import ConfigError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """When a run ends: caught up with what the sources held at its start, or earlier by one of these."""
+
+    max_batches: int | None = None
+    max_duration: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    """How much one micro-batch takes in at most."""
+
+    max_files_per_batch: int | None = None
+    max_rows_per_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """How many checkpoints stay restorable, and after how many of them garbage is collected."""
+
+    retained: int = 3
+    collect_every: int = 10
+
+
+@dataclass(frozen=True)
+class RocksDBSettings:
+    """Memory and compaction of one store.
+
+    Attributes:
+        write_buffer_bytes: how much is collected in memory before a file is written.
+        block_cache_bytes: memory for blocks of files, shared by all stores of a worker process.
+        compact_at_files: a store with this many uncompacted files is compacted, in the task, before its snapshot;
+            subtasks take turns by adding their number to it.
+    """
+
+    write_buffer_bytes: int = 64 << 20
+    block_cache_bytes: int = 64 << 20
+    compact_at_files: int = 20
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are."""
+
+    master: str = "local[2,4]"
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """Facts about the job root that cannot be seen from here."""
+
+    shared: bool = False
+    """The job root's path is the same file system on every host (CephFS, Lustre, …)."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set for a run.
+
+    Attributes:
+        name: the job; by default the job file's name without its ending.
+        parallelism: subtasks of each operator.
+        max_parallelism: key groups; fixed for the life of the job root.
+        local_dir: scratch space on each host: working stores, and the cache of state files.
+        job: the job's own parameters, from ``job.NAME``.
+    """
+
+    name: str = ""
+    parallelism: int = 2
+    max_parallelism: int = 4096
+    local_dir: str = ""
+    run: RunSettings = RunSettings()
+    source: SourceSettings = SourceSettings()
+    checkpoints: CheckpointSettings = CheckpointSettings()
+    rocksdb: RocksDBSettings = RocksDBSettings()
+    spark: SparkSettings = SparkSettings()
+    storage: StorageSettings = StorageSettings()
+    job: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.parallelism <= self.max_parallelism:
+            raise ConfigError("parallelism is out of range", hint="1 to max_parallelism", value=self.parallelism,
+                              max_parallelism=self.max_parallelism)  # fmt: skip
+        if self.checkpoints.retained < 1 or self.checkpoints.collect_every < 1:
+            raise ConfigError("at least one checkpoint must be retained, and collecting needs an interval",
+                              retained=self.checkpoints.retained)  # fmt: skip
+
+    @property
+    def local_folder(self) -> Path:
+        """Where scratch files go."""
+        return Path(self.local_dir or os.path.join(tempfile.gettempdir(), f"stateflow-{os.getuid()}"))
+
+
+def resolve(*layers: Mapping[str, Any]) -> Settings:
+    """Settings from dotted names, later layers winning.
+
+    Raises ConfigError that names a setting nobody knows, or a value that does not fit.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        merged.update(layer)
+    return _build(Settings, "", merged)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, as dotted names."""
+    try:
+        return dict(_flatten(tomllib.loads(path.read_text()), ""))
+    except FileNotFoundError as e:
+        raise ConfigError("the settings file is not there", path=str(path)) from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigError("the settings file is no TOML", path=str(path), reason=str(e)) from e
+
+
+def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
+    """``("a.b=c", …)`` as a dictionary. Raises ConfigError for one without an equals sign."""
+    result = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError("a setting must look like key=value", given=text)
+        result[key.strip()] = value
+    return result
+
+
+def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        rows += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return rows
+
+
+def _build(cls: type[Any], prefix: str, values: Mapping[str, Any]) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    arguments: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        head, dot, rest = name.partition(".")
+        if head not in fields:
+            raise ConfigError("there is no such setting", hint=f"known here: {', '.join(sorted(fields))}",
+                              name=f"{prefix}{name}")  # fmt: skip
+        if dot:
+            groups.setdefault(head, {})[rest] = value
+        else:
+            arguments[head] = _convert(value, str(fields[head].type), f"{prefix}{name}")
+    for head, inner in groups.items():
+        arguments[head] = _build_group(fields[head], f"{prefix}{head}.", inner)
+    return cls(**arguments)
+
+
+def _build_group(spec: dataclasses.Field[Any], prefix: str, inner: dict[str, Any]) -> Any:
+    if "Mapping" in str(spec.type):
+        return {key: str(value) for key, value in inner.items()}
+    if not dataclasses.is_dataclass(spec.default):
+        raise ConfigError("this setting has no parts", name=f"{prefix}{next(iter(inner))}")
+    return _build(type(spec.default), prefix, inner)
+
+
+def _convert(value: Any, kind: str, name: str) -> Any:
+    try:
+        return _parse(value, kind)
+    except (ValueError, TypeError) as e:
+        raise ConfigError("a setting's value does not fit", hint=f"it must be {kind.replace(' | None', '')}",
+                          name=name, value=value) from e  # fmt: skip
+
+
+def _parse(value: Any, kind: str) -> Any:
+    if "timedelta" in kind:
+        return value if isinstance(value, timedelta) else parse_duration(str(value))
+    if kind.startswith("int"):
+        if isinstance(value, bool) or isinstance(value, float):
+            raise TypeError(value)
+        return int(value)
+    if kind == "bool":
+        text = str(value).lower()
+        if text not in _TRUE + _FALSE:
+            raise ValueError(value)
+        return text in _TRUE
+    if kind == "str":
+        return str(value)
+    raise TypeError(kind)
+
+
+def parse_duration(text: str) -> timedelta:
+    """A duration like ``90s``, ``10m``, ``500ms``, ``2h`` or ``1d``. Raises ValueError."""
+    text = text.strip()
+    for unit in sorted(_UNITS, key=len, reverse=True):
+        if text.endswith(unit):
+            return timedelta(seconds=float(text.removesuffix(unit)) * _UNITS[unit])
+    raise ValueError(text)

@@ -1,0 +1,230 @@
+"""A Delta table as a sink: tasks write Parquet files that no version of the table names, one commit makes them visible.
+
+The table remembers, under the sink's application id, the last checkpoint that was published. Reading that token and
+committing the next one is a compare-and-swap on the table's version, so two runs can never both publish a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.clock import SystemClock
+from stateflow.connectors.delta_checks import check_table, new_table
+from stateflow.connectors.delta_files import FileName, NamelessFile, ParquetWriter, disk_error, sync_folder
+from stateflow.connectors.delta_log import (
+    LOG_FOLDER,
+    DeltaHead,
+    append_entry,
+    is_current,
+    maintain,
+    named_files,
+    read_head,
+)
+from stateflow.errors import ConfigError, DataError, InternalError, SinkDiverged, SinkRefused, StorageError
+from stateflow.state.handles import Committable
+from stateflow.storage import open_storage
+
+_clock = SystemClock()
+
+
+class DeltaSink(Sink):
+    """Appends a stream's rows to a Delta table, each row exactly once.
+
+    The table is created when there is none: one nullable column per field of the row class. A table that is there
+    already must have those columns; it may have more, which stay null, if nothing about it asks more of a writer than
+    adding files (no partitions, constraints, defaults, column mapping, ...). What cannot be honoured is refused by
+    name before the first batch, and again whenever the table changes.
+
+    Args:
+        table: a path, or ``file:///path``.
+    """
+
+    def __init__(self, table: str | os.PathLike[str]) -> None:
+        address = os.fspath(table)
+        log = open_storage(address).local_path(LOG_FOLDER)
+        if log is None:
+            raise ConfigError("a Delta table must be on a POSIX file system", hint="use a path or file:///path",
+                              table=address)  # fmt: skip
+        self.table = str(log.parent)
+        self._root = log.parent
+        self._heads: dict[str, DeltaHead] = {}
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({self.table!r})"
+
+    def __reduce__(self) -> tuple[type[DeltaSink], tuple[str]]:
+        # A head that another process knows is of no use to a task.
+        return DeltaSink, (self.table,)
+
+    def check(self, context: SinkContext) -> None:
+        head = self._head(context)
+        if head is None:
+            new_table("", context.schema, 0)
+            self._check_vacant()
+        else:
+            check_table(self.table, head, context.schema)
+            self._check_writable()
+
+    def prepare(self, context: SinkContext) -> str:
+        self.check(context)
+        head = self._head(context) or self._create(context)
+        # Somebody else may have made it in between.
+        check_table(self.table, head, context.schema)
+        return head.metadata.id
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        return ParquetWriter(self._root, FileName.first(context, writing), context.schema)
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        head = self._head(context)
+        if head is None:
+            raise SinkDiverged("the sink's table is gone", hint="restore it, or give the sink a new uid",
+                               table=self.table)  # fmt: skip
+        check_table(self.table, head, context.schema)
+        return DeltaSinkTable(self._root, context, head)
+
+    def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        # The folder before the log: a file that is published in between is then found in the log.
+        written = {str(name): name for name in self._written(context)}
+        if not written:
+            return []
+        for name in named_files(self._root, re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")):
+            written.pop(name, None)
+        leftovers = [path for path, n in sorted(written.items())
+                     if is_leftover(n.writing.generation, n.writing.ordinal, path)]  # fmt: skip
+        for path in leftovers:
+            try:
+                (self._root / path).unlink(missing_ok=True)
+            except OSError as e:
+                raise disk_error(e, self._root / path) from e
+        return leftovers
+
+    def _head(self, context: SinkContext) -> DeltaHead | None:
+        head = read_head(self._root, context.application, self._heads.get(context.application))
+        if head is not None:
+            self._heads[context.application] = head
+        return head
+
+    def _create(self, context: SinkContext) -> DeltaHead:
+        """Makes the table, unless somebody else does at the same moment."""
+        now = int(_clock.now().timestamp() * 1000)
+        actions = new_table(str(uuid.UUID(_clock.new_id())), context.schema, now)
+        info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": "stateflow"}
+        self._make_folders()
+        append_entry(self._root, 0, [{"commitInfo": info}, *actions])
+        head = self._head(context)
+        if head is None:
+            raise StorageError("the Delta table is not there although it was created", table=self.table)
+        return head
+
+    def _check_vacant(self) -> None:
+        """Other people's files in a new table's folder would be deleted by the first VACUUM."""
+        try:
+            others = [n for n in os.listdir(self._root) if n[0] not in "._" and FileName.parse(n) is None]
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise disk_error(e, self._root) from e
+        if others:
+            raise SinkRefused("the sink's folder is neither a Delta table nor empty", hint="choose another path",
+                              table=self.table, found=sorted(others)[:3])  # fmt: skip
+
+    def _make_folders(self) -> None:
+        folder = self._root / LOG_FOLDER
+        missing = [p for p in (folder, *folder.parents) if not p.exists()]
+        try:
+            for path in reversed(missing):
+                path.mkdir(exist_ok=True)
+                sync_folder(path.parent)
+        except OSError as e:
+            raise disk_error(e, folder) from e
+
+    def _check_writable(self) -> None:
+        for folder in (self._root, self._root / LOG_FOLDER):
+            try:
+                NamelessFile(folder).close()
+            except OSError as e:
+                raise disk_error(e, folder) from e
+
+    def _written(self, context: SinkContext) -> Iterator[FileName]:
+        try:
+            found = [FileName.parse(name) for name in os.listdir(self._root)]
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise disk_error(e, self._root) from e
+        yield from (n for n in found if n and (n.job_uuid, n.uid) == (context.job_uuid, context.uid))
+
+
+class DeltaSinkTable(SinkTable):
+    """The table at the version that its head names; a commit makes the next version or none."""
+
+    def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
+        self.table_id = head.metadata.id
+        self.version = head.version
+        self.token = head.token
+        self._root = root
+        self._context = context
+        self._head = head
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        return [c.path for c in committables if self._size(c.path) != c.size]
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        actions = self._actions(token, committables)
+        # A new version behind a table that was dropped and made again would be a hole in its log.
+        if not is_current(self._root, self._head):
+            return None
+        version = self.version + 1
+        if not append_entry(self._root, version, actions):
+            return None
+        maintain(self._root, version, self._head.metadata)
+        return version
+
+    def _size(self, path: str) -> int | None:
+        if FileName.parse(path) is None:
+            raise DataError("a file to be published is none of a sink's", path=path, table=str(self._root))
+        try:
+            return (self._root / path).lstat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise disk_error(e, self._root / path) from e
+
+    def _actions(self, token: int, committables: list[Committable]) -> list[dict[str, Any]]:
+        if len({c.path for c in committables}) < len(committables):
+            application = self._context.application
+            raise InternalError("a file is to be published twice", application=application, token=token)
+        now = int(_clock.now().timestamp() * 1000)
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE",
+            "operationParameters": {
+                "outputMode": "Append", "queryId": self._context.application, "epochId": str(token),
+            },
+            "operationMetrics": {
+                "numAddedFiles": str(len(committables)), "numRemovedFiles": "0",
+                "numOutputRows": str(sum(c.rows for c in committables)),
+                "numOutputBytes": str(sum(c.size for c in committables)),
+            },
+            "readVersion": self.version,
+            # Spares other people's MERGE, UPDATE and DELETE a conflict with rows that they could not have read.
+            "isBlindAppend": True,
+            "engineInfo": "stateflow",
+        }  # fmt: skip
+        transaction = {"appId": self._context.application, "version": token, "lastUpdated": now}
+        added = [{"add": _add(c, now)} for c in committables]
+        return [{"commitInfo": info}, {"txn": transaction}, *added]
+
+
+def _add(file: Committable, now: int) -> dict[str, Any]:
+    return {
+        "path": file.path, "partitionValues": {}, "size": file.size, "modificationTime": now, "dataChange": True,
+        "stats": file.stats or f'{{"numRecords":{file.rows}}}',
+    }  # fmt: skip

@@ -1,0 +1,243 @@
+"""Data files of a Delta table before anybody sees them: their names, and how they become durable.
+
+A file is written without a name, synced and then linked: it is there complete or not at all, and a task that dies
+leaves nothing. Unlike in a job root the umask decides who may read, because a table's readers are other people than
+those who run the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext, SinkWriter, Writing
+from stateflow.connectors.delta_stats import statistics
+from stateflow.errors import ConfigError, SchemaMismatch, StorageError
+from stateflow.state.handles import Committable
+
+# Half the size of snappy on typical rows, faster on large batches, and 0.3 ms slower on a file of ten rows.
+_COMPRESSION = "zstd"
+_NAME = re.compile(
+    r"stateflow-(?P<job_uuid>[A-Za-z0-9]{1,64})-(?P<uid>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"
+    r"-g(?P<generation>\d{1,20})-o(?P<ordinal>\d{1,10})-s(?P<subtask>\d{1,10})-(?P<attempt>[A-Za-z0-9]{1,64})"
+    r"-(?P<part>\d{1,6})\.zstd\.parquet"
+)
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True)
+class FileName:
+    """Who wrote a data file, and towards which barrier: all of it is in its name.
+
+    The name begins with a letter, because Delta and Spark do not see what begins with ``_`` or ``.``, and has no
+    character that a path in Delta's log would have to escape.
+    """
+
+    job_uuid: str
+    uid: str
+    writing: Writing
+    part: int = 0
+
+    def __str__(self) -> str:
+        w = self.writing
+        position = f"g{w.generation}-o{w.ordinal}-s{w.subtask}-{w.attempt}-{self.part}"
+        return f"stateflow-{self.job_uuid}-{self.uid}-{position}.zstd.parquet"
+
+    @classmethod
+    def first(cls, context: SinkContext, writing: Writing) -> FileName:
+        """The name of a writer's first file. Raises ConfigError when `parse` could not read it back."""
+        name = cls(context.job_uuid, context.uid, writing)
+        if len(str(name)) > _LONGEST_NAME or cls.parse(str(name)) != name:
+            raise ConfigError("a sink's file cannot be named", hint="use a shorter uid, of letters, digits, '.', '_' "
+                              "and '-'", name=str(name), limit=_LONGEST_NAME)  # fmt: skip
+        return name
+
+    @classmethod
+    def parse(cls, name: str) -> FileName | None:
+        """What a file's name says; None when stateflow did not write it."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        generation, ordinal, subtask = int(found["generation"]), int(found["ordinal"]), int(found["subtask"])
+        writing = Writing(generation, ordinal, subtask, found["attempt"])
+        return cls(found["job_uuid"], found["uid"], writing, int(found["part"]))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a writer ends a row group (bytes of rows in memory) and a file (bytes on disk)."""
+
+    row_group_bytes: int = 64 << 20
+    file_bytes: int = 1 << 30
+
+
+class NamelessFile(io.RawIOBase):
+    """A new file in `folder` that has no name until `link`; gone when it is closed or the process dies before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.size = 0
+        self._fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        total = len(view)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self.size += total
+        return total
+
+    def tell(self) -> int:
+        return self.size
+
+    def link(self, name: str) -> bool:
+        """Makes the bytes durable, then gives them a name, and makes that durable; False when the name is taken."""
+        os.fsync(self._fd)
+        try:
+            # Python passes AT_SYMLINK_FOLLOW, which naming a nameless file needs, only when a directory fd is given.
+            own = f"/proc/self/fd/{self._fd}"
+            os.link(own, self.folder / name, src_dir_fd=self._fd, follow_symlinks=True)
+        except FileExistsError:
+            return False
+        sync_folder(self.folder)
+        return True
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            os.close(self._fd)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in `folder` durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
+    """What an error of the file system below a table means to a person."""
+    facts = {"path": str(path), "reason": e.strerror or str(e)}
+    if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return ConfigError("the Delta table's folder cannot be read or written", hint="check owner and permissions",
+                           **facts)  # fmt: skip
+    if e.errno in (errno.EOPNOTSUPP, errno.EISDIR):
+        return ConfigError("the Delta table's file system cannot create files without a name (O_TMPFILE)",
+                           hint="use a local or clustered Linux file system, not NFS", **facts)  # fmt: skip
+    if e.errno == errno.ENOTDIR:
+        return ConfigError("the Delta table's path is not a folder", hint="choose another path", **facts)
+    return StorageError("the Delta table's file system failed", **facts, errno=e.errno)
+
+
+class ParquetWriter(SinkWriter):
+    """Writes the rows of one attempt: one Parquet file, or several where it grows beyond `limits`.
+
+    Args:
+        name: of the first file; later ones differ in `part`.
+    """
+
+    def __init__(self, folder: Path, name: FileName, schema: RowSchema, limits: Limits | None = None) -> None:
+        self._folder = folder
+        self._name = name
+        self._schema = schema
+        self._limits = limits or Limits()
+        # Optional whatever the row class says: a reader of the table must find the table's own nullability.
+        self._arrow = pa.schema([pa.field(c.name, c.arrow_type) for c in schema.columns])
+        self._rows: list[pa.RecordBatch] = []
+        self._rows_bytes = 0
+        self._file: _ParquetFile | None = None
+        self._done: list[Committable] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        if rows.schema.names != self._arrow.names or rows.schema.types != self._arrow.types:
+            raise SchemaMismatch("rows do not have the sink's columns", uid=self._name.uid,
+                                 expected=str(self._arrow), found=str(rows.schema))  # fmt: skip
+        self._rows.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._arrow))
+        self._rows_bytes += rows.nbytes
+        if self._rows_bytes >= self._limits.row_group_bytes:
+            self._flush()
+
+    def close(self) -> list[Committable]:
+        self._flush()
+        self._finish_file()
+        return self._done
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        table = pa.Table.from_batches(self._rows, self._arrow)
+        self._rows, self._rows_bytes = [], 0
+        try:
+            if self._file is None:
+                self._file = _ParquetFile(self._folder, self._arrow)
+            self._file.add(table)
+        except OSError as e:
+            raise disk_error(e, self._folder) from e
+        if self._file.size >= self._limits.file_bytes:
+            self._finish_file()
+
+    def _finish_file(self) -> None:
+        if self._file is None:
+            return
+        name = dataclasses.replace(self._name, part=len(self._done))
+        try:
+            self._done.append(self._file.finish(str(name), self._schema))
+        except OSError as e:
+            raise disk_error(e, self._folder) from e
+        self._file = None
+
+
+class _ParquetFile:
+    """One Parquet file without a name yet."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._file = NamelessFile(folder)
+        self._metadata: list[pq.FileMetaData] = []
+        self._nan: set[str] = set()
+        self._writer = pq.ParquetWriter(
+            self._file,
+            schema,
+            compression=_COMPRESSION,
+            store_schema=False,
+            metadata_collector=self._metadata,
+        )
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def add(self, rows: pa.Table) -> None:
+        """Writes the rows as one row group."""
+        # Parquet's footer leaves NaN out of its bounds and does not say that there was one.
+        for field in rows.schema:
+            if pa.types.is_floating(field.type) and pc.any(pc.is_nan(rows.column(field.name))).as_py():
+                self._nan.add(field.name)
+        self._writer.write_table(rows, row_group_size=rows.num_rows)
+
+    def finish(self, name: str, schema: RowSchema) -> Committable:
+        """Gives the file its name."""
+        self._writer.close()
+        with self._file:
+            if not self._file.link(name):
+                raise StorageError("the name of a sink's file was used twice", name=name)
+        metadata = self._metadata[0]
+        stats = statistics(metadata, schema, frozenset(self._nan))
+        return Committable(path=name, size=self._file.size, rows=metadata.num_rows, stats=stats)

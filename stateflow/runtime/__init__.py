@@ -1,0 +1,1 @@
+"""Doing: the driver's side and the tasks' side of a run."""

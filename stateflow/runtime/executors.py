@@ -1,0 +1,108 @@
+"""Running the levels of one batch: on Spark, as a single action, or in this process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from stateflow.api.sink import SinkContext
+from stateflow.checkpoint.documents import OperatorState
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.runtime.plan import JobPlan, Level
+from stateflow.runtime.specs import (
+    CONTROL,
+    POSITION,
+    REPORT,
+    TARGET,
+    UNIT,
+    BatchInfo,
+    LevelSpec,
+    UnitSpec,
+    input_prefix,
+    output_prefix,
+)
+
+
+@dataclass(frozen=True)
+class BatchWork:
+    """What one batch does: the plan, the barrier, and the state to start from."""
+
+    plan: JobPlan
+    info: BatchInfo
+    base: dict[str, OperatorState]
+
+
+class Executor(ABC):
+    """Runs every level of a batch over its rows and returns the reports of all tasks."""
+
+    @abstractmethod
+    def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
+        """Runs the batch.
+
+        Args:
+            rows: the source's rows of this batch: a frame for Spark, row objects otherwise.
+        """
+
+
+def output_schema(level: Level, last: bool) -> pa.Schema:
+    """What the tasks of a level emit: in the last level reports, before it rows, barriers and reports."""
+    report = pa.field(REPORT, pa.binary())
+    if last:
+        return pa.schema([report])
+    fields = [pa.field(UNIT, pa.int32()), pa.field(TARGET, pa.int64()), pa.field(POSITION, pa.int64()),
+              pa.field(CONTROL, pa.binary()), report]  # fmt: skip
+    for index, unit in enumerate(level.units):
+        if unit.feeds and unit.operator:
+            prefix = output_prefix(index)
+            fields += [pa.field(prefix + c.name, c.arrow_type) for c in unit.operator.schema.columns]
+    return pa.schema(fields)
+
+
+def level_specs(work: BatchWork) -> list[LevelSpec]:
+    """What the tasks of each level are sent."""
+    specs: list[LevelSpec] = []
+    upstream: tuple[tuple[str, int], ...] = ()
+    levels = work.plan.levels
+    for at, level in enumerate(levels):
+        last = at == len(levels) - 1
+        units = tuple(_unit_spec(level, index, work) for index in range(len(level.units)))
+        specs.append(LevelSpec(
+            work.info, level.parallelism, units, upstream, 0 if last else levels[at + 1].targets,
+            output_schema(level, last),
+        ))  # fmt: skip
+        upstream = tuple((u.uid, s) for u in level.units for s in range(level.parallelism))
+    return specs
+
+
+def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
+    unit = level.units[index]
+    operator = unit.operator
+    schema = operator.schema if operator else unit.input.schema
+    state = work.base.get(unit.uid)
+    subtasks = {s.subtask: msgspec.msgpack.encode(s) for s in state.subtasks} if state else {}
+    return UnitSpec(
+        uid=unit.uid, prefix=input_prefix(level.inputs.index(unit.input)), input=unit.input.schema,
+        keying=operator.keying if operator else None, function=operator.function if operator else None,
+        output=operator.schema if operator else None,
+        sinks=tuple((s.sink, SinkContext(work.info.job_uuid, s.uid, schema)) for s in unit.sinks),
+        feeds=unit.feeds, bases=tuple(subtasks.get(s, b"") for s in range(level.parallelism)),
+    )  # fmt: skip
+
+
+def flatten(reports: Sequence[TaskReport]) -> list[TaskReport]:
+    """The reports and all that they carry."""
+    result = []
+    for report in reports:
+        result.append(report)
+        result += flatten(report.carried)
+    return result
+
+
+def decode_reports(data: Iterator[bytes]) -> list[TaskReport]:
+    """The reports in the last level's rows."""
+    return flatten([msgspec.msgpack.decode(row, type=TaskReport) for row in data])

@@ -1,0 +1,157 @@
+"""One subtask of a keyed operator working off one batch; the same with and without Spark.
+
+Rows come in Arrow batches, sorted: key group, key, the declared order, then order of arrival.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.errors import StateError, StateflowError, UserCodeError
+from stateflow.runtime.rows import group_starts, row_maker, to_list, to_rows
+from stateflow.runtime.specs import GROUP_SHIFT, UnitSpec
+from stateflow.serializers import encode_key
+from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.handles import StateSchema
+from stateflow.state.keyed import KeyedState
+
+Key = tuple[Any, ...]
+
+
+class KeyedOperator:
+    """Feeds a function with rows and collects what it emits.
+
+    Args:
+        spec: the unit.
+        info: the subtask.
+        backend: with the base state restored.
+    """
+
+    def __init__(self, spec: UnitSpec, info: TaskInfo, backend: KeyedStateBackend) -> None:
+        assert spec.function is not None and spec.keying is not None
+        self._spec = spec
+        self._function: KeyedProcessFunction[Any, Any] = spec.function
+        self._columns = spec.keying.columns
+        self._key_indexes = [spec.input.names.index(c) for c in spec.keying.columns]
+        self._maker = row_maker(spec.input)
+        self._has_batch_end = type(spec.function).on_batch_end is not KeyedProcessFunction.on_batch_end
+        self._state = KeyedState(backend)
+        self._context = Context(info)
+        self._open: tuple[bytes, bytes, Key] | None = None
+        """The last key of the batch before: whether it has more rows is not known yet."""
+        self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+
+    @property
+    def schemas(self) -> list[StateSchema]:
+        """The states that the function declared."""
+        return self._state.schemas
+
+    def process(self, order: np.ndarray[Any, Any], columns: Sequence[pa.Array]) -> list[Any]:
+        """Feeds sorted rows; returns what the function emitted.
+
+        Args:
+            order: the `_order` of each row.
+            columns: the rows' columns, as the input schema has them.
+        """
+        keys = [columns[i] for i in self._key_indexes]
+        self._refuse_null_keys(keys, columns)
+        starts = group_starts(order, keys)
+        named = self._named_groups(order, keys, starts)
+        rows = to_rows(columns, self._maker)
+        emitted: list[Any] = []
+        self._state.begin_stretch([(group, key) for group, key, _ in named])
+        for (start, end), group in zip(pairwise([*starts, len(rows)]), named, strict=True):
+            self._enter(group, emitted)
+            self._feed(rows[start:end], emitted)
+        self._state.end_stretch()
+        return emitted
+
+    def finish(self) -> list[Any]:
+        """Ends the batch: the last key's end, then `close`."""
+        emitted: list[Any] = []
+        self._end_open_key(emitted)
+        self._state.end_stretch()
+        self._call("close", self._function.close)
+        return emitted
+
+    def abandon(self) -> None:
+        """Closes the function after a failure."""
+        self._call("close", self._function.close)
+
+    def _enter(self, group: tuple[bytes, bytes, Key], emitted: list[Any]) -> None:
+        if self._open != group:
+            self._end_open_key(emitted)
+            self._open = group
+        self._make_current(group)
+
+    def _end_open_key(self, emitted: list[Any]) -> None:
+        if self._open is None:
+            return
+        if self._has_batch_end:
+            self._make_current(self._open)
+            self._call("on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ()))
+        self._open = None
+
+    def _make_current(self, group: tuple[bytes, bytes, Key]) -> None:
+        if self._state.current != group[:2]:
+            self._state.switch(group[0], group[1])
+            self._context.set_key(group[2])
+
+    def _feed(self, rows: list[Any], emitted: list[Any]) -> None:
+        function, context = self._function.process_element, self._context
+        row = None
+        try:
+            for row in rows:
+                out = function(row, context)
+                if out is not None:
+                    emitted.extend(out)
+        except StateflowError:
+            raise
+        except Exception as e:
+            raise self._user_error("process_element", row, e) from e
+
+    def _call(self, name: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except StateflowError:
+            raise
+        except Exception as e:
+            raise self._user_error(name, None, e) from e
+
+    def _user_error(self, name: str, row: Any, error: Exception) -> UserCodeError:
+        key = dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
+        return UserCodeError(
+            f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
+            "this batch was committed", operator=self._spec.uid, key=repr(key), row=repr(row)[:500],
+            where=_innermost(error),
+        )  # fmt: skip
+
+    def _named_groups(
+        self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int]
+    ) -> list[tuple[bytes, bytes, Key]]:
+        at = pa.array(starts, pa.int64())
+        values = zip(*[to_list(k.take(at)) for k in keys], strict=True)
+        groups = (order[starts] >> GROUP_SHIFT).tolist() if starts else []
+        return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
+
+    def _refuse_null_keys(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
+        for name, column in zip(self._columns, keys, strict=True):
+            if column.null_count:
+                at = column.is_null().to_numpy(zero_copy_only=False).argmax()
+                row = {n: c[int(at)].as_py() for n, c in zip(self._spec.input.names, columns, strict=True)}
+                raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
+                                 operator=self._spec.uid, column=name, row=repr(row)[:500])  # fmt: skip
+
+
+def _innermost(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""

@@ -1,0 +1,222 @@
+"""One run of a job: claim, restore, publish what is pending, then batch after batch. The same with and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateflow import failpoints
+from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.coordinator import Acknowledgement, PendingCheckpoint
+from stateflow.checkpoint.documents import (
+    Manifest,
+    OperatorState,
+    PendingOutput,
+    SourcePosition,
+    SparkPosition,
+)
+from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.files import check_stored, files_of, write_manifest
+from stateflow.checkpoint.history import CheckpointRecord, write_record
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import Head, Overtaken
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
+from stateflow.config import Settings
+from stateflow.errors import BatchFailed, Fenced
+from stateflow.runtime.executors import BatchWork, Executor
+from stateflow.runtime.plan import JobPlan
+from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
+from stateflow.runtime.specs import BatchInfo
+from stateflow.storage.paths import data_folder
+
+DRIVER_ATTEMPT = "driver"
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the sources stand behind a batch; `spark` when Spark reads them."""
+
+    sources: list[SourcePosition]
+    spark: SparkPosition | None = None
+
+
+Capture = Callable[[str], Positions]
+"""Captures the positions of the batch that begins; its argument is a data folder for what is too large to inline."""
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """What one committed batch did."""
+
+    checkpoint_id: int
+    ordinal: int
+    rows_in: int
+    rows_out: dict[str, int]
+    increment_bytes: int
+    full_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run works with.
+
+    Attributes:
+        sources: (uid, description) of each source.
+    """
+
+    root: JobRoot
+    plan: JobPlan
+    settings: Settings
+    sinks: dict[str, BoundSink]
+    sources: tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Totals:
+    """What a run did so far."""
+
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: dict[str, int] = field(default_factory=dict)
+
+
+class JobRun:
+    """One generation of a job, from its CLAIM on."""
+
+    def __init__(self, job: Job, executor: Executor) -> None:
+        self.job = job
+        self.totals = Totals()
+        self._executor = executor
+        self._collector = Collector(job.root)
+        self._publisher = Publisher(job.root, job.sinks)
+        self._ordinal = 0
+        self._base: dict[str, OperatorState] = {}
+        self.head: Head
+        self.restored: RestorePlan
+        self.manifest: Manifest | None = None
+
+    def start(self, note: str = "") -> None:
+        """Claims the job, checks every file of its newest checkpoint, and publishes what is pending.
+
+        Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
+        """
+        root = self.job.root
+        self.head = restore_order(self._publisher, root, root.claim(note))
+        self.manifest = root.manifest(self.head)
+        wanted = Wanted(self.job.plan.parallelism, self.job.plan.key_types, self.job.sources)
+        self.restored = plan_restore(self.head.checkpoint_id, self.manifest, wanted)
+        if self.manifest is not None:
+            check_stored(root.storage, files_of(self.manifest))
+        self._base = self.restored.operators
+
+    def run_batch(self, rows: Any, capture: Capture) -> BatchResult:
+        """Runs one micro-batch up to its published checkpoint.
+
+        Args:
+            rows: what the executor takes.
+            capture: called first, before any task runs: positions are those of the barrier, never later ones.
+
+        Raises:
+            Fenced: a newer run owns the job.
+            BatchFailed: the batch did not come back whole; nothing of it exists.
+        """
+        clock = self.job.root.clock
+        began = clock.monotonic()
+        ordinal = self._ordinal + 1
+        folder = data_folder(self.head.entry.generation, ordinal, DRIVER_ATTEMPT)
+        positions = capture(folder)
+        failpoints.hit("batch.begin")
+        pending = self._execute(rows, ordinal)
+        failpoints.hit("batch.reported")
+        manifest = self._manifest(pending, positions)
+        self._commit(pending, manifest, folder)
+        self._publisher.publish_pending(self.head)
+        result = self._result(pending, manifest, clock.monotonic() - began)
+        self._after(result, manifest)
+        failpoints.hit("batch.end")
+        return result
+
+    def collect(self) -> None:
+        """Collects garbage now."""
+        self._collector.collect()
+
+    @property
+    def positions(self) -> list[SourcePosition]:
+        """Up to where the sources are read and committed."""
+        return self.head.entry.sources
+
+    def _execute(self, rows: Any, ordinal: int) -> PendingCheckpoint:
+        work = BatchWork(self.job.plan, self._info(ordinal), self._base)
+        pending = PendingCheckpoint(self.head.entry.generation, ordinal, self.job.plan.participants())
+        for report in self._executor.execute(rows, work):
+            _acknowledge(pending, report)
+        pending.check()
+        return pending
+
+    def _info(self, ordinal: int) -> BatchInfo:
+        root, settings = self.job.root, self.job.settings
+        return BatchInfo(
+            job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
+            ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
+            local_folder=settings.local_folder, rocksdb=settings.rocksdb,
+        )  # fmt: skip
+
+    def _manifest(self, pending: PendingCheckpoint, positions: Positions) -> Manifest:
+        operators = pending.operators(self._base.values())
+        files = {f.handle.key: f.handle.size for o in operators for s in o.subtasks for f in s.files}
+        return Manifest(
+            job_uuid=self.job.root.job.job_uuid, generation=pending.generation, ordinal=pending.ordinal,
+            operators=operators, sources=positions.sources, spark=positions.spark,
+            increment_bytes=sum(r.increment_bytes for r in pending.reports.values()), full_bytes=sum(files.values()),
+        )  # fmt: skip
+
+    def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
+        root = self.job.root
+        handle = write_manifest(root.storage, folder, manifest)
+        failpoints.hit("commit.manifest")
+        output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in pending.output().items()]
+        new = Commit(pending.ordinal, handle, manifest.sources, output, self._publisher.published,
+                     self._publisher.settled)  # fmt: skip
+        outcome = root.commit(self.head, new, self.job.settings.checkpoints.retained)
+        if isinstance(outcome, Overtaken):
+            raise Fenced("a newer run has claimed the job", hint="let the other run work; this one's last batch does "
+                         "not exist", generation=self.head.entry.generation, ordinal=pending.ordinal)  # fmt: skip
+        self.head = outcome.head
+        self._ordinal = pending.ordinal
+        self._base = {o.uid: o for o in manifest.operators}
+        self._publisher.forget_settled(self.head)
+        failpoints.hit("commit.after")
+
+    def _result(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> BatchResult:
+        first = {u.uid for u in self.job.plan.levels[0].units[:1]}
+        written = {sink: sum(c.rows for c in files) for sink, files in pending.output().items()}
+        return BatchResult(
+            checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,
+            rows_in=sum(r.rows_in for r in pending.reports.values() if r.uid in first), rows_out=written,
+            increment_bytes=manifest.increment_bytes, full_bytes=manifest.full_bytes, seconds=seconds,
+        )  # fmt: skip
+
+    def _after(self, result: BatchResult, manifest: Manifest) -> None:
+        self.totals.batches += 1
+        self.totals.rows_in += result.rows_in
+        for sink, rows in result.rows_out.items():
+            self.totals.rows_out[sink] = self.totals.rows_out.get(sink, 0) + rows
+        write_record(self.job.root.storage, CheckpointRecord(
+            checkpoint_id=result.checkpoint_id, generation=manifest.generation, ordinal=result.ordinal,
+            committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
+            duration_ms=round(result.seconds * 1000, 1), increment_bytes=result.increment_bytes,
+            full_bytes=result.full_bytes, files=len(files_of(manifest)), rows_in=result.rows_in,
+            rows_out=result.rows_out,
+        ))  # fmt: skip
+        if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
+            self.collect()
+
+
+def _acknowledge(pending: PendingCheckpoint, report: TaskReport) -> None:
+    verdict = pending.acknowledge(report)
+    if verdict not in (Acknowledgement.ACCEPTED, Acknowledgement.DUPLICATE):
+        raise BatchFailed("a task's report does not belong to this barrier", why=verdict.value, uid=report.uid,
+                          subtask=report.subtask, attempt=report.attempt)  # fmt: skip

@@ -1,0 +1,94 @@
+"""Starting Spark with what stateflow needs, and refusing a Spark that would not keep its promises."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from stateflow.config import Settings
+from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.runtime.versions import check_java, check_python, check_spark
+
+REQUIRED = {
+    # Without them a lost executor can make the tasks of one level read two different attempts of a task before.
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
+}
+"""Checked at start: whoever sets them otherwise is refused."""
+
+_DEFAULTS = {
+    # Delayed acknowledgements on loopback cost a task 40 ms; a Unix socket has none.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Spark's own directory is not the truth, so it need not be synced, nor have .crc files.
+    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
+    "FileSystemBasedCheckpointFileManager",
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""Ours unless the user, spark-submit or spark-defaults set them."""
+
+
+def open_session(settings: Settings) -> SparkSession:
+    """The Spark session of a run, started when there is none.
+
+    Raises EnvironmentUnsupported for a Java, Python or Spark that is not supported, and ConfigError for a setting of
+    Spark that a run cannot accept.
+    """
+    check_python()
+    check_java()
+    if is_local(SparkConf().get("spark.master", settings.spark.master)):
+        # Local workers are this very Python, not whichever python3 comes first on the path.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"stateflow {settings.name}")
+    builder = _with_defaults(builder, settings)
+    session = builder.getOrCreate()
+    check_spark(session.version)
+    _check(session)
+    return session
+
+
+def _with_defaults(builder: SparkSession.Builder, settings: Settings) -> SparkSession.Builder:
+    # A fresh SparkConf holds what spark-submit was given; ours must not override it.
+    given = SparkConf() if SparkSession.getActiveSession() is None else None
+    for key, value in {**_DEFAULTS, **REQUIRED}.items():
+        if given is None or not given.contains(key):
+            builder = builder.config(key, value)
+    if given is not None and not given.contains("spark.master"):
+        builder = builder.master(settings.spark.master)
+    for key, value in settings.spark.conf.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _check(session: SparkSession) -> None:
+    for key, value in REQUIRED.items():
+        found = session.conf.get(key, None)
+        if str(found).lower() != value:
+            raise ConfigError("a setting of Spark would let results mix two attempts of a task", hint=f"set {key}={value}",
+                              found=found)  # fmt: skip
+    if not hasattr(session, "sparkContext"):
+        raise EnvironmentUnsupported("Spark Connect is not supported", hint="use a classic session")
+    check_master(session.sparkContext.master)
+
+
+def check_master(master: str) -> None:
+    """Raises ConfigError for a local master that never tries a task again."""
+    if master == "local" or (master.startswith("local[") and "," not in master):
+        raise ConfigError("a local master without retries fails a batch at the first lost task",
+                          hint="use local[N,4] instead of local[N]", master=master)  # fmt: skip
+
+
+def is_local(master: str) -> bool:
+    """Whether all tasks run on this host, in this process's JVM."""
+    return master == "local" or master.startswith("local[")

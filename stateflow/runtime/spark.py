@@ -1,0 +1,61 @@
+"""The executor on Spark: one action per batch, for the whole graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.runtime.exchange import first_exchange, next_exchange
+from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
+from stateflow.runtime.specs import REPORT, LevelSpec
+from stateflow.runtime.task import Barrier, run_level
+
+
+class SparkExecutor(Executor):
+    """Builds the frames of a batch and collects its reports."""
+
+    def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
+        """Runs the batch over the frame `rows`, which must be what the source gives for it."""
+        specs = level_specs(work)
+        with ExitStack() as persisted:
+            frame = _level_frame(self._first(rows, work, persisted), specs[0])
+            for at, level in enumerate(work.plan.levels[1:], 1):
+                # Control rows and every input of the next level read it: unpersisted, each would run the tasks again.
+                frame = _persist(frame, persisted)
+                before = work.plan.levels[at - 1]
+                frame = _level_frame(next_exchange(level, before, frame, work.info.max_parallelism), specs[at])
+            collected = frame.select(REPORT).collect()
+        return decode_reports(bytes(row[0]) for row in collected)
+
+    def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
+        level = work.plan.levels[0]
+        source = _persist(rows, persisted) if len(level.inputs) > 1 else rows
+        barrier = Barrier(work.info.generation, work.info.ordinal)
+        return first_exchange(level, source, barrier, work.info.max_parallelism)
+
+
+def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:
+    persisted = frame.persist()
+    stack.callback(persisted.unpersist)
+    return persisted
+
+
+def _level_frame(exchanged: DataFrame, spec: LevelSpec) -> DataFrame:
+    return exchanged.mapInArrow(_task_function(spec), from_arrow_schema(spec.output, prefer_timestamp_ntz=True))
+
+
+def _task_function(spec: LevelSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return partial(_run_task, spec)
+
+
+def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", batches)

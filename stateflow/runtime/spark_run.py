@@ -1,0 +1,147 @@
+"""A whole run on Spark: a streaming query whose every micro-batch ends in a checkpoint of ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from stateflow import failpoints
+from stateflow.api.source import Source
+from stateflow.errors import BatchFailed, ConfigError, StateflowError
+from stateflow.runtime.bounds import CAUGHT_UP, Bounds
+from stateflow.runtime.run import BatchResult, JobRun, Positions
+from stateflow.runtime.seeding import SparkLocation, source_positions
+from stateflow.runtime.session import is_local
+from stateflow.storage import Storage
+from stateflow.storage.paths import spark_location
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class _Outcome:
+    """What the callback, which runs in a thread of Spark's, leaves for the main thread."""
+
+    error: BaseException | None = None
+    reached: str | None = None
+    batches: int = 0
+
+
+def check_root(storage: Storage, master: str, shared: bool) -> None:
+    """Raises ConfigError for a job root that the tasks, or Spark's driver, could not see."""
+    if storage.local_path("x") is None:
+        raise ConfigError("a job root in memory is for runs without Spark", hint="use a path", root=storage.uri)
+    if storage.host_local and not is_local(master) and not shared:
+        raise ConfigError("the job root is on this host only, but tasks run on others", hint="use a storage that all "
+                          "hosts see; if this path is one, set storage.shared=true", root=storage.uri,
+                          master=master)  # fmt: skip
+
+
+class SparkRun:
+    """Drives a started `JobRun` by Spark's streaming query.
+
+    Args:
+        run: started; its executor is Spark's.
+        on_batch: called after each committed and published batch.
+    """
+
+    def __init__(self, spark: SparkSession, run: JobRun, on_batch: Callable[[BatchResult], None]) -> None:
+        self._spark = spark
+        self._run = run
+        self._on_batch = on_batch
+        self._bounds = Bounds(run.job.settings.run, run.job.root.clock)
+        self._location = self._seeded_location()
+
+    def run(self) -> str:
+        """Runs until caught up with what the source held at the start, or until a bound; returns which."""
+        source = self._run.job.plan.source.source
+        assert isinstance(source, Source)
+        reached = self._bounds.reached
+        while reached is None:
+            outcome = self._query(source)
+            if outcome.error is not None:
+                raise outcome.error
+            reached = outcome.reached
+            if reached is None and (source.ends_by_itself or outcome.batches == 0):
+                reached = CAUGHT_UP
+        self._run.collect()
+        failpoints.hit("run.end")
+        return reached
+
+    def _seeded_location(self) -> SparkLocation:
+        storage = self._run.job.root.storage
+        folder = storage.local_path(spark_location(self._run.head.entry.generation))
+        assert folder is not None
+        location = SparkLocation(folder, storage)
+        manifest = self._run.manifest
+        location.seed(manifest.spark if manifest else None, _query_id(self._run.job.root.clock.new_id()))
+        failpoints.hit("start.seeded")
+        return location
+
+    def _query(self, source: Source) -> _Outcome:
+        outcome = _Outcome()
+        finished = threading.Event()
+        frame = source.stream(self._spark, self._run.job.settings.source)
+        query = (
+            frame.writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
+            .option("checkpointLocation", self._location.folder.as_uri())
+            .trigger(availableNow=True)
+            .start()
+        )
+        self._wait(query, outcome, finished)
+        return outcome
+
+    def _wait(self, query: StreamingQuery, outcome: _Outcome, finished: threading.Event) -> None:
+        try:
+            while query.isActive:
+                if finished.wait(_POLL_SECONDS):
+                    query.stop()
+            query.awaitTermination()
+        except StreamingQueryException as e:
+            if outcome.error is None and outcome.reached is None:
+                outcome.error = _as_ours(e)
+
+    def _batch(self, frame: DataFrame, batch_id: int, outcome: _Outcome, finished: threading.Event) -> None:
+        if outcome.error is not None or outcome.reached is not None:
+            # Spark asks for one more batch while it is being stopped. It may think that this one is done: the next run
+            # starts from our log, not from Spark's directory, and this one runs nothing after a batch that it left out.
+            return
+        try:
+            self._on_batch(self._run.run_batch(frame, lambda folder: self._positions(batch_id, folder)))
+        except BaseException as e:
+            outcome.error = e if isinstance(e, StateflowError) else _as_ours(e)
+            finished.set()
+            raise
+        outcome.batches += 1
+        self._bounds.count_batch()
+        outcome.reached = self._bounds.reached
+        if outcome.reached is not None:
+            finished.set()
+
+    def _positions(self, batch_id: int, folder: str) -> Positions:
+        position = self._location.capture(batch_id, folder)
+        return Positions(source_positions(position, list(self._run.job.sources)), position)
+
+
+def _query_id(hexadecimal: str) -> str:
+    h = hexadecimal
+    return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+
+def _as_ours(error: BaseException) -> StateflowError:
+    """An error of Spark's as one of ours: a new run may do better."""
+    text = str(error).strip()
+    return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
+                       "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip
+
+
+def ship_job(spark: SparkSession, path: Path) -> None:
+    """Makes the job file importable on every worker."""
+    spark.sparkContext.addPyFile(str(path))
+

@@ -1,0 +1,238 @@
+"""A task: restores its base, works off its rows, snapshots, writes sink files, reports.
+
+A task is a pure function of its base state, its rows, and the time that the driver gives. Everything it writes has its
+attempt in the name, so a retried, killed or speculative attempt changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from stateflow import failpoints
+from stateflow.api.functions import TaskInfo
+from stateflow.api.sink import SinkWriter, Writing
+from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
+from stateflow.errors import BatchFailed, StateflowError
+from stateflow.keygroups import range_of
+from stateflow.runtime import stores
+from stateflow.runtime.operator import KeyedOperator
+from stateflow.runtime.rows import to_batch
+from stateflow.runtime.specs import (
+    BARRIER_ORDER,
+    CONTROL,
+    ORDER,
+    POSITION,
+    REPORT,
+    TARGET,
+    UNIT,
+    LevelSpec,
+    UnitSpec,
+    output_prefix,
+)
+from stateflow.state.handles import Committable, SubtaskState
+from stateflow.state.rocksdb import RocksDBBackend
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """What ends a batch's input: from the driver, or from a task of the level before."""
+
+    generation: int
+    ordinal: int
+    uid: str = ""
+    subtask: int = 0
+    attempt: str = ""
+
+
+def run_level(
+    spec: LevelSpec, partition: int, attempt: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Runs the task `partition` of a level over its sorted input; yields Arrow batches of `spec.output`."""
+    task = _Task(spec, partition, attempt)
+    try:
+        for batch in batches:
+            yield from task.take(batch)
+        yield from task.finish()
+    except StateflowError as e:
+        task.abandon()
+        if e.retryable:
+            raise
+        # What no retry can mend travels to the driver as a report, so that it arrives as what it is.
+        yield from task.report_failure(e)
+    except BaseException:
+        task.abandon()
+        raise
+
+
+class _Task:
+    def __init__(self, spec: LevelSpec, partition: int, attempt: str) -> None:
+        self._level = spec
+        self._partition = partition
+        self._attempt = attempt
+        self._index, self._subtask = divmod(partition, spec.parallelism)
+        self._unit: UnitSpec = spec.units[self._index]
+        self._columns = [self._unit.prefix + name for name in self._unit.input.names]
+        self._base = stores.decode_base(self._unit.bases[self._subtask]) if self._unit.keying else None
+        self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
+        self._backend: RocksDBBackend | None = None
+        self._operator: KeyedOperator | None = None
+        self._writers: dict[str, SinkWriter] = {}
+        self._barriers: list[Barrier] = []
+        self._carried: list[TaskReport] = []
+        self._rows_in = 0
+        self._rows_out = 0
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Works off some of the sorted input."""
+        order = batch.column(ORDER).to_numpy()
+        rows = int(np.searchsorted(order, BARRIER_ORDER, side="left"))
+        if rows:
+            data = batch.slice(0, rows)
+            yield from self._emit(self._process(order[:rows], [data.column(c) for c in self._columns]))
+        if rows < len(order):
+            self._take_control(batch.slice(rows))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Ends the batch: the operator's end, snapshot, sink files, report."""
+        self._check_barriers()
+        if self._operator is not None:
+            yield from self._emit(self._operator.finish())
+        failpoints.hit("task.processed")
+        report = self._report(self._snapshot(), self._close_writers())
+        failpoints.hit("task.sink-closed")
+        yield from self._send(report)
+
+    def abandon(self) -> None:
+        """Lets go of everything after a failure."""
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+
+    def report_failure(self, error: StateflowError) -> Iterator[pa.RecordBatch]:
+        """Tells the driver, and the tasks behind, that there is no result."""
+        report = self._report(None, {})
+        yield from self._send(msgspec.structs.replace(report, failure=Failure.of(error)))
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def _process(self, order: np.ndarray[Any, Any], columns: list[pa.Array]) -> pa.RecordBatch | None:
+        self._rows_in += len(order)
+        if self._unit.function is None:
+            return pa.RecordBatch.from_arrays(columns, schema=self._unit.input.arrow)
+        return self._to_batch(self._opened_operator().process(order, columns))
+
+    def _opened_operator(self) -> KeyedOperator:
+        """A subtask without rows does not open its store."""
+        if self._operator is None:
+            batch = self._level.batch
+            self._backend = stores.acquire(self._key, self._base, batch, self._attempt)
+            failpoints.hit("task.restored")
+            info = TaskInfo(self._unit.uid, self._subtask, self._level.parallelism, batch.max_parallelism,
+                            batch.processing_time)  # fmt: skip
+            self._operator = KeyedOperator(self._unit, info, self._backend)
+        return self._operator
+
+    def _to_batch(self, rows: list[Any]) -> pa.RecordBatch | None:
+        assert self._unit.output is not None
+        return to_batch(rows, self._unit.output) if rows else None
+
+    def _emit(self, result: pa.RecordBatch | list[Any] | None) -> Iterator[pa.RecordBatch]:
+        rows = self._to_batch(result) if isinstance(result, list) else result
+        if rows is None:
+            return
+        for sink, context in self._unit.sinks:
+            writer = self._writers.get(context.uid)
+            if writer is None:
+                writer = self._writers[context.uid] = sink.writer(context, self._writing())
+            writer.write(rows)
+        if self._unit.feeds:
+            yield self._data_batch(rows)
+        self._rows_out += len(rows)
+
+    def _writing(self) -> Writing:
+        batch = self._level.batch
+        return Writing(batch.generation, batch.ordinal, self._subtask, self._attempt)
+
+    # -- barriers and reports -----------------------------------------------------------------------------------
+
+    def _take_control(self, batch: pa.RecordBatch) -> None:
+        for data, report in zip(batch.column(CONTROL).to_pylist(), batch.column(REPORT).to_pylist(), strict=True):
+            self._barriers.append(msgspec.msgpack.decode(data, type=Barrier))
+            if report:
+                self._carried.append(msgspec.msgpack.decode(report, type=TaskReport))
+
+    def _check_barriers(self) -> None:
+        batch = self._level.batch
+        wrong = [b for b in self._barriers if (b.generation, b.ordinal) != (batch.generation, batch.ordinal)]
+        wanted = max(1, len(self._level.upstream))
+        if wrong or len(self._barriers) != wanted:
+            raise BatchFailed("a task's input did not end with the expected barriers", uid=self._unit.uid,
+                              subtask=self._subtask, expected=wanted, found=len(self._barriers))  # fmt: skip
+
+    def _snapshot(self) -> SubtaskState | None:
+        if self._operator is None or self._backend is None:
+            return self._base
+        name = f"{self._unit.uid}-{self._subtask}-"
+        snapshot = f"{self._level.batch.data_folder(self._attempt)}{name}"
+        files = self._backend.snapshot(snapshot)
+        failpoints.hit("task.uploaded")
+        owned = range_of(self._subtask, self._level.parallelism, self._level.batch.max_parallelism)
+        stores.give_back(self._key, self._backend, snapshot)
+        self._backend = None
+        return SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
+                            files=files)  # fmt: skip
+
+    def _close_writers(self) -> dict[str, list[Committable]]:
+        return {uid: writer.close() for uid, writer in self._writers.items()}
+
+    def _report(self, state: SubtaskState | None, output: dict[str, list[Committable]]) -> TaskReport:
+        batch = self._level.batch
+        before = {f.handle.key for f in self._base.files} if self._base else set()
+        new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
+        return TaskReport(
+            generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
+            attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
+            consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
+            key_types=list(self._unit.keying.types) if self._unit.keying else [],
+            states=self._operator.schemas if self._operator else [], increment_bytes=sum(new), carried=self._carried,
+        )  # fmt: skip
+
+    def _send(self, report: TaskReport) -> Iterator[pa.RecordBatch]:
+        data = msgspec.msgpack.encode(report)
+        if not self._level.next_targets:
+            yield _filled(self._level.output, 1, {REPORT: [data]})
+            return
+        barrier = Barrier(report.generation, report.ordinal, report.uid, report.subtask, self._attempt)
+        count = self._level.next_targets
+        # Every task behind hears the barrier; one of them carries the report on.
+        reports = [data if target == self._partition % count else None for target in range(count)]
+        yield _filled(self._level.output, count, {
+            TARGET: range(count), CONTROL: [msgspec.msgpack.encode(barrier)] * count, REPORT: reports,
+            POSITION: [0] * count,
+        })  # fmt: skip
+
+    def _data_batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        first = (self._partition << 40) + self._rows_out
+        columns: dict[str, Any] = {
+            UNIT: np.full(len(rows), self._index, np.int32),
+            POSITION: np.arange(first, first + len(rows), dtype=np.int64),
+        }
+        prefix = output_prefix(self._index)
+        columns |= {prefix + name: rows.column(name) for name in rows.schema.names}
+        return _filled(self._level.output, len(rows), columns)
+
+
+def _filled(schema: pa.Schema, length: int, columns: dict[str, Any]) -> pa.RecordBatch:
+    """A batch with the given columns, all others null."""
+    arrays = []
+    for field in schema:
+        values = columns.get(field.name)
+        if values is None:
+            arrays.append(pa.nulls(length, field.type))
+        else:
+            arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,186 @@
+"""Bytes for keys and values.
+
+Values are msgpack, written and read by msgspec as the declared type and nothing else; nothing that is stored can
+choose a class. Keys are an order-preserving encoding of tuples, so that equal keys have equal bytes, a key's entries
+lie side by side, and map keys come back sorted. The idea of the key encoding is FoundationDB's tuple layer.
+"""
+
+from __future__ import annotations
+
+import datetime
+import struct
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+
+T = TypeVar("T")
+
+_NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = 0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31
+_VALUE_FORMAT = b"\x01"
+_EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MICROSECOND = datetime.timedelta(microseconds=1)
+
+
+class ValueSerializer(Generic[T]):
+    """Encodes and decodes values of one declared type.
+
+    Args:
+        value_type: any type that msgspec can decode: Struct, dataclass, builtins, containers, datetime, Decimal.
+
+    Raises:
+        JobDefinitionError: msgspec cannot decode this type.
+    """
+
+    def __init__(self, value_type: type[T] | Any) -> None:
+        self.value_type = value_type
+        self._encoder = msgspec.msgpack.Encoder()
+        try:
+            self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(value_type)
+        except TypeError as e:
+            raise JobDefinitionError("a state's type cannot be stored", hint="declare a msgspec.Struct, a dataclass "
+                                     "or a builtin type", type=repr(value_type), reason=str(e)) from e  # fmt: skip
+
+    @property
+    def type_name(self) -> str:
+        """How the type is recorded in manifests."""
+        return describe_type(self.value_type)
+
+    def encode(self, value: T) -> bytes:
+        """The bytes of a value. Raises StateError when it cannot be encoded."""
+        try:
+            return _VALUE_FORMAT + self._encoder.encode(value)
+        except (TypeError, OverflowError, msgspec.MsgspecError) as e:
+            raise StateError("a value cannot be stored", hint=f"the state is declared as {self.type_name}",
+                             value=repr(value)[:200], reason=str(e)) from e  # fmt: skip
+
+    def decode(self, data: bytes) -> T:
+        """The value in `data`. Raises CorruptFile when it is not of the declared type."""
+        if data[:1] != _VALUE_FORMAT:
+            raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
+        try:
+            return self._decoder.decode(memoryview(data)[1:])
+        except msgspec.DecodeError as e:
+            raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
+                              declared=self.type_name, reason=str(e)) from e  # fmt: skip
+
+
+def describe_type(value_type: Any) -> str:
+    """A stable, readable description of a type: name, and fields with their types where it has any."""
+    try:
+        info = msgspec.inspect.type_info(value_type)
+    except TypeError:
+        return repr(value_type)
+    return _describe(info)
+
+
+def _describe(info: Any) -> str:
+    fields = getattr(info, "fields", None)
+    if fields is not None:
+        inner = ", ".join(f"{f.name}: {_describe(f.type)}" for f in fields)
+        return f"{getattr(info, 'cls', type(info)).__name__}({inner})"
+    name = type(info).__name__.removesuffix("Type").lower()
+    parts = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
+    parts += list(getattr(info, "item_types", None) or getattr(info, "types", ()))
+    return f"{name}[{', '.join(_describe(p) for p in parts)}]" if parts else name
+
+
+def encode_key(parts: Sequence[object]) -> bytes:
+    """Bytes that sort as the tuples do, and that no other tuple has.
+
+    None < bytes < str < int < float < bool < date < datetime; 1, 1.0 and True are different keys. Raises StateError for
+    a part of another type, and for a whole number beyond 64 bits.
+    """
+    return b"".join([_encode_part(part) for part in parts])
+
+
+def decode_key(data: bytes) -> tuple[object, ...]:
+    """The tuple that `encode_key` encoded. Raises CorruptFile."""
+    parts = []
+    at = 0
+    try:
+        while at < len(data):
+            part, at = _decode_part(data, at)
+            parts.append(part)
+    except (IndexError, struct.error, UnicodeDecodeError, OverflowError) as e:
+        raise CorruptFile("a stored key does not decode", key=data.hex()[:200]) from e
+    return tuple(parts)
+
+
+def _encode_part(part: object) -> bytes:
+    kind = type(part)
+    if kind is str:
+        return b"\x02" + part.encode().replace(b"\0", b"\0\xff") + b"\0"  # type: ignore[attr-defined]
+    if kind is int:
+        return _encode_int(part)  # type: ignore[arg-type]
+    if kind is bytes:
+        return b"\x01" + part.replace(b"\0", b"\0\xff") + b"\0"  # type: ignore[attr-defined]
+    if kind is float:
+        return b"\x21" + _float_bytes(part)  # type: ignore[arg-type]
+    if part is None:
+        return b"\x00"
+    if kind is bool:
+        return b"\x27" if part else b"\x26"
+    if kind is datetime.date:
+        return b"\x30" + struct.pack(">I", part.toordinal())  # type: ignore[attr-defined]
+    if kind is datetime.datetime:
+        return b"\x31" + _datetime_bytes(part)  # type: ignore[arg-type]
+    raise StateError("a value of this type cannot be part of a key", value=repr(part)[:200], type=kind.__name__)
+
+
+def _encode_int(number: int) -> bytes:
+    try:
+        return b"\x15" + struct.pack(">Q", number + (1 << 63))
+    except struct.error as e:
+        raise StateError("a whole number beyond 64 bits cannot be part of a key", value=number) from e
+
+
+def _float_bytes(number: float) -> bytes:
+    """IEEE bits with all of them flipped for negatives and the sign flipped for others: they sort as numbers do."""
+    number = number + 0.0 if number == number else float("nan")  # -0.0 becomes 0.0: they are one key
+    (bits,) = struct.unpack(">Q", struct.pack(">d", number))
+    return struct.pack(">Q", bits ^ 0xFFFF_FFFF_FFFF_FFFF if bits >> 63 else bits | 1 << 63)
+
+
+def _datetime_bytes(moment: datetime.datetime) -> bytes:
+    since = (moment - _EPOCH_UTC) if moment.tzinfo else (moment - _EPOCH)
+    return (b"\1" if moment.tzinfo else b"\0") + struct.pack(">Q", since // _MICROSECOND + (1 << 63))
+
+
+def _decode_part(data: bytes, at: int) -> tuple[object, int]:
+    tag = data[at]
+    at += 1
+    if tag in (_STR, _BYTES):
+        raw, at = _decode_escaped(data, at)
+        return (raw.decode() if tag == _STR else raw), at
+    if tag == _INT:
+        return struct.unpack_from(">Q", data, at)[0] - (1 << 63), at + 8
+    if tag == _FLOAT:
+        (bits,) = struct.unpack_from(">Q", data, at)
+        bits = bits ^ 1 << 63 if bits >> 63 else bits ^ 0xFFFF_FFFF_FFFF_FFFF
+        return struct.unpack(">d", struct.pack(">Q", bits))[0], at + 8
+    if tag in (_FALSE, _TRUE):
+        return tag == _TRUE, at
+    if tag == _DATE:
+        return datetime.date.fromordinal(struct.unpack_from(">I", data, at)[0]), at + 4
+    if tag == _DATETIME:
+        (micros,) = struct.unpack_from(">Q", data, at + 1)
+        base = _EPOCH_UTC if data[at] else _EPOCH
+        return base + (micros - (1 << 63)) * _MICROSECOND, at + 9
+    if tag == _NONE:
+        return None, at
+    raise CorruptFile("a stored key has a part of an unknown kind", tag=tag)
+
+
+def _decode_escaped(data: bytes, at: int) -> tuple[bytes, int]:
+    start = at
+    while True:
+        at = data.find(b"\0", at)
+        if at < 0:
+            raise IndexError("no end of a text")
+        if data[at + 1 : at + 2] != b"\xff":
+            return data[start:at].replace(b"\0\xff", b"\0"), at + 1
+        at += 2

@@ -1,0 +1,178 @@
+"""Keyed state in RocksDB: larger than memory, and snapshots that write only what is new.
+
+The write-ahead log is off: the checkpoint is the log. Files are immutable once RocksDB has written them, so a snapshot
+uploads those that its base did not have. RocksDB never compacts by itself here, because a compaction in the
+background would turn old data into new files at a moment that nobody chose; see `RocksDBSettings`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    Checkpoint,
+    DBCompressionType,
+    Options,
+    Rdict,
+    WriteBatch,
+    WriteOptions,
+)
+
+from stateflow import failpoints
+from stateflow.config import RocksDBSettings
+from stateflow.errors import CorruptFile, InternalError
+from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.handles import StateFile
+from stateflow.state.transfer import HostCache, remove_tree
+
+
+class RocksDBBackend(KeyedStateBackend):
+    """One RocksDB store in a working folder of its own.
+
+    Args:
+        folder: must not exist; unique to one attempt, so that RocksDB's lock is never contended.
+        cache: where files come from and go to.
+        base: the files to start from; empty for a new store.
+        settings: memory and compaction.
+        turn: this subtask's number, which spreads compactions over batches.
+
+    Raises:
+        MissingFile, CorruptFile: a base file is not what was recorded; the store is not opened.
+    """
+
+    def __init__(
+        self, folder: Path, cache: HostCache, base: Sequence[StateFile], settings: RocksDBSettings, turn: int = 0
+    ) -> None:
+        self._folder = folder
+        self._cache = cache
+        self._settings = settings
+        self._turn = turn
+        self._files = {file.local_name: file for file in base}
+        self._changed = False
+        folder.mkdir(parents=True, mode=0o700)
+        if base:
+            self._link_base()
+        self._db = Rdict(str(folder), options=_options(settings))
+        self._db.set_write_options(_without_wal())
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        values: list[bytes | None] = self._db.get(list(keys)) if keys else []
+        return values
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self._db.items(from_key=prefix):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        if not changes:
+            return
+        batch = WriteBatch(raw_mode=True)
+        for key, value in changes.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        self._db.write(batch)
+        self._changed = True
+
+    def snapshot(self, name: str) -> list[StateFile]:
+        """See `KeyedStateBackend.snapshot`; `name` is the prefix of the new files' keys and ends with a slash or
+        dash."""
+        if not self._changed:
+            return list(self._files.values())
+        self._db.flush()
+        self._compact_when_due()
+        local = self._folder.with_name(f"{self._folder.name}.snapshot")
+        Checkpoint(self._db).create_checkpoint(str(local))
+        failpoints.hit("task.snapshot")
+        try:
+            self._files = {n: self._keep_or_upload(local / n, name) for n in _names_to_keep(local)}
+        finally:
+            remove_tree(local)
+        self._changed = False
+        self._cache.keep_only(file.handle for file in self._files.values())
+        return list(self._files.values())
+
+    def close(self) -> None:
+        self._db.close()
+        remove_tree(self._folder)
+
+    def _link_base(self) -> None:
+        manifests = [n for n in self._files if n.startswith("MANIFEST-")]
+        if len(manifests) != 1:
+            raise CorruptFile("a snapshot has no store manifest, or several", files=sorted(self._files)[:5])
+        for file in self._files.values():
+            self._cache.link(file.handle, self._folder / _checked_name(file.local_name))
+        # RocksDB appends to its manifest: the cached file must not grow with it.
+        _make_own(self._folder / manifests[0])
+        (self._folder / "CURRENT").write_text(manifests[0] + "\n")
+
+    def _keep_or_upload(self, path: Path, prefix: str) -> StateFile:
+        known = self._files.get(path.name)
+        if known is not None and path.suffix == ".sst":
+            if known.handle.size != path.stat().st_size:
+                raise InternalError("RocksDB used a file name twice", file=path.name)
+            return known
+        return StateFile(handle=self._cache.upload(path, f"{prefix}{path.name}"), local_name=path.name)
+
+    def _compact_when_due(self) -> None:
+        files = int(self._db.property_value("rocksdb.num-files-at-level0") or 0)
+        if files >= self._settings.compact_at_files + self._turn:
+            self._db.compact_range(None, None)
+
+
+def _names_to_keep(folder: Path) -> list[str]:
+    """Data files and the store's own manifest; its options, log and the rest are written anew on opening."""
+    return sorted(n for n in os.listdir(folder) if n.endswith(".sst") or n.startswith("MANIFEST-"))
+
+
+def _checked_name(name: str) -> str:
+    if "/" in name or name in ("", ".", "..") or not (name.endswith(".sst") or name.startswith("MANIFEST-")):
+        raise CorruptFile("a snapshot names a file that a store does not have", name=name)
+    return name
+
+
+def _make_own(path: Path) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
+@lru_cache(maxsize=4)
+def _block_cache(size: int) -> Cache:
+    return Cache(size)
+
+
+def _options(settings: RocksDBSettings) -> Options:
+    table = BlockBasedOptions()
+    table.set_block_cache(_block_cache(settings.block_cache_bytes))
+    table.set_bloom_filter(10.0, False)
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_disable_auto_compactions(True)
+    options.set_write_buffer_size(settings.write_buffer_bytes)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_block_based_table_factory(table)
+    options.set_level_zero_file_num_compaction_trigger(1 << 20)
+    options.set_level_zero_slowdown_writes_trigger(1 << 20)
+    options.set_level_zero_stop_writes_trigger(1 << 20)
+    options.set_max_open_files(256)
+    options.set_keep_log_file_num(1)
+    return options
+
+
+def _without_wal() -> WriteOptions:
+    options = WriteOptions()
+    options.disable_wal = True
+    return options

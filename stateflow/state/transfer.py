@@ -1,0 +1,102 @@
+"""Moving state files between the job root, a host's cache of immutable files, and a store's working folder.
+
+The cache is a folder per subtask with files named by their hash. A task that lands on another host fetches what that
+host misses; size and SHA-256 are compared when a file enters the cache, so nothing that is not exactly what the
+checkpoint recorded is ever opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from stateflow.clock import Clock
+from stateflow.errors import CorruptFile
+from stateflow.state.handles import FileHandle
+from stateflow.storage import Storage
+from stateflow.storage.paths import check_key
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a local file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_local(handle: FileHandle, path: Path) -> None:
+    """Raises CorruptFile unless the local file `path` is exactly what `handle` refers to."""
+    size = path.stat().st_size
+    check_content(handle, size, hash_file(path) if size == handle.size else "")
+
+
+def check_content(handle: FileHandle, size: int, sha256: str) -> None:
+    """Raises CorruptFile, naming the file, unless size and hash are those of `handle`."""
+    if size != handle.size:
+        raise CorruptFile("a stored file has another size than was recorded", hint="go back to an older checkpoint",
+                          file=handle.key, expected=handle.size, found=size)  # fmt: skip
+    if sha256 != handle.sha256:
+        raise CorruptFile("a stored file's bytes are not those that were recorded", hint="go back to an older "
+                          "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
+
+
+class HostCache:
+    """Immutable files that this host already has, verified when they came in.
+
+    Args:
+        folder: of one subtask of one operator of one job; shared by the processes of this host.
+    """
+
+    def __init__(self, folder: Path, storage: Storage, clock: Clock) -> None:
+        self.folder = folder
+        self._storage = storage
+        self._clock = clock
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def link(self, handle: FileHandle, target: Path) -> None:
+        """Makes `target` that file, fetching it first when this host does not have it.
+
+        Raises MissingFile, or CorruptFile when the stored bytes are not the recorded ones.
+        """
+        try:
+            os.link(self._path(handle), target)
+        except FileNotFoundError:
+            self._fetch(handle)
+            os.link(self._path(handle), target)
+
+    def upload(self, source: Path, key: str) -> FileHandle:
+        """Stores a finished local file in the job root under a new name, and keeps it in the cache."""
+        handle = FileHandle(key=key, size=source.stat().st_size, sha256=hash_file(source))
+        self._storage.put_file(key, source)
+        with contextlib.suppress(FileExistsError):
+            os.link(source, self._path(handle))
+        return handle
+
+    def keep_only(self, handles: Iterable[FileHandle]) -> None:
+        """Forgets every other file. One that a process still uses stays until it lets go of it."""
+        wanted = {handle.sha256 for handle in handles}
+        for entry in list(os.scandir(self.folder)):
+            if entry.name not in wanted and entry.is_file():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.path)
+
+    def _path(self, handle: FileHandle) -> Path:
+        return self.folder / handle.sha256
+
+    def _fetch(self, handle: FileHandle) -> None:
+        partial = self.folder / f"incoming-{self._clock.new_id()}"
+        try:
+            self._storage.fetch(check_key(handle.key), partial)
+            check_local(handle, partial)
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, self._path(handle))
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes a local working folder; one that is gone already is no error."""
+    shutil.rmtree(folder, ignore_errors=True)
