@@ -18,11 +18,14 @@ from rich.table import Table
 
 from stateflow import ops
 from stateflow.config import parse_assignments, read_toml
+from stateflow.environment import RunRequest, RunResult, run_job
 from stateflow.errors import InternalError, StateflowError
 from stateflow.runtime.run import BatchResult, JobRun
 
 R = TypeVar("R")
-ROOT = click.option("--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path.")
+ROOT = click.option(
+    "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
+)
 
 log = logging.getLogger("stateflow")
 
@@ -37,24 +40,25 @@ def main() -> None:
 @click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
 @ROOT
 @click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; wins over the file.")
-@click.option("--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON.")
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; wins over the file."
+)
+@click.option(
+    "--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON."
+)
 @click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
-def run(
-    job: Path, job_root: str, config: Path | None, assignments: tuple[str, ...], result_file: Path | None,
-    run_id: str, log_format: str,
-) -> None:  # fmt: skip
+def run(job: Path, job_root: str, config: Path | None, result_file: Path | None, **options: Any) -> None:
     """Run a job until it is caught up with its source, or a bound is reached.
 
     A run always goes on from the newest checkpoint.
     """
-    progress = _progress(log_format)
+    progress = _progress(options["log_format"])
 
-    def work() -> ops.RunResult:
-        layers = ((read_toml(config),) if config else ()) + (parse_assignments(assignments),)
-        request = ops.RunRequest(job, job_root, layers, run_id, progress.started, progress.batch)
-        return ops.run_job(request)
+    def work() -> RunResult:
+        layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
+        request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
+        return run_job(request)
 
     result, error = _attempt(work)
     progress.ended()
@@ -136,7 +140,9 @@ class _Progress:
 class _LogProgress(_Progress):
     def __init__(self, as_json: bool) -> None:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(
+            _JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+        )
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
@@ -192,7 +198,7 @@ def _fail(error: StateflowError) -> None:
     sys.exit(error.exit_code)
 
 
-def _write_result(path: Path, result: ops.RunResult | None, error: StateflowError | None) -> None:
+def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:
     document: dict[str, Any] = {"status": "failed" if error else "finished", "error": None}
     if error:
         document["error"] = {"code": error.code, "message": str(error), "hint": error.hint,

@@ -120,7 +120,8 @@ def resolve(*layers: Mapping[str, Any]) -> Settings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
-    return _build(Settings, "", merged)
+    settings: Settings = _build(Settings, "", merged)
+    return settings
 
 
 def read_toml(path: Path) -> dict[str, Any]:

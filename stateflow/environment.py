@@ -1,35 +1,64 @@
-"""The façade that users start from: declares a job's graph, and puts a job together for a run."""
+"""The façade that users start from: declares a job's graph, and runs it."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import os
-import socket
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from stateflow.api.graph import Graph, SourceNode
-from stateflow.api.sink import SinkContext
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
-from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
-from stateflow.checkpoint.probe import probe_storage
-from stateflow.clock import Clock
+from stateflow.clock import SystemClock
 from stateflow.config import Settings, resolve
-from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.errors import JobDefinitionError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
-from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.run import Job
-from stateflow.storage import Storage
-from stateflow.storage.paths import FORMAT
+from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.local_run import run_local
+from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.storage import Storage, open_storage
 
 Build = Callable[["StreamExecutionEnvironment"], object]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    job: str
+    job_uuid: str
+    generation: int
+    started_from: int
+    checkpoint_id: int
+    batches: int
+    rows_in: int
+    rows_out: dict[str, int]
+    offsets: dict[str, str]
+    stopped_because: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run.
+
+    Attributes:
+        layers: settings from a file and from the command line; later ones win.
+        note: who or what asked for it; kept in the log.
+        on_start: told when the job is claimed and restored.
+        on_batch: told after each committed batch.
+    """
+
+    job_file: Path
+    job_root: str
+    layers: tuple[dict[str, Any], ...] = ()
+    note: str = ""
+    on_start: Callable[[JobRun], None] = lambda run: None
+    on_batch: Callable[[BatchResult], None] = lambda result: None
 
 
 class StreamExecutionEnvironment:
@@ -65,34 +94,9 @@ class StreamExecutionEnvironment:
         self.defaults.update({name.replace("__", "."): value for name, value in settings.items()})
 
 
-def load_job(path: Path) -> ModuleType:
-    """The module of a job file, importable under its own name here and on workers.
-
-    Raises JobDefinitionError when the file is missing, does not import, or has no `build`.
-    """
-    if not path.is_file():
-        raise JobDefinitionError("there is no such job file", path=str(path))
-    name = path.stem
-    if not name.isidentifier():
-        raise JobDefinitionError("a job file's name must be one that Python can import", hint="use letters, digits "
-                                 "and _", path=str(path))  # fmt: skip
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except StateflowError:
-        raise
-    except Exception as e:
-        raise JobDefinitionError(f"the job file does not import: {type(e).__name__}: {e}", path=str(path)) from e
-    if not callable(getattr(module, "build", None)):
-        raise JobDefinitionError("the job file has no build(env)", hint="define def build(env: "
-                                 "StreamExecutionEnvironment) -> None", path=str(path))  # fmt: skip
-    return module
-
-
-def declare(build: Build, name: str, layers: tuple[Mapping[str, Any], ...]) -> tuple[StreamExecutionEnvironment, Settings]:
+def declare(
+    build: Build, name: str, layers: tuple[Mapping[str, Any], ...]
+) -> tuple[StreamExecutionEnvironment, Settings]:
     """Runs `build` and resolves the settings.
 
     Args:
@@ -109,34 +113,58 @@ def declare(build: Build, name: str, layers: tuple[Mapping[str, Any], ...]) -> t
     return env, settings
 
 
-def assemble(env: StreamExecutionEnvironment, settings: Settings, storage: Storage, clock: Clock) -> Job:
-    """Checks everything that can be checked without changing anything, then opens or creates the job root.
+def run_job(request: RunRequest) -> RunResult:
+    """Runs a job file until it is caught up or a bound is reached. Raises StateflowError.
 
-    Raises ConfigError, WrongJobRoot, EnvironmentUnsupported, SinkRefused, SchemaMismatch.
+    Sources that Spark reads run on Spark; a source that this process can read runs in this process.
     """
-    plan = plan_job(env.graph, settings.parallelism)
-    new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    if storage.size(FORMAT) is not None:
-        check_same_job(read_format(storage), new, storage.uri)
-    for node in env.graph.sinks:
-        node.sink.check(SinkContext("", node.uid, node.parent.schema))
-    root = _open_root(storage, clock, new)
-    sinks = {n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in env.graph.sinks}
-    for bound in sinks.values():
-        bound.sink.prepare(bound.context)
-    return Job(root, plan, settings, sinks, source_descriptions(plan))
+    clock = SystemClock()
+    began = clock.monotonic()
+    module = load_job(request.job_file)
+    env, settings = declare(module.build, request.job_file.stem, request.layers)
+    env.graph.check()
+    storage = open_storage(request.job_root)
+    if isinstance(env.graph.sources[0].source, LocalSource):
+        run, reached = _run_here(env.graph, settings, storage, request)
+    else:
+        run, reached = _run_on_spark(env.graph, settings, storage, request)
+    return _result(run, reached, clock.monotonic() - began)
 
 
-def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
-    """(uid, description) of each source."""
-    return ((plan.source.uid, plan.source.source.description),)
+def _run_here(graph: Graph, settings: Settings, storage: Storage, request: RunRequest) -> tuple[JobRun, str]:
+    run = JobRun(assemble(graph, settings, storage, SystemClock()), LocalExecutor())
+    run.start(request.note)
+    request.on_start(run)
+    source = graph.sources[0].source
+    assert isinstance(source, LocalSource)
+    return run, run_local(run, source, request.on_batch)
 
 
-def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
-    writer = f"{socket.gethostname()}:{os.getpid()}"
-    generation = 1
-    if storage.size(FORMAT) is not None:
-        head = JobRoot.open(storage, clock, writer).log.read_head()
-        generation = head.entry.seq + 1 if head else 1
-    probe_storage(storage, clock, generation)
-    return JobRoot.create_or_open(storage, clock, new, writer)
+def _run_on_spark(
+    graph: Graph, settings: Settings, storage: Storage, request: RunRequest
+) -> tuple[JobRun, str]:
+    # Spark takes a second to import, and runs without it do not need it.
+    from stateflow.runtime.session import open_session
+    from stateflow.runtime.spark import SparkExecutor
+    from stateflow.runtime.spark_run import SparkRun, check_root, ship_job
+
+    spark = open_session(settings)
+    check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
+    source = graph.sources[0].source
+    assert isinstance(source, Source)
+    source.check(spark)
+    run = JobRun(assemble(graph, settings, storage, SystemClock()), SparkExecutor())
+    run.start(request.note)
+    request.on_start(run)
+    ship_job(spark, request.job_file)
+    return run, SparkRun(spark, run, request.on_batch).run()
+
+
+def _result(run: JobRun, reached: str, seconds: float) -> RunResult:
+    root = run.job.root
+    return RunResult(
+        job=root.job.job, job_uuid=root.job.job_uuid, generation=run.head.entry.generation,
+        started_from=run.restored.checkpoint_id, checkpoint_id=run.head.checkpoint_id, batches=run.totals.batches,
+        rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
+        offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
+    )  # fmt: skip

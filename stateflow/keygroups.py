@@ -42,7 +42,9 @@ class KeyGroupRange:
 def check_max_parallelism(value: int) -> int:
     """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
-        raise ConfigError("max parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value)
+        raise ConfigError(
+            "max parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value
+        )
     return value
 
 
@@ -83,7 +85,9 @@ def check_key_type(name: str, column: str) -> str:
     """Returns the type name when keys of it hash alike everywhere; raises ConfigError otherwise."""
     if name in _ENCODERS or name.startswith("decimal("):
         return name
-    reason = "collated strings have several spellings of one key" if "collate" in name else "it has no stable hash"
+    reason = (
+        "collated strings have several spellings of one key" if "collate" in name else "it has no stable hash"
+    )
     raise ConfigError("a column of this type cannot be part of a key", hint=f"{reason}; cast it to string or bigint",
                       column=column, type=name)  # fmt: skip
 

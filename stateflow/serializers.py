@@ -18,9 +18,19 @@ from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 
 T = TypeVar("T")
 
-_NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = 0, 1, 2, 0x15, 0x21, 0x26, 0x27, 0x30, 0x31
+_NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (
+    0,
+    1,
+    2,
+    0x15,
+    0x21,
+    0x26,
+    0x27,
+    0x30,
+    0x31,
+)
 _VALUE_FORMAT = b"\x01"
-_EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for moments without a zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
@@ -84,7 +94,7 @@ def _describe(info: Any) -> str:
         return f"{getattr(info, 'cls', type(info)).__name__}({inner})"
     name = type(info).__name__.removesuffix("Type").lower()
     parts = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
-    parts += list(getattr(info, "item_types", None) or getattr(info, "types", ()))
+    parts += list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
     return f"{name}[{', '.join(_describe(p) for p in parts)}]" if parts else name
 
 
@@ -110,25 +120,32 @@ def decode_key(data: bytes) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def _encode_part(part: object) -> bytes:
+def _encode_part(part: Any) -> bytes:
     kind = type(part)
     if kind is str:
-        return b"\x02" + part.encode().replace(b"\0", b"\0\xff") + b"\0"  # type: ignore[attr-defined]
+        return b"\x02" + _escaped(part.encode())
     if kind is int:
-        return _encode_int(part)  # type: ignore[arg-type]
+        return _encode_int(part)
     if kind is bytes:
-        return b"\x01" + part.replace(b"\0", b"\0\xff") + b"\0"  # type: ignore[attr-defined]
+        return b"\x01" + _escaped(part)
     if kind is float:
-        return b"\x21" + _float_bytes(part)  # type: ignore[arg-type]
+        return b"\x21" + _float_bytes(part)
     if part is None:
         return b"\x00"
     if kind is bool:
         return b"\x27" if part else b"\x26"
     if kind is datetime.date:
-        return b"\x30" + struct.pack(">I", part.toordinal())  # type: ignore[attr-defined]
+        return b"\x30" + struct.pack(">I", part.toordinal())
     if kind is datetime.datetime:
-        return b"\x31" + _datetime_bytes(part)  # type: ignore[arg-type]
-    raise StateError("a value of this type cannot be part of a key", value=repr(part)[:200], type=kind.__name__)
+        return b"\x31" + _datetime_bytes(part)
+    raise StateError(
+        "a value of this type cannot be part of a key", value=repr(part)[:200], type=kind.__name__
+    )
+
+
+def _escaped(data: bytes) -> bytes:
+    """The bytes with an end that sorts before every continuation: a NUL inside is followed by 0xFF."""
+    return data.replace(b"\0", b"\0\xff") + b"\0"
 
 
 def _encode_int(number: int) -> bytes:

@@ -109,9 +109,12 @@ class Graph:
 
     def _check_uid(self, kind: str, uid: str) -> None:
         if not uid:
-            raise JobDefinitionError(f"a {kind} has no uid", hint="state and output are matched by uid: give one")
+            raise JobDefinitionError(
+                f"a {kind} has no uid", hint="state and output are matched by uid: give one"
+            )
         check_name(f"the uid of a {kind}", uid)
-        taken = [n.uid for n in (*self.sources, *self.operators, *self.sinks)]
+        nodes: list[SourceNode | ProcessNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
+        taken = [n.uid for n in nodes]
         if uid in taken:
             raise JobDefinitionError("a uid is used twice", hint="every source, operator and sink needs its own",
                                      uid=uid)  # fmt: skip

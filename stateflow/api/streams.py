@@ -27,7 +27,9 @@ class DataStream:
         """The columns of the rows."""
         return self._node.schema
 
-    def transform(self, function: Callable[[DataFrame], DataFrame], schema: type[Any] | None = None) -> DataStream:
+    def transform(
+        self, function: Callable[[DataFrame], DataFrame], schema: type[Any] | None = None
+    ) -> DataStream:
         """Applies any stateless Spark expression to each batch: select, filter, join with a static table, UDFs.
 
         Args:
@@ -59,7 +61,9 @@ class KeyedStream:
         self._node = node
         self._keys = keys
 
-    def process(self, function: KeyedProcessFunction[Any, Any], *, output: type[Any], uid: str = "") -> DataStream:
+    def process(
+        self, function: KeyedProcessFunction[Any, Any], *, output: type[Any], uid: str = ""
+    ) -> DataStream:
         """Runs a stateful function over the rows of each key.
 
         Args:
@@ -68,6 +72,8 @@ class KeyedStream:
             uid: what the operator's state is matched by, over all versions of the job.
         """
         if not isinstance(function, KeyedProcessFunction):
-            raise JobDefinitionError("process needs a KeyedProcessFunction object", given=repr(function), uid=uid)
+            raise JobDefinitionError(
+                "process needs a KeyedProcessFunction object", given=repr(function), uid=uid
+            )
         node = ProcessNode(uid, self._node, self._keys, function, RowSchema.of(output))
         return DataStream(self._graph, self._graph.add_operator(node))

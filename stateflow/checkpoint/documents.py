@@ -12,7 +12,7 @@ from stateflow.state.handles import Committable, Document, FileHandle, StateSche
 FORMAT_VERSION = 1
 
 
-class JobFormat(Document):
+class JobFormat(Document, frozen=True, kw_only=True):
     """`FORMAT`: who this job root belongs to; created once, never changed."""
 
     version: int
@@ -23,7 +23,7 @@ class JobFormat(Document):
     """Spark type names of the key columns of each keyed operator that the job had when it was created."""
 
 
-class OperatorState(Document):
+class OperatorState(Document, frozen=True, kw_only=True):
     """The state of one keyed operator at a barrier."""
 
     uid: str
@@ -33,7 +33,7 @@ class OperatorState(Document):
     subtasks: list[SubtaskState]
 
 
-class SourceFile(Document):
+class SourceFile(Document, frozen=True, kw_only=True):
     """A file of Spark's ``sources/`` log; small ones are kept in the manifest itself."""
 
     path: str
@@ -41,7 +41,7 @@ class SourceFile(Document):
     handle: FileHandle | None = None
 
 
-class SourcePosition(Document):
+class SourcePosition(Document, frozen=True, kw_only=True):
     """Up to where one source has been read."""
 
     uid: str
@@ -50,7 +50,7 @@ class SourcePosition(Document):
     """The source's own JSON, as Spark's offset log holds it."""
 
 
-class SparkPosition(Document):
+class SparkPosition(Document, frozen=True, kw_only=True):
     """What a fresh Spark checkpoint location is seeded with to go on after this checkpoint."""
 
     batch_id: int
@@ -61,7 +61,7 @@ class SparkPosition(Document):
     source_files: list[SourceFile]
 
 
-class Manifest(Document):
+class Manifest(Document, frozen=True, kw_only=True):
     """Everything that one checkpoint consists of, apart from what the log entry says."""
 
     job_uuid: str
@@ -76,7 +76,7 @@ class Manifest(Document):
     """Bytes of state that it refers to."""
 
 
-class PendingOutput(Document):
+class PendingOutput(Document, frozen=True, kw_only=True):
     """Output of one checkpoint in one sink that is not known to be published."""
 
     checkpoint_id: int
@@ -85,7 +85,7 @@ class PendingOutput(Document):
     committables: list[Committable]
 
 
-class PublishedOutput(Document):
+class PublishedOutput(Document, frozen=True, kw_only=True):
     """Where a sink stands, as far as the log knows."""
 
     table_id: str
@@ -94,14 +94,14 @@ class PublishedOutput(Document):
     """The last checkpoint whose output was published there; 0 when there is none."""
 
 
-class EntryRef(Document):
+class EntryRef(Document, frozen=True, kw_only=True):
     """An earlier checkpoint that the log keeps: the sequence number of its COMMIT and that entry's hash."""
 
     id: int
     sha256: str
 
 
-class Pin(Document):
+class Pin(Document, frozen=True, kw_only=True):
     """A checkpoint that somebody reads from outside, and that must not be cleaned meanwhile."""
 
     id: str
@@ -117,7 +117,7 @@ class EntryKind(StrEnum):
     ADMIN = "admin"
 
 
-class LogEntry(Document):
+class LogEntry(Document, frozen=True, kw_only=True):
     """`log/<seq>`: one step of the job's history, and, while it is the newest, the job's whole present."""
 
     job_uuid: str

@@ -14,7 +14,7 @@ KEEP = 10_000
 _SWEEP_EVERY = 500
 
 
-class CheckpointRecord(Document):
+class CheckpointRecord(Document, frozen=True, kw_only=True):
     """What one committed checkpoint was like."""
 
     checkpoint_id: int

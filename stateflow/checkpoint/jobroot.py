@@ -107,7 +107,13 @@ class JobRoot:
 
         Raises DataError when it is not kept any more.
         """
-        new = Pin(id=self.clock.new_id(), checkpoint=ref, owner=owner, reason=reason, since=self.clock.now().isoformat())
+        new = Pin(
+            id=self.clock.new_id(),
+            checkpoint=ref,
+            owner=owner,
+            reason=reason,
+            since=self.clock.now().isoformat(),
+        )
 
         def draft(base: Head) -> LogEntry:
             # For each entry that the ADMIN may come to stand on: another ADMIN in between can have let `ref` go.
@@ -169,7 +175,9 @@ class JobRoot:
         return isinstance(self.log.append(head, checked), Appended)
 
     def _author(self, note: str = "") -> Author:
-        return Author(self.writer, self.clock.new_id(), self.clock.now().isoformat(timespec="milliseconds"), note)
+        return Author(
+            self.writer, self.clock.new_id(), self.clock.now().isoformat(timespec="milliseconds"), note
+        )
 
 
 def kept(head: Head) -> list[EntryRef]:
@@ -213,5 +221,3 @@ def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
 
 def _busy() -> DataError:
     return DataError("the job's log moves too fast to add an entry", hint="try again")
-
-

@@ -131,7 +131,9 @@ class CheckpointLog:
                 return None
             # Unknown, and nothing is there: the request was lost, or its write is still on the way. Writing the same
             # bytes again is safe in both cases.
-        raise StorageError("the storage does not say whether a log entry was written", key=key, tries=_PUT_TRIES)
+        raise StorageError(
+            "the storage does not say whether a log entry was written", key=key, tries=_PUT_TRIES
+        )
 
     def _bytes_of(self, key: str) -> bytes | None:
         """What is in the slot: a put whose answer was lost, or was taken for a conflict, left our very bytes there."""

@@ -64,7 +64,9 @@ class TableHandle(Protocol):
 class PublishingSink(Protocol):
     """What publishing needs of a sink."""
 
-    uid: str
+    @property
+    def uid(self) -> str:
+        """The sink's name in the job."""
 
     def open_table(self) -> TableHandle:
         """The table as it is now. Raises SinkDiverged or SinkRefused when it is not one that may be written to."""
@@ -129,6 +131,8 @@ def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLo
                             "job to the same point", sink=uid, token=table.token)  # fmt: skip
     newest = log.read_head()
     if newest is not None and newest.entry.seq >= table.token:
-        return Fenced("a newer run published to the sink", hint="let the other run work", sink=uid, token=table.token)
+        return Fenced(
+            "a newer run published to the sink", hint="let the other run work", sink=uid, token=table.token
+        )
     return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="is the job root a copy, or "
                         "restored from one? go back in the sink too", sink=uid, token=table.token)  # fmt: skip

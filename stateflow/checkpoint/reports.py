@@ -7,7 +7,7 @@ from stateflow.errors import StateflowError, UserCodeError
 from stateflow.state.handles import Committable, Document, StateSchema, SubtaskState
 
 
-class Failure(Document):
+class Failure(Document, frozen=True, kw_only=True):
     """An error that a task met and that trying the task again cannot mend."""
 
     kind: str
@@ -29,7 +29,7 @@ class Failure(Document):
         return kind(self.message, hint=self.hint, **self.facts)
 
 
-class Consumed(Document):
+class Consumed(Document, frozen=True, kw_only=True):
     """Which attempt of an upstream task a task got its rows from."""
 
     uid: str
@@ -37,7 +37,7 @@ class Consumed(Document):
     attempt: str
 
 
-class TaskReport(Document):
+class TaskReport(Document, frozen=True, kw_only=True):
     """One subtask's part of a checkpoint, or why there is none."""
 
     generation: int

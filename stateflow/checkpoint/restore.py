@@ -52,7 +52,9 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
 
 
 def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
-    dropped = sorted(uid for uid, state in operators.items() if uid not in wanted.key_types and state.subtasks)
+    dropped = sorted(
+        uid for uid, state in operators.items() if uid not in wanted.key_types and state.subtasks
+    )
     if dropped:
         raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
                           "their old uids back, or start the new job in a root of its own", uids=dropped)  # fmt: skip

@@ -50,7 +50,11 @@ def next_exchange(level: Level, before: Level, emitted: DataFrame, max_paralleli
     router = _Router(level, max_parallelism)
     frames = [
         emitted.where(F.col(CONTROL).isNotNull()).select(
-            F.col(TARGET).cast("int").alias(TARGET), F.lit(BARRIER_ORDER).alias(ORDER), POSITION, CONTROL, REPORT
+            F.col(TARGET).cast("int").alias(TARGET),
+            F.lit(BARRIER_ORDER).alias(ORDER),
+            POSITION,
+            CONTROL,
+            REPORT,
         )
     ]
     for index, node in enumerate(level.inputs):

@@ -101,7 +101,9 @@ def _route(level: Level, inputs: dict[int, Any], max_parallelism: int) -> dict[i
     return routed
 
 
-def _target(unit: Unit, parallelism: int, max_parallelism: int, position: int, row: Any) -> tuple[int, _Routed]:
+def _target(
+    unit: Unit, parallelism: int, max_parallelism: int, position: int, row: Any
+) -> tuple[int, _Routed]:
     if unit.operator is None:
         return unit.first_target + position % parallelism, _Routed(0, (), position, row)
     keying = unit.operator.keying
@@ -113,7 +115,9 @@ def _target(unit: Unit, parallelism: int, max_parallelism: int, position: int, r
     group = digest % max_parallelism
     order = group << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT) & _HASH_MASK
     ties = tuple((v is not None, v) for v in (*key, *(getattr(row, c) for c in keying.order_by)))
-    return unit.first_target + subtask_of(group, parallelism, max_parallelism), _Routed(order, ties, position, row)
+    return unit.first_target + subtask_of(group, parallelism, max_parallelism), _Routed(
+        order, ties, position, row
+    )
 
 
 def _input_batches(
@@ -145,6 +149,8 @@ def _split(emitted: list[pa.RecordBatch], level: Level, targets: int) -> tuple[d
             operator = level.units[kinds[0]].operator
             assert operator is not None
             prefix = output_prefix(kinds[0])
-            found = to_rows([batch.column(prefix + n) for n in operator.schema.names], row_maker(operator.schema))
+            found = to_rows(
+                [batch.column(prefix + n) for n in operator.schema.names], row_maker(operator.schema)
+            )
             rows[id(operator)] += zip(batch.column(POSITION).to_pylist(), found, strict=True)
     return rows, controls

@@ -96,7 +96,9 @@ class KeyedOperator:
             return
         if self._has_batch_end:
             self._make_current(self._open)
-            self._call("on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ()))
+            self._call(
+                "on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ())
+            )
         self._open = None
 
     def _make_current(self, group: tuple[bytes, bytes, Key]) -> None:

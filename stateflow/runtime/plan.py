@@ -79,16 +79,18 @@ def plan_job(graph: Graph, parallelism: int) -> JobPlan:
     """Arranges a checked graph in levels. Raises JobDefinitionError when it cannot run."""
     graph.check()
     chained = {id(s): s for s in graph.sinks if isinstance(s.parent, ProcessNode)}
-    makers: list[tuple[str, Node, ProcessNode | None, tuple[SinkNode, ...]]] = []
-    for operator in graph.operators:
-        makers.append((operator.uid, operator.parent, operator, tuple(s for s in chained.values() if s.parent is operator)))
+    makers: list[tuple[str, Node, ProcessNode | None, tuple[SinkNode, ...]]] = [
+        (o.uid, o.parent, o, tuple(s for s in chained.values() if s.parent is o)) for o in graph.operators
+    ]
     makers += [(s.uid, s.parent, None, (s,)) for s in graph.sinks if id(s) not in chained]
-    fed = {id(producer(node)) for _, node, _, _ in makers}
+    fed = {id(producer(parent)) for _, parent, _, _ in makers}
     by_level: dict[int, list[Unit]] = {}
-    for uid, node, operator, sinks in makers:
-        number = level_of(node) + 1
+    for uid, parent, operator, sinks in makers:
+        number = level_of(parent) + 1
         units = by_level.setdefault(number, [])
-        units.append(Unit(uid, number, len(units) * parallelism, node, operator, sinks, id(operator) in fed))
+        units.append(
+            Unit(uid, number, len(units) * parallelism, parent, operator, sinks, id(operator) in fed)
+        )
     if not by_level:
         raise JobDefinitionError("the job does nothing", hint="end a stream with process or sink_to")
     levels = tuple(Level(n, tuple(by_level[n]), parallelism) for n in sorted(by_level))

@@ -1,4 +1,4 @@
-"""One run of a job: claim, restore, publish what is pending, then batch after batch. The same with and without Spark."""
+"""One run of a job: claim, restore, publish what is pending, then batch after batch; with Spark or without."""
 
 from __future__ import annotations
 

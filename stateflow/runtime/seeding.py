@@ -86,7 +86,8 @@ class SparkLocation:
         content = (self.folder / "sources" / path).read_bytes()
         if len(content) <= _INLINE_LIMIT:
             return SourceFile(path=path, content=content)
-        return SourceFile(path=path, handle=write_bytes(self._storage, f"{folder}sources-{path.replace('/', '-')}", content))
+        key = f"{folder}sources-{path.replace('/', '-')}"
+        return SourceFile(path=path, handle=write_bytes(self._storage, key, content))
 
     def _content(self, file: SourceFile) -> bytes:
         if file.handle is None:
@@ -113,7 +114,11 @@ def needed_entries(names: list[str]) -> list[str]:
     newest = max(compacted, default=-1)
     plain = sorted((n for n in names if n.isdigit()), key=int)
     kept = [n for n in plain if int(n) > newest]
-    return ([f"{newest}.compact"] if compacted else []) + kept + [n for n in names if not n.split(".")[0].isdigit()]
+    return (
+        ([f"{newest}.compact"] if compacted else [])
+        + kept
+        + [n for n in names if not n.split(".")[0].isdigit()]
+    )
 
 
 def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) -> list[SourcePosition]:
@@ -123,7 +128,9 @@ def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) ->
         sources: (uid, description) in the order in which the query has them.
     """
     lines = position.offsets.decode().splitlines()[2:]
-    return [SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)]
+    return [
+        SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)
+    ]
 
 
 def _checked(path: str) -> str:

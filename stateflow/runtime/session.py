@@ -75,11 +75,11 @@ def _check(session: SparkSession) -> None:
     for key, value in REQUIRED.items():
         found = session.conf.get(key, None)
         if str(found).lower() != value:
-            raise ConfigError("a setting of Spark would let results mix two attempts of a task", hint=f"set {key}={value}",
-                              found=found)  # fmt: skip
+            raise ConfigError("a setting of Spark would let results mix two attempts of a task", setting=key,
+                              hint=f"set it to {value}", found=found)  # fmt: skip
     if not hasattr(session, "sparkContext"):
         raise EnvironmentUnsupported("Spark Connect is not supported", hint="use a classic session")
-    check_master(session.sparkContext.master)
+    check_master(str(session.sparkContext.master))
 
 
 def check_master(master: str) -> None:

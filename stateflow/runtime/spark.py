@@ -30,7 +30,9 @@ class SparkExecutor(Executor):
                 # Control rows and every input of the next level read it: unpersisted, each would run the tasks again.
                 frame = _persist(frame, persisted)
                 before = work.plan.levels[at - 1]
-                frame = _level_frame(next_exchange(level, before, frame, work.info.max_parallelism), specs[at])
+                frame = _level_frame(
+                    next_exchange(level, before, frame, work.info.max_parallelism), specs[at]
+                )
             collected = frame.select(REPORT).collect()
         return decode_reports(bytes(row[0]) for row in collected)
 
@@ -48,7 +50,9 @@ def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:
 
 
 def _level_frame(exchanged: DataFrame, spec: LevelSpec) -> DataFrame:
-    return exchanged.mapInArrow(_task_function(spec), from_arrow_schema(spec.output, prefer_timestamp_ntz=True))
+    return exchanged.mapInArrow(
+        _task_function(spec), from_arrow_schema(spec.output, prefer_timestamp_ntz=True)
+    )
 
 
 def _task_function(spec: LevelSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

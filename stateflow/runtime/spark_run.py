@@ -36,7 +36,9 @@ class _Outcome:
 def check_root(storage: Storage, master: str, shared: bool) -> None:
     """Raises ConfigError for a job root that the tasks, or Spark's driver, could not see."""
     if storage.local_path("x") is None:
-        raise ConfigError("a job root in memory is for runs without Spark", hint="use a path", root=storage.uri)
+        raise ConfigError(
+            "a job root in memory is for runs without Spark", hint="use a path", root=storage.uri
+        )
     if storage.host_local and not is_local(master) and not shared:
         raise ConfigError("the job root is on this host only, but tasks run on others", hint="use a storage that all "
                           "hosts see; if this path is one, set storage.shared=true", root=storage.uri,
@@ -144,4 +146,3 @@ def _as_ours(error: BaseException) -> StateflowError:
 def ship_job(spark: SparkSession, path: Path) -> None:
     """Makes the job file importable on every worker."""
     spark.sparkContext.addPyFile(str(path))
-

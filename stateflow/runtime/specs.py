@@ -24,7 +24,7 @@ UNIT = "_unit"
 REPORT = "_report"
 
 GROUP_SHIFT = 47
-"""`_order` is key group × 2^47 + 47 bits of the key's hash: rows of a key lie side by side, key groups in order."""
+"""`_order` is key group times 2^47, plus 47 bits of the key's hash: a key's rows lie together, key groups in order."""
 BARRIER_ORDER = (1 << 63) - 1
 """Sorts behind every row: a barrier ends a batch's input."""
 

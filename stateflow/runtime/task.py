@@ -160,7 +160,9 @@ class _Task:
     # -- barriers and reports -----------------------------------------------------------------------------------
 
     def _take_control(self, batch: pa.RecordBatch) -> None:
-        for data, report in zip(batch.column(CONTROL).to_pylist(), batch.column(REPORT).to_pylist(), strict=True):
+        for data, report in zip(
+            batch.column(CONTROL).to_pylist(), batch.column(REPORT).to_pylist(), strict=True
+        ):
             self._barriers.append(msgspec.msgpack.decode(data, type=Barrier))
             if report:
                 self._carried.append(msgspec.msgpack.decode(report, type=TaskReport))

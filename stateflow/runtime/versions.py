@@ -26,7 +26,9 @@ def check_python(version: tuple[int, int] | None = None) -> None:
 def check_spark(version: str) -> None:
     """Raises EnvironmentUnsupported unless this Spark is one that is supported."""
     if version != SPARK and not version.startswith(f"{SPARK}."):
-        raise EnvironmentUnsupported("this Spark is not supported", hint="install pyspark==4.2.0", found=version)
+        raise EnvironmentUnsupported(
+            "this Spark is not supported", hint="install pyspark==4.2.0", found=version
+        )
 
 
 def check_java() -> None:

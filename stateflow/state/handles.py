@@ -9,7 +9,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything stored. Unknown fields are ignored on reading, and new ones have defaults."""
 
 
-class FileHandle(Document):
+class FileHandle(Document, frozen=True, kw_only=True):
     """A reference to one immutable stored file."""
 
     key: str
@@ -17,14 +17,14 @@ class FileHandle(Document):
     sha256: str
 
 
-class StateFile(Document):
+class StateFile(Document, frozen=True, kw_only=True):
     """A file of one subtask's state: what it is stored as, and what RocksDB calls it."""
 
     handle: FileHandle
     local_name: str
 
 
-class StateSchema(Document):
+class StateSchema(Document, frozen=True, kw_only=True):
     """One declared state: what a reader must know before it looks at a value."""
 
     name: str
@@ -33,7 +33,7 @@ class StateSchema(Document):
     key_type: str = ""
 
 
-class SubtaskState(Document):
+class SubtaskState(Document, frozen=True, kw_only=True):
     """The state of one subtask of an operator at a barrier."""
 
     subtask: int
@@ -44,7 +44,7 @@ class SubtaskState(Document):
     files: list[StateFile] = []
 
 
-class Committable(Document):
+class Committable(Document, frozen=True, kw_only=True):
     """A file that a sink wrote and nobody sees until it is published."""
 
     path: str

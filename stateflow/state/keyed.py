@@ -52,14 +52,15 @@ class KeyedState:
         Raises StateError when the name is taken by a state of another kind or type.
         """
         wanted = ValueState(self, descriptor)
-        found = self._register(wanted)
+        found: ValueState[T] = self._register(wanted)
         if found is wanted:
             self._values.append(wanted)
         return found
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """As `value_state`, for a map."""
-        return self._register(MapState(self, descriptor))
+        found: MapState[K, V] = self._register(MapState(self, descriptor))
+        return found
 
     @property
     def schemas(self) -> list[StateSchema]:

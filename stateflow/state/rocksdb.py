@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -46,7 +47,12 @@ class RocksDBBackend(KeyedStateBackend):
     """
 
     def __init__(
-        self, folder: Path, cache: HostCache, base: Sequence[StateFile], settings: RocksDBSettings, turn: int = 0
+        self,
+        folder: Path,
+        cache: HostCache,
+        base: Sequence[StateFile],
+        settings: RocksDBSettings,
+        turn: int = 0,
     ) -> None:
         self._folder = folder
         self._cache = cache
@@ -61,15 +67,14 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.set_write_options(_without_wal())
 
     def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._db.get(key)
-        return value
+        return cast(bytes | None, self._db.get(key))
 
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        values: list[bytes | None] = self._db.get(list(keys)) if keys else []
-        return values
+        return cast(list[bytes | None], self._db.get(list(keys))) if keys else []
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in self._db.items(from_key=prefix):
+        entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix))
+        for key, value in entries:
             if not key.startswith(prefix):
                 return
             yield key, value
@@ -157,7 +162,7 @@ def _block_cache(size: int) -> Cache:
 def _options(settings: RocksDBSettings) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_block_cache(settings.block_cache_bytes))
-    table.set_bloom_filter(10.0, False)
+    table.set_bloom_filter(10, False)
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_disable_auto_compactions(True)
@@ -174,5 +179,5 @@ def _options(settings: RocksDBSettings) -> Options:
 
 def _without_wal() -> WriteOptions:
     options = WriteOptions()
-    options.disable_wal = True
+    setattr(options, "disable_wal", True)  # noqa: B010 - its stub has it as a method, it is an attribute
     return options

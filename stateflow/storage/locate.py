@@ -25,4 +25,6 @@ def open_storage(uri: str) -> Storage:
         return PosixStorage(unquote(parts.path))
     if parts.scheme == "memory":
         return _memory.setdefault(uri, MemoryStorage(uri))
-    raise ConfigError("no storage for this kind of address", hint="use a path, file:///path or memory://name", uri=uri)
+    raise ConfigError(
+        "no storage for this kind of address", hint="use a path, file:///path or memory://name", uri=uri
+    )

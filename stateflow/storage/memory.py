@@ -46,7 +46,9 @@ class MemoryStorage(Storage):
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         with self._lock:
-            found = [(k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after]
+            found = [
+                (k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after
+            ]
         return [BlobInfo(key, size) for key, size in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -33,7 +33,9 @@ class FolderSink(Sink):
         return str(self.folder)
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        name = f"{writing.generation}-{writing.ordinal}-{writing.subtask}-{writing.attempt}-{context.uid}.json"
+        name = (
+            f"{writing.generation}-{writing.ordinal}-{writing.subtask}-{writing.attempt}-{context.uid}.json"
+        )
         return _Writer(self.folder / "data" / name)
 
     def open_table(self, context: SinkContext) -> SinkTable:
@@ -54,7 +56,9 @@ class FolderSink(Sink):
         result = []
         for version in _versions(self.folder):
             for name in version.get("paths", []):
-                result += [json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()]
+                result += [
+                    json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()
+                ]
         return result
 
 

@@ -54,7 +54,9 @@ class ScriptedSource(LocalSource):
         slice_rows: rows of a batch, unless settings say less.
     """
 
-    def __init__(self, row_class: type[Any], script: Sequence[Any], ledger: Path, slice_rows: int = 10) -> None:
+    def __init__(
+        self, row_class: type[Any], script: Sequence[Any], ledger: Path, slice_rows: int = 10
+    ) -> None:
         self.schema = RowSchema.of(row_class)
         self._script = list(script)
         self._ledger = ledger

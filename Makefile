@@ -1,0 +1,65 @@
+# The one list of commands: the same on a laptop and in CI. `make help` prints it.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Asked for by each recipe, not when this file is read: on a fresh machine `setup` has to write it first.
+RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
+
+# Tests that share a Spark session carry one xdist group, so two workers start at most two sessions.
+WORKERS ?= 2
+PYTEST = $(RUN) python -m pytest -q -n $(WORKERS) --dist loadgroup
+
+.PHONY: help setup demo ui test test-all lint format bench requirements clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup:  ## make .venv with everything in it; returns at once when nothing has changed
+	@bash scripts/setup.sh
+
+demo: setup  ## a job that is checkpointed, killed, restored and rewound, in a minute
+	@$(RUN) python scripts/demo.py
+
+ui: setup  ## the same with Airflow's web interface
+	@$(RUN) python scripts/demo.py ui
+
+# Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
+# and pytest has the last word.
+test: setup  ## lint, then the tests that are not marked slow
+	@$(MAKE) lint; lint=$$?; \
+	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests all the same"; fi; \
+	$(PYTEST) -m "not slow"; tests=$$?; \
+	exit $$((lint || tests))
+
+test-all: setup  ## lint, then every test
+	@$(MAKE) lint; lint=$$?; \
+	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests all the same"; fi; \
+	$(PYTEST); tests=$$?; \
+	exit $$((lint || tests))
+
+lint: setup  ## ruff, mypy and the layer contracts
+	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff format --check --quiet .
+	@$(RUN) mypy --no-error-summary
+	@$(RUN) lint-imports --no-logo
+
+format: setup  ## put the code into the form that lint asks for
+	@$(RUN) ruff check --quiet --fix .
+	@$(RUN) ruff format --quiet .
+
+bench: setup  ## run the benchmarks; one of them with BENCH=benchmarks/bench_<name>.py
+	@set -e; for file in $${BENCH:-benchmarks/bench_*.py}; do $(RUN) python $$file; done
+
+requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE=1 takes new versions
+	@for file in requirements requirements-dev; do \
+		$(RUN) UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS-1} uv pip compile --quiet $${UPGRADE:+--upgrade} \
+			--universal --python-version 3.11 --no-annotate --custom-compile-command "make requirements" \
+			$$file.in --output-file $$file.txt || exit 1; \
+	done
+
+clean:  ## remove what tools leave behind; .venv stays
+	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

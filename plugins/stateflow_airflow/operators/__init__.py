@@ -1,0 +1,1 @@
+"""Operators; import them from their modules, or from here."""

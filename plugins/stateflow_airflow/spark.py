@@ -1,0 +1,24 @@
+"""How an operator is told to call spark-submit; light, since DAG files import it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkSubmit:
+    """How spark-submit is called.
+
+    Args:
+        conn_id: Airflow connection of type `spark`; its host is the master, such as ``local[2,4]``. conf:
+        Spark settings, ``--conf``. The operator renders templates in it. env_vars: environment of the
+        driver. The operator renders templates in it. options: further arguments of SparkSubmitHook by their
+        names there, such as ``driver_memory`` or ``jars``.
+    """
+
+    conn_id: str = "spark_default"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)

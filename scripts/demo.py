@@ -1,0 +1,141 @@
+"""``make demo``: a year of flights, a job under Airflow, a driver that is killed, and tables that are right.
+
+``demo.py`` runs it and leaves with 0 only when every row of both tables is right. ``demo.py ui`` starts Airflow over
+what the demo left (or runs the demo first), and keeps it up until Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from flights_demo.airflow_home import USER, AirflowHome, wipe
+from flights_demo.client import AirflowError
+from flights_demo.crash import Kill, NotAsPromised
+from flights_demo.flights import prepare
+from flights_demo.layout import Layout
+from flights_demo.patience import Stopwatch, poll
+from flights_demo.quarters import DAG, Round, Stage, run_quarter
+from flights_demo.screen import Screen
+from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
+
+KILLED_QUARTER = 2
+STARTING = 180.0
+
+
+def main(arguments: list[str]) -> int:
+    """The program; returns its exit code."""
+    screen, layout = Screen(), Layout()
+    try:
+        match arguments:
+            case []:
+                return run_demo(screen, layout)
+            case ["ui"]:
+                return show_ui(screen, layout)
+    except (AirflowError, NotAsPromised) as error:
+        screen.bad(str(error))
+        return 1
+    except KeyboardInterrupt:
+        screen.say("stopped")
+        return 130
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+def run_demo(screen: Screen, layout: Layout) -> int:
+    """All of it, from an empty folder."""
+    watch = Stopwatch()
+    wipe(layout.root)
+    layout.root.mkdir(parents=True)
+    with layout.airflow_home() as airflow:
+        prepare_everything(screen, layout, airflow)
+        rounds = run_the_year(screen, Stage(layout, airflow, airflow.client()))
+    with screen.step("Compare both tables, row for row, with a plain computation") as news:
+        comparisons = compare_tables(layout, news)
+    for result in comparisons:
+        if result.equal:
+            screen.good(f"{result.name}: all {result.rows:,} rows are equal")
+        else:
+            screen.bad(f"{result.name}: {result.difference}")
+    show_sample(screen, layout)
+    show_checkpoints(screen, layout, rounds)
+    screen.say(replayed(layout, rounds[KILLED_QUARTER - 1]))
+    screen.table("How long it took", ("part", "seconds"), [(part, f"{s:.1f}") for part, s in screen.timings])
+    screen.say(f"{watch.seconds:.0f} s altogether. Look around: make ui; the files are in {layout.root}")
+    return 0 if all(result.equal for result in comparisons) else 1
+
+
+def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> None:
+    """Writes the files while Airflow starts."""
+    with (
+        screen.step("Write a year of flights as Parquet files; start Airflow") as news,
+        ThreadPoolExecutor() as pool,
+    ):
+        news("making Airflow's database, writing files")
+        written = pool.submit(prepare, layout.staging)
+        airflow.migrate()
+        news(f"{written.result():,} flights are written; Airflow starts")
+        airflow.start()
+        watch = Stopwatch()
+        airflow.wait_until_healthy(STARTING, lambda: news(f"Airflow starts, {watch.seconds:.0f} s"))
+        client = airflow.client()
+        if not poll(lambda: client.has_dag(DAG), 60):
+            raise AirflowError(
+                f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why"
+            )
+        client.unpause(DAG)
+    screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
+
+
+def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
+    """Four DAG runs; the driver of the second is killed on its first try."""
+    rounds = []
+    for quarter in range(1, 5):
+        killed = quarter == KILLED_QUARTER
+        title = f"Quarter {quarter} arrives: one DAG run" + (", whose driver gets SIGKILL" if killed else "")
+        with screen.step(title) as news:
+            done = run_quarter(stage, quarter, news, kill=killed)
+        tell_kill(screen, done.kill, done)
+        told = done.returned
+        screen.say(
+            f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
+            f" checkpoint {told['started_from']} to {told['checkpoint_id']}"
+        )
+        rounds.append(done)
+    return rounds
+
+
+def tell_kill(screen: Screen, kill: Kill | None, done: Round) -> None:
+    """Says what was checked about the kill."""
+    if kill is None:
+        return
+    screen.good(
+        f"try 1: driver {kill.driver} was killed by SIGKILL after its tasks had reported, before the commit"
+    )
+    screen.good(
+        f"the log ends with checkpoint {kill.checkpoint_id};"
+        f" {kill.left_behind.files} files of the next one are there, and belong to nothing"
+    )
+    screen.good(
+        f"try {done.tries}: Airflow ran it again, and it continued from checkpoint {kill.checkpoint_id}"
+    )
+
+
+def show_ui(screen: Screen, layout: Layout) -> int:
+    """Airflow over what the demo left, until Ctrl-C."""
+    if not (layout.airflow / "airflow.db").exists() and (code := run_demo(screen, layout)):
+        return code
+    with layout.airflow_home() as airflow:
+        with screen.step("Start Airflow") as news:
+            airflow.stop()
+            airflow.start()
+            airflow.wait_until_healthy(STARTING, lambda: news("Airflow starts"))
+        screen.say(f"Airflow: {airflow.url}/dags/{DAG}   user: {USER}   password: {airflow.password}")
+        screen.say(f"Checkpoints: .venv/bin/stateflow status --job-root {layout.job_root}")
+        screen.say("Ctrl-C ends it.")
+        poll(lambda: not airflow.is_running(), float("inf"), interval=2)
+        raise AirflowError("a component of Airflow has ended")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The parts of ``make demo``; scripts/demo.py tells them in order."""

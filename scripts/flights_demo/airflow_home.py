@@ -1,0 +1,197 @@
+"""A whole Airflow in one folder: SQLite, four components that listen on this machine only, and a password."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from flights_demo.client import AirflowClient, AirflowError
+from flights_demo.patience import poll
+from stateflow_airflow.launcher import Command, Launch, Launcher, read_record
+
+# The servers for log files would listen on every network interface, and all logs are on this disk anyway.
+_COMPONENTS = {
+    "api-server": [],
+    "scheduler": ["--skip-serve-logs"],
+    "dag-processor": [],
+    "triggerer": ["--skip-serve-logs"],
+}
+USER = "admin"
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where an Airflow lives and what it runs."""
+
+    home: Path
+    dags: Path
+    plugins: Path
+    runs: Path
+    """Where stateflow's operators keep what they launched."""
+
+
+@dataclass
+class AirflowHome:
+    """Use as a context manager: whatever happens, its processes, and the jobs they started, end with it.
+
+    Args:
+        folders: where it lives; `home` keeps its password and database for the next time.
+        environment: what the DAGs need to find in it, on top.
+    """
+
+    folders: Folders
+    environment: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=lambda: _free_port())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where the API and the user interface are."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def password(self) -> str:
+        """Of the user `USER`."""
+        return str(self._secrets()["password"])
+
+    def client(self) -> AirflowClient:
+        """The REST API, logged in."""
+        return AirflowClient(self.url, USER, self.password)
+
+    def migrate(self) -> None:
+        """Makes the database."""
+        self.folders.home.mkdir(parents=True, exist_ok=True)
+        self._write_passwords()
+        log = self.folders.home / "db-migrate.log"
+        with log.open("wb") as file:
+            environment = {**os.environ, **self._settings()}
+            command = self._airflow("db", "migrate")
+            done = subprocess.run(command, env=environment, cwd=self.folders.home, stdout=file, stderr=file)
+        if done.returncode:
+            raise AirflowError(f"airflow db migrate failed; {log} says why")
+
+    def start(self) -> None:
+        """Starts the components; `wait_until_healthy` tells when they are up."""
+        for name, arguments in _COMPONENTS.items():
+            launcher = self._launcher(name)
+            argv = self._airflow(name, *arguments)
+            if name == "api-server":
+                argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
+            with launcher.locked():
+                launcher.start(launcher.next_folder(), Command(argv, self._settings()))
+
+    def wait_until_healthy(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:
+        """Returns when all components say that they are well; raises AirflowError otherwise."""
+
+        def healthy() -> bool:
+            waiting()
+            self._check_alive()
+            return AirflowClient.is_healthy(self.url)
+
+        if not poll(healthy, seconds):
+            raise AirflowError(
+                f"Airflow was not up after {seconds:.0f} s; its logs are below {self.folders.home}"
+            )
+
+    def is_running(self) -> bool:
+        """Whether all components live."""
+        return all(self._launcher(name).live() for name in _COMPONENTS)
+
+    def stop(self) -> None:
+        """Ends the components, then every job that a task of theirs has launched."""
+        for name in _COMPONENTS:
+            _end_all(self._launcher(name).folder)
+        _end_all(self.folders.runs)
+
+    def _check_alive(self) -> None:
+        for name in _COMPONENTS:
+            if self._launcher(name).live() is None:
+                raise AirflowError(
+                    f"Airflow's {name} has ended; its log is below {self._launcher(name).folder}"
+                )
+
+    def _launcher(self, component: str) -> Launcher:
+        return Launcher(self.folders.home / "components" / component)
+
+    def _airflow(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "airflow", *arguments]
+
+    def _secrets(self) -> dict[str, str]:
+        path = self.folders.home / "secrets.json"
+        if not path.exists():
+            path.touch(mode=0o600)
+            fresh = {name: secrets.token_urlsafe(32) for name in ("jwt", "api")}
+            fresh["fernet"] = urlsafe_b64encode(secrets.token_bytes(32)).decode()
+            fresh["password"] = secrets.token_urlsafe(9)
+            path.write_text(json.dumps(fresh))
+        return dict(json.loads(path.read_text()))
+
+    def _write_passwords(self) -> None:
+        path = self.folders.home / "passwords.json"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps({USER: self.password}))
+
+    def _settings(self) -> dict[str, str]:
+        own = self._secrets()
+        home = self.folders.home
+        return {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__PARALLELISM": "2",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.folders.dags),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.folders.plugins),
+            "AIRFLOW__CORE__FERNET_KEY": own["fernet"],
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__SECRET_KEY": own["api"],
+            "AIRFLOW__API_AUTH__JWT_SECRET": own["jwt"],
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            "AIRFLOW__STATEFLOW__RUN_FOLDER": str(self.folders.runs),
+            "NO_PROXY": "127.0.0.1,localhost",
+            **self.environment,
+        }
+
+
+def wipe(folder: Path) -> None:
+    """Removes what an earlier demo left, after ending what still runs there."""
+    _end_all(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def launches_below(folder: Path) -> list[Launch]:
+    """Everything that was launched there, oldest first."""
+    records = (read_record(path.parent) for path in sorted(folder.rglob("launch.json")))
+    return [launch for launch in records if launch]
+
+
+def _end_all(folder: Path) -> None:
+    for launch in launches_below(folder):
+        Launcher(Path(launch.folder).parent).stop(launch)
+
+
+def _free_port() -> int:
+    with socket.socket() as candidate:
+        candidate.bind(("127.0.0.1", 0))
+        return int(candidate.getsockname()[1])

@@ -1,0 +1,114 @@
+"""The few calls of Airflow's REST API that the demo makes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+
+class AirflowError(Exception):
+    """Airflow did not do what it was asked for."""
+
+
+# A proxy in the environment must not see, or answer, what goes to this machine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+@dataclass(frozen=True)
+class TaskTry:
+    """The newest try of a task."""
+
+    state: str | None
+    number: int
+
+
+class AirflowClient:
+    """The REST API of one Airflow, as one user.
+
+    Args:
+        url: where the API server is.
+        user: who asks.
+        password: of that user.
+    """
+
+    def __init__(self, url: str, user: str, password: str) -> None:
+        self._url = url
+        answer = _call("POST", f"{url}/auth/token", {"username": user, "password": password})
+        self._token = str(answer["access_token"])
+
+    @staticmethod
+    def is_healthy(url: str) -> bool:
+        """Whether every component says that it is well."""
+        try:
+            components = _call("GET", f"{url}/api/v2/monitor/health")
+        except AirflowError:
+            return False
+        return all(part.get("status") == "healthy" for part in components.values() if part.get("status"))
+
+    def has_dag(self, dag_id: str) -> bool:
+        """Whether the DAG processor has seen that DAG."""
+        try:
+            self._call("GET", f"dags/{dag_id}")
+        except AirflowError:
+            return False
+        return True
+
+    def unpause(self, dag_id: str) -> None:
+        """Lets runs of a DAG begin."""
+        self._call("PATCH", f"dags/{dag_id}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> None:
+        """Starts a DAG run."""
+        body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
+        self._call("POST", f"dags/{dag_id}/dagRuns", body)
+
+    def clear(self, dag_id: str, run_id: str) -> None:
+        """Has a finished DAG run done once more."""
+        body = {"dry_run": False}
+        self._call("POST", f"dags/{dag_id}/dagRuns/{quote(run_id)}/clear", body)
+
+    def backfill(self, dag_id: str, first: str, last: str) -> None:
+        """Makes DAG runs for all intervals from `first` to `last` that have none."""
+        body = {"dag_id": dag_id, "from_date": first, "to_date": last, "max_active_runs": 1}
+        self._call("POST", "backfills", body)
+
+    def runs(self, dag_id: str) -> dict[str, str]:
+        """The DAG's runs with their states, by id."""
+        answer = self._call("GET", f"dags/{dag_id}/dagRuns?limit=100")
+        return {run["dag_run_id"]: run["state"] for run in answer["dag_runs"]}
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """`queued`, `running`, `success` or `failed`."""
+        return str(self._call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}")["state"])
+
+    def task(self, dag_id: str, run_id: str, task_id: str) -> TaskTry:
+        """How far the task is."""
+        answer = self._call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}")
+        return TaskTry(answer["state"], int(answer["try_number"]))
+
+    def returned(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+        """What the task returned."""
+        path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/xcomEntries/return_value"
+        return dict(self._call("GET", f"{path}?deserialize=true")["value"])
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        return _call(method, f"{self._url}/api/v2/{path}", body, self._token)
+
+
+def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str = "") -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url, data=data, headers=headers, method=method)
+    try:
+        with _opener.open(request, timeout=30) as answer:
+            return dict(json.loads(answer.read() or b"{}"))
+    except urllib.error.HTTPError as error:
+        raise AirflowError(
+            f"{method} {url}: {error.code} {error.read().decode(errors='replace')[:500]}"
+        ) from error
+    except OSError as error:
+        raise AirflowError(f"{method} {url}: {error}") from error

@@ -1,0 +1,102 @@
+"""The demo's answer key: both tables, computed from the CSV file by loops that know nothing of Spark or stateflow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from flights_demo.deliveries import delivery_number
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Running:
+    """Count, mean and maximum so far."""
+
+    flights: int = 0
+    measured: int = 0
+    total: float = 0.0
+    longest: float | None = None
+
+    def add(self, delay: float | None) -> None:
+        """A flight without a delay counts as a flight, and not as a measured one."""
+        self.flights += 1
+        if delay is not None:
+            self.measured += 1
+            self.total += delay
+            self.longest = delay if self.longest is None else max(self.longest, delay)
+
+    def columns(self) -> Row:
+        return {
+            "flights": self.flights,
+            "measured": self.measured,
+            "mean_delay": self.total / self.measured if self.measured else None,
+            "max_delay": self.longest,
+        }
+
+
+def read_flights(csv_zip: Path) -> list[Row]:
+    """All flights in the order that the job has to see them in: by time, then by flight number."""
+    with zipfile.ZipFile(csv_zip) as archive, archive.open(archive.namelist()[0]) as file:
+        flights = [_flight(record) for record in csv.DictReader(io.TextIOWrapper(file, "utf-8"))]
+    return sorted(flights, key=itemgetter("time", "flight", "carrier", "origin", "dest"))
+
+
+def expected_delays(flights: list[Row]) -> list[Row]:
+    """One row per flight, with the running figures of its aircraft."""
+    aircraft: dict[str, Running] = defaultdict(Running)
+    rows = []
+    for flight in flights:
+        running = aircraft[flight["tailnum"]]
+        running.add(flight["arr_delay"])
+        rows.append({**flight, **running.columns()})
+    return rows
+
+
+def expected_routes(flights: list[Row]) -> list[Row]:
+    """One row per carrier, origin and micro-batch that has flights of them, with the figures after that batch."""
+    routes: dict[tuple[str, str], Running] = defaultdict(Running)
+    batches: dict[tuple[str, str], int] = defaultdict(int)
+    rows = []
+    for delivery in _by_delivery(flights):
+        for flight in delivery:
+            routes[flight["carrier"], flight["origin"]].add(flight["arr_delay"])
+        for key in sorted({(flight["carrier"], flight["origin"]) for flight in delivery}):
+            batches[key] += 1
+            carrier, origin = key
+            rows.append(
+                {"carrier": carrier, "origin": origin, "batch": batches[key], **routes[key].columns()}
+            )
+    return rows
+
+
+def _by_delivery(flights: list[Row]) -> list[list[Row]]:
+    deliveries: dict[int, list[Row]] = defaultdict(list)
+    for flight in flights:
+        deliveries[delivery_number(flight["time"].month, flight["time"].day)].append(flight)
+    return [deliveries[number] for number in sorted(deliveries)]
+
+
+def _flight(record: dict[str, str]) -> Row:
+    hour, minute = divmod(int(record["sched_dep_time"]), 100)
+    return {
+        "time": datetime(int(record["year"]), int(record["month"]), int(record["day"]), hour, minute),  # noqa: DTZ001
+        "carrier": record["carrier"],
+        "flight": int(record["flight"]),
+        "origin": record["origin"],
+        "dest": record["dest"],
+        "tailnum": _present(record["tailnum"]) or "UNKNOWN",
+        "arr_delay": float(record["arr_delay"]) if _present(record["arr_delay"]) else None,
+    }
+
+
+def _present(text: str) -> str:
+    return "" if text in ("", "NA", "NaN") else text

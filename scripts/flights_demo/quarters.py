@@ -1,0 +1,99 @@
+"""One quarter: its files arrive, Airflow runs the job, and the demo watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flights_demo.airflow_home import AirflowHome
+from flights_demo.client import AirflowClient, AirflowError
+from flights_demo.crash import FAILPOINT, Kill, NotAsPromised, look_for_kill
+from flights_demo.deliveries import YEAR, of_quarter
+from flights_demo.flights import deliver
+from flights_demo.job_root import history
+from flights_demo.layout import Layout
+from flights_demo.patience import poll
+from flights_demo.screen import News
+
+DAG, TASK = "flights", "run"
+_PATIENCE = 240.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a quarter's run came to."""
+
+    run_id: str
+    tries: int
+    returned: dict[str, Any]
+    kill: Kill | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every quarter needs."""
+
+    layout: Layout
+    airflow: AirflowHome
+    client: AirflowClient
+
+
+def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False) -> Round:
+    """Delivers a quarter's files, runs the DAG over them and waits for its end.
+
+    Args:
+        kill: have the first try killed in its third micro-batch, and check what it leaves.
+
+    Raises AirflowError when the run fails, NotAsPromised when a claim about the kill does not hold.
+    """
+    deliver(quarter, stage.layout.staging, stage.layout.landing)
+    run_id = f"{YEAR}-Q{quarter}"
+    stage.client.trigger(DAG, run_id, {"failpoint": FAILPOINT} if kill else {})
+    watcher = _Watcher(stage, run_id, news, expect_kill=kill)
+    if not poll(watcher.finished, _PATIENCE, interval=0.4):
+        raise AirflowError(f"run {run_id} did not end in {_PATIENCE:.0f} s")
+    return _conclude(stage, run_id, watcher)
+
+
+def _conclude(stage: Stage, run_id: str, watcher: _Watcher) -> Round:
+    task = stage.client.task(DAG, run_id, TASK)
+    if task.state != "success":
+        raise AirflowError(f"run {run_id} ended as {task.state}; its logs are below {stage.layout.runs}")
+    returned = stage.client.returned(DAG, run_id, TASK)
+    expected_tries = 2 if watcher.expect_kill else 1
+    if task.number != expected_tries:
+        raise NotAsPromised(f"run {run_id} took {task.number} tries instead of {expected_tries}")
+    if watcher.expect_kill and (
+        watcher.kill is None or returned["started_from"] != watcher.kill.checkpoint_id
+    ):
+        raise NotAsPromised(
+            f"the second try started from {returned['started_from']}, not from {watcher.kill}"
+        )
+    return Round(run_id, task.number, returned, watcher.kill)
+
+
+class _Watcher:
+    """Looks at one DAG run, again and again."""
+
+    def __init__(self, stage: Stage, run_id: str, news: News, expect_kill: bool) -> None:
+        self.expect_kill = expect_kill
+        self.kill: Kill | None = None
+        self._stage = stage
+        self._run_id = run_id
+        self._tell: Callable[[str], None] = news
+        self._before = len(history(stage.layout.job_root))
+
+    def finished(self) -> bool:
+        """Whether the run has ended; tells how far it is, and meets the kill when it comes."""
+        layout = self._stage.layout
+        if self.expect_kill and self.kill is None:
+            self.kill = look_for_kill(layout.runs, layout.job_root)
+        state = self._stage.client.run_state(DAG, self._run_id)
+        task = self._stage.client.task(DAG, self._run_id, TASK)
+        done = len(history(layout.job_root)) - self._before
+        total = len(of_quarter(int(self._run_id[-1])))
+        self._tell(
+            f"{self._run_id}: task {task.state or 'waiting'}, try {task.number or 1}, checkpoint {done} of {total}"
+        )
+        return state in ("success", "failed")

@@ -1,0 +1,87 @@
+"""From a job file to a job that can run: loading, checking, opening its root."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from stateflow.api.graph import Graph
+from stateflow.api.sink import SinkContext
+from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
+from stateflow.checkpoint.probe import probe_storage
+from stateflow.clock import Clock
+from stateflow.config import Settings
+from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.runtime.plan import JobPlan, plan_job
+from stateflow.runtime.publishing import BoundSink
+from stateflow.runtime.run import Job
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT
+
+
+def load_job(path: Path) -> ModuleType:
+    """The module of a job file, importable under its own name here and on workers.
+
+    Raises JobDefinitionError when the file is missing, does not import, or has no `build`.
+    """
+    if not path.is_file():
+        raise JobDefinitionError("there is no such job file", path=str(path))
+    name = path.stem
+    if not name.isidentifier():
+        raise JobDefinitionError("a job file's name must be one that Python can import", hint="use letters, digits "
+                                 "and _", path=str(path))  # fmt: skip
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except StateflowError:
+        raise
+    except Exception as e:
+        raise JobDefinitionError(
+            f"the job file does not import: {type(e).__name__}: {e}", path=str(path)
+        ) from e
+    if not callable(getattr(module, "build", None)):
+        raise JobDefinitionError("the job file has no build(env)", hint="define def build(env: "
+                                 "StreamExecutionEnvironment) -> None", path=str(path))  # fmt: skip
+    return module
+
+
+def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
+    """Checks everything that can be checked without changing anything, then opens or creates the job root.
+
+    Raises ConfigError, WrongJobRoot, EnvironmentUnsupported, SinkRefused, SchemaMismatch.
+    """
+    plan = plan_job(graph, settings.parallelism)
+    new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+    if storage.size(FORMAT) is not None:
+        check_same_job(read_format(storage), new, storage.uri)
+    for node in graph.sinks:
+        node.sink.check(SinkContext("", node.uid, node.parent.schema))
+    root = _open_root(storage, clock, new)
+    sinks = {
+        n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in graph.sinks
+    }
+    for bound in sinks.values():
+        bound.sink.prepare(bound.context)
+    return Job(root, plan, settings, sinks, source_descriptions(plan))
+
+
+def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
+    """(uid, description) of each source."""
+    return ((plan.source.uid, plan.source.source.description),)
+
+
+def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
+    writer = f"{socket.gethostname()}:{os.getpid()}"
+    generation = 1
+    if storage.size(FORMAT) is not None:
+        head = JobRoot.open(storage, clock, writer).log.read_head()
+        generation = head.entry.seq + 1 if head else 1
+    probe_storage(storage, clock, generation)
+    return JobRoot.create_or_open(storage, clock, new, writer)

@@ -1,0 +1,133 @@
+"""What stands in for Airflow's runtime and for Spark in the tests of the operators."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 20.0
+"""Seconds that a test waits for another process before it fails."""
+
+
+@dataclass
+class FakeTaskInstance:
+    """The part of a task instance that operators look at."""
+
+    dag_id: str = "a_dag"
+    task_id: str = "run"
+    run_id: str = "manual__2026-01-01T00:00:00+00:00"
+    map_index: int | None = -1
+    try_number: int = 1
+    stats_tags: dict[str, str] = field(default_factory=dict)
+
+
+class FakeStore:
+    """Airflow's store of a task, which lives as long as its DAG run."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.values.get(key, default)
+
+    def set(self, key: str, value: Any, **_: Any) -> None:
+        self.values[key] = json.loads(json.dumps(value))
+
+    def delete(self, key: str) -> None:
+        self.values.pop(key, None)
+
+
+@dataclass
+class FakeEvent:
+    """An asset event in the making."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class FakeRun:
+    """One DAG run of one task: what its tries share, and the context that each gets."""
+
+    def __init__(self, **task_instance: Any) -> None:
+        self.ti = FakeTaskInstance(**task_instance)
+        self.store = FakeStore()
+        self._tries = 0
+        self.events: dict[Any, FakeEvent] = defaultdict(FakeEvent)
+
+    def next_try(self) -> dict[str, Any]:
+        """The context of the next try."""
+        self._tries += 1
+        ti = replace(self.ti, try_number=self._tries)
+        return {"ti": ti, "task_state_store": self.store, "outlet_events": self.events}
+
+
+class FakeSpark:
+    """A spark-submit that does what `script` says; see fake_spark_submit.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir(parents=True)
+        program = Path(__file__).with_name("fake_spark_submit.py")
+        executable = self.bin / "spark-submit"
+        executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+        executable.chmod(0o755)
+        os.mkfifo(folder / "ready")
+        os.mkfifo(folder / "gate")
+
+    def script(self, *lines: str) -> None:
+        """What the next launches do, in this order."""
+        (self.folder / "script").write_text("\n".join(lines) + "\n")
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Arguments, environment and process id of every launch so far."""
+        notes = sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))
+        return [json.loads(note.read_text()) for note in notes]
+
+    def wait_until_ready(self) -> None:
+        """Returns when a launch says that it is at the place where it waits."""
+        with _opened(self.folder / "ready") as fifo:
+            if not select.select([fifo], [], [], DEADLINE)[0]:
+                raise TimeoutError("the fake spark-submit did not get ready")
+            os.read(fifo, 100)
+
+    def open_gate(self) -> None:
+        """Lets a launch that waits at its gate go on."""
+        (self.folder / "gate").write_text("go")
+
+    def child(self) -> int:
+        """Process id of the child that a stubborn launch started."""
+        return int((self.folder / "child").read_text())
+
+    def end_all(self) -> None:
+        """Kills what is still running."""
+        pids = [launch["pid"] for launch in self.launches()]
+        if (self.folder / "child").exists():
+            pids.append(self.child())
+        for pid in pids:
+            if f"FAKE_SPARK={self.folder}".encode() in _environment(pid):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,71 @@
+"""Airflow finds the DAGs, quickly, and without anything that only a running task needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.airflow.conftest import REPOSITORY
+
+DAGS = sorted(path.stem for path in (REPOSITORY / "dags").glob("*.py"))
+HEAVY = {"pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "stateflow"}
+
+# What Airflow itself has loaded before it looks at the files does not count for them.
+LOAD = """
+import json, sys
+from airflow.dag_processing.dagbag import DagBag
+before = set(sys.modules)
+bag = DagBag(sys.argv[1])
+print(json.dumps({
+    "errors": bag.import_errors,
+    "seconds": {stat.file: stat.duration.total_seconds() for stat in bag.dagbag_stats},
+    "modules": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
+    "dags": {d.dag_id: {"catchup": d.catchup, "runs": d.max_active_runs, "file": d.fileloc}
+             for d in bag.dags.values()},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a fresh DAG processor makes of the folder."""
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(tmp_path_factory.mktemp("home")),
+        "PYTHONPATH": str(REPOSITORY / "plugins"),
+    }
+    command = [sys.executable, "-W", "ignore", "-c", LOAD, str(REPOSITORY / "dags")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_every_file_is_one_dag_and_jobs_are_none(loaded: dict[str, Any]) -> None:
+    assert loaded["errors"] == {}
+    assert sorted(loaded["dags"]) == DAGS
+    assert {Path(dag["file"]).stem for dag in loaded["dags"].values()} == set(DAGS)
+    assert sorted(loaded["seconds"]) == [f"{name}.py" for name in DAGS]
+
+
+def test_each_parses_within_a_second(loaded: dict[str, Any]) -> None:
+    assert all(seconds < 1 for seconds in loaded["seconds"].values()), loaded["seconds"]
+
+
+def test_nothing_heavy_is_imported(loaded: dict[str, Any]) -> None:
+    assert not HEAVY & set(loaded["modules"])
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_runs_one_at_a_time_and_never_catches_up(loaded: dict[str, Any], name: str) -> None:
+    assert (loaded["dags"][name]["catchup"], loaded["dags"][name]["runs"]) == (False, 1)
+
+
+@pytest.mark.parametrize("name", DAGS)
+def test_is_short(name: str) -> None:
+    assert len((REPOSITORY / "dags" / f"{name}.py").read_text().splitlines()) <= 80

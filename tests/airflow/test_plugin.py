@@ -1,0 +1,117 @@
+"""The plugin is registered once: through the folder, through the entry point, and when both are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from stateflow_airflow.provider_info import get_provider_info
+from tests.airflow.conftest import REPOSITORY
+
+ENTRY_POINTS = """\
+[airflow.plugins]
+stateflow = stateflow_airflow.plugin:StateflowPlugin
+
+[apache_airflow_provider]
+provider_info = stateflow_airflow.provider_info:get_provider_info
+"""
+
+LOAD = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from airflow import plugins_manager
+plugins, errors = plugins_manager._get_plugins()
+print(json.dumps({
+    "plugins": [str(plugin.source) for plugin in plugins if plugin.name == "stateflow"],
+    "errors": errors,
+    "by_stem": [name for name in ("launcher", "hooks", "retry", "plugin", "run") if name in sys.modules],
+    "heavy": [name for name in sys.modules if name.split(".")[0] in
+              ("pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "stateflow")],
+}))
+"""
+
+
+class Site:
+    """A site-packages folder with Airflow and all else, where stateflow is installed only if the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for source in (Path(entry) for entry in sys.path if entry.endswith("site-packages")):
+            for entry in source.iterdir():
+                if "stateflow" not in entry.name and not (folder / entry.name).exists():
+                    (folder / entry.name).symlink_to(entry)
+
+    def install(self) -> None:
+        """Does what an installer does."""
+        metadata = self.folder / "stateflow-0.1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: stateflow\nVersion: 0.1.0\n")
+        (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+        (self.folder / "stateflow_airflow").symlink_to(REPOSITORY / "plugins" / "stateflow_airflow")
+
+    def load(self, plugins_folder: Path) -> dict[str, Any]:
+        """Loads Airflow's plugins in a fresh process."""
+        environment = {
+            **os.environ,
+            "AIRFLOW_HOME": str(self.folder.parent),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins_folder),
+            "PYTHONPATH": str(self.folder),
+        }
+        # -S: the packages of this Python's own site-packages would come back otherwise.
+        command = [sys.executable, "-S", "-c", LOAD]
+        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return dict(json.loads(output.stdout.splitlines()[-1]))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "site-packages")
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "no-plugins"
+    folder.mkdir()
+    return folder
+
+
+def test_through_the_plugins_folder(site: Site) -> None:
+    assert site.load(REPOSITORY / "plugins") == {
+        "plugins": ["$PLUGINS_FOLDER/stateflow_plugin.py"],
+        "errors": {},
+        "by_stem": [],
+        "heavy": [],
+    }
+
+
+def test_through_the_entry_point(site: Site, empty: Path) -> None:
+    site.install()
+    loaded = site.load(empty)
+    assert len(loaded["plugins"]) == 1 and "stateflow==0.1.0" in loaded["plugins"][0]
+    assert loaded["errors"] == {} and loaded["heavy"] == []
+
+
+def test_only_once_through_both(site: Site) -> None:
+    site.install()
+    loaded = site.load(REPOSITORY / "plugins")
+    assert len(loaded["plugins"]) == 1 and "stateflow==0.1.0" in loaded["plugins"][0]
+    assert loaded["errors"] == {} and loaded["by_stem"] == []
+
+
+def test_provider_info_is_what_airflow_expects() -> None:
+    import airflow
+
+    schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
+    info = get_provider_info()
+    jsonschema.validate(info, schema)
+    for group in ("operators", "hooks"):
+        for module in info[group][0]["python-modules"]:
+            __import__(module)

@@ -1,0 +1,1 @@
+"""Sources and sinks against real files, tables and Spark."""

@@ -1,0 +1,192 @@
+"""Rows, tables, jobs and processes that the Delta tests share."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.transaction import AddAction
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext, Writing
+from stateflow.checkpoint.documents import PendingOutput, PublishedOutput
+from stateflow.checkpoint.entries import Commit, pending_of
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.log import Appended, Head
+from stateflow.checkpoint.publish import Output, TableHandle, publish
+from stateflow.clock import SystemClock
+from stateflow.connectors.delta import DeltaSink
+from stateflow.state.handles import Committable, FileHandle
+from stateflow.storage import open_storage
+
+JOB = "0123456789abcdef0123456789abcdef"
+ROOT = Path(__file__).resolve().parents[2]
+
+Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+
+class Every(msgspec.Struct, kw_only=True):
+    """A row with every type that a column can have."""
+
+    id: int
+    amount: float | None = None
+    text: str | None = None
+    flag: bool | None = None
+    raw: bytes | None = None
+    day: datetime.date | None = None
+    local: datetime.datetime | None = None
+    instant: Instant | None = None
+
+
+class Pair(msgspec.Struct):
+    """A row that needs no table feature."""
+
+    id: int
+    text: str | None = None
+
+
+def context(row_class: type[Any] = Pair, uid: str = "out", job: str = JOB) -> SinkContext:
+    return SinkContext(job, uid, RowSchema.of(row_class))
+
+
+def batch(about: SinkContext, rows: Iterable[msgspec.Struct]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([msgspec.structs.asdict(r) for r in rows], schema=about.schema.arrow)
+
+
+def pairs(first: int, count: int) -> list[Pair]:
+    return [Pair(i, f"row {i}") for i in range(first, first + count)]
+
+
+def write(
+    sink: DeltaSink, about: SinkContext, rows: Iterable[msgspec.Struct], writing: Writing | None = None
+) -> list[Committable]:
+    writer = sink.writer(about, writing or Writing(1, 1, 0, SystemClock().new_id()))
+    writer.write(batch(about, rows))
+    return writer.close()
+
+
+def put(sink: DeltaSink, about: SinkContext, token: int, rows: Iterable[msgspec.Struct]) -> list[Committable]:
+    """Writes and commits rows as checkpoint `token`."""
+    files = write(sink, about, rows, Writing(1, token, 0, SystemClock().new_id()))
+    assert sink.open_table(about).commit(token, files) is not None
+    return files
+
+
+def visible(table: Path | str) -> list[dict[str, Any]]:
+    """The rows of all files that the newest version of a table has, as deltalake and Parquet see it."""
+    found = [row for uri in DeltaTable(str(table)).file_uris() for row in pq.read_table(uri).to_pylist()]
+    return sorted(found, key=lambda row: row["id"])
+
+
+def ids(table: Path | str) -> list[int]:
+    return [row["id"] for row in visible(table)]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Everything below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "", token: int = 0) -> None:
+    """A commit of somebody else, through deltalake."""
+    name = f"{SystemClock().new_id()}.parquet"
+    pq.write_table(pa.Table.from_pylist([msgspec.structs.asdict(r) for r in rows]), Path(table) / name)
+    opened = DeltaTable(str(table))
+    size = (Path(table) / name).stat().st_size
+    opened.create_write_transaction(
+        [AddAction(name, size, {}, 0, True, f'{{"numRecords": {len(rows)}}}')], "append", opened.schema(),
+        commit_properties=CommitProperties(
+            app_transactions=[Transaction(application, token)] if application else None
+        ),
+    )  # fmt: skip
+
+
+class BoundSink:
+    """A sink and its context, as publishing needs them."""
+
+    def __init__(self, sink: DeltaSink, about: SinkContext) -> None:
+        self.uid = about.uid
+        self._sink = sink
+        self._about = about
+
+    def open_table(self) -> TableHandle:
+        return self._sink.open_table(self._about)
+
+
+class Job:
+    """A job without operators: a real log, and one sink."""
+
+    def __init__(self, root: Path, table: Path) -> None:
+        new = NewJob("job", 128, {})
+        self.root = JobRoot.create_or_open(open_storage(str(root)), SystemClock(), new, f"pid {os.getpid()}")
+        self.sink = DeltaSink(table)
+        self.about = context(job=self.root.job.job_uuid)
+
+    def commit(self, parent: Head, rows: list[Pair]) -> Head:
+        """A checkpoint that brings `rows`, not yet published."""
+        ordinal = parent.entry.ordinal + 1
+        files = write(self.sink, self.about, rows, Writing(parent.entry.generation, ordinal, 0, "a"))
+        output = [PendingOutput(checkpoint_id=0, sink=self.about.uid, committables=files)]
+        new = Commit(ordinal, FileHandle(key="data/x", size=0, sha256=""), [], output)
+        appended = self.root.commit(parent, new, retain=5)
+        assert isinstance(appended, Appended)
+        return appended.head
+
+    def publish(self, head: Head) -> list[PublishedOutput]:
+        """Publishes what is pending, oldest first, as the start of a run does."""
+        known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
+        done = []
+        for pending in pending_of(head):
+            output = Output(pending.checkpoint_id, pending.committables, known)
+            known = publish(BoundSink(self.sink, self.about), output, self.root.log, head)
+            done.append(known)
+        return done
+
+
+class Process:
+    """A Python process running ``tests.connectors.process``; it begins when `go` is called."""
+
+    def __init__(self, *args: object, failpoint: str = "") -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "STATEFLOW_FAILPOINT": failpoint}
+        command = [sys.executable, "-m", "tests.connectors.process", *map(str, args)]
+        self._process = subprocess.Popen(
+            command, env=environment, cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._read(self._process.stdout)
+
+    def go(self) -> None:
+        self._input.write("go\n")
+        self._input.flush()
+
+    def stopped(self) -> None:
+        """Waits until the process has stopped itself."""
+        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, output and errors."""
+        output, errors = self._process.communicate()
+        return self._process.returncode, output, errors
+
+    @property
+    def _input(self) -> IO[str]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _read(self, stream: IO[str] | None) -> None:
+        assert stream is not None
+        assert stream.readline() == "ready\n"

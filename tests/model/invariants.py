@@ -1,0 +1,294 @@
+"""What must hold after every step, checked by code that shares nothing with the code under test.
+
+It reads the stored bytes as plain JSON, follows the log as it grows, and knows what each kept checkpoint needs. The
+rules have the names that `reference/reliability.md` gives them, and:
+
+    I1  one hash chain                        I6  what was acknowledged is in the chain
+    I2  an entry's generation is its CLAIM's  I7  the head is never deleted, the log never shrinks or has a gap
+    I3  everything kept is there, unharmed    I8  at rest, one start and one collection leave exactly what is live
+    I4  a commit brings in only what it may   I9  nobody is fenced without a newer CLAIM
+    S1  output becomes visible in order, exactly once, and only that of checkpoints on the job's line
+    S2  output that is not visible is pending in the head
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tests.model.store import SimStorage
+
+_LOG = re.compile(r"log/(\d{20})")
+_DATA = re.compile(r"data/(\d{20})/(\d{10})-[^/]+/[^/]+")
+_OWNED = re.compile(r"(?:spark|probe)/(\d{20})/.+")
+
+
+class Violation(Exception):
+    """The protocol broke one of its promises."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule} {text}")
+        self.rule = rule
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A log entry of the chain, as the invariants see it."""
+
+    seq: int
+    sha256: str
+    data: bytes
+    doc: dict[str, Any]
+    checkpoint: int
+    """The checkpoint that it stands for, 0 when none."""
+    kept: frozenset[int]
+    """Every checkpoint that it keeps, the present one included."""
+
+    @property
+    def kind(self) -> str:
+        return self.doc["kind"]
+
+
+_START = Fact(0, "", b"", {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []},
+              0, frozenset())  # fmt: skip
+
+
+class Checker:
+    """Follows one history.
+
+    Args:
+        retain: the most checkpoints that a COMMIT may keep, pins apart.
+    """
+
+    def __init__(self, storage: SimStorage, retain: int) -> None:
+        self.chain: list[Fact] = [_START]
+        self.generation = 0
+        self.stale_slots = 0
+        self.pins: set[str] = set()
+        """Ids of pins that were acknowledged and not yet removed."""
+        self.line: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
+        """For each sink, what the table must hold: (checkpoint id, files)."""
+        self.visible: dict[str, int] = defaultdict(int)
+        """For each sink, how much of `line` its table holds."""
+        self._storage = storage
+        self._retain = retain
+        self._needs: dict[int, dict[str, str]] = {0: {}}
+        self._protected: dict[str, str] = {}
+        self._names: dict[str, bytes] = {}
+
+    @property
+    def head(self) -> Fact:
+        """The newest entry of the chain."""
+        return self.chain[-1]
+
+    # -- what the storage tells ---------------------------------------------------------------------------------------
+
+    def created(self, key: str, data: bytes) -> None:
+        """An object appeared."""
+        if match := _LOG.fullmatch(key):
+            seq = int(match[1])
+            if seq == len(self.chain):
+                self._extend(_parse(seq, data))
+            elif seq > len(self.chain):
+                raise Violation("I7", f"entry {seq} leaves a gap above {self.head.seq}")
+            else:
+                self.stale_slots += 1
+        elif key.startswith("data/") and self._names.setdefault(key, data) != data:
+            raise Violation("I3", f"the name {key} was used for two contents")
+
+    def deleted(self, key: str) -> None:
+        """An object is about to be removed."""
+        if key in self._protected:
+            raise Violation("I3", f"{key} is needed by head {self.head.seq}, and deleted")
+        if (match := _LOG.fullmatch(key)) and int(match[1]) >= self._last_step():
+            raise Violation("I7", f"{key} is deleted, the head is {self.head.seq}")
+
+    def published(self, sink: str, token: int, paths: list[str]) -> None:
+        """A sink's table took a commit."""
+        position, line = self.visible[sink], self.line[sink]
+        if position < len(line) and line[position] == (token, paths):
+            self.visible[sink] = position + 1
+            return
+        ids = [c for c, _ in line]
+        if token not in ids:
+            raise Violation("S1", f"{sink}: {token} is not on the job's line")
+        how = "twice" if ids.index(token) < position else f"before {ids[position]}, or in part"
+        raise Violation("S1", f"{sink}: {token} is published {how}")
+
+    # -- what actors tell ---------------------------------------------------------------------------------------------
+
+    def acknowledged(self, seq: int, sha256: str) -> None:
+        """A caller was told that its entry is part of the history."""
+        if seq >= len(self.chain) or self.chain[seq].sha256 != sha256:
+            raise Violation("I6", f"entry {seq} was acknowledged and is not in the chain")
+
+    def pinned(self, pin_id: str) -> None:
+        """A caller was told that its pin holds."""
+        self.pins.add(pin_id)
+        self._check_pins(self.head)
+
+    def fenced(self, generation: int) -> None:
+        """A run was told that a newer one owns the job."""
+        if generation == self.generation:
+            raise Violation("I9", f"generation {generation} was fenced, and nobody claimed the job after it")
+
+    def adoptable_since(self, checkpoint: int, seq: int) -> bool:
+        """Whether every entry from `seq` on stands for the checkpoint, or retains it other than by a pin."""
+        return all(
+            checkpoint == fact.checkpoint or any(r["id"] == checkpoint for r in fact.doc["retained"])
+            for fact in self.chain[seq:]
+        )
+
+    def is_newest(self, generation: int) -> bool:
+        """Whether nobody claimed the job after this run."""
+        return generation == self.generation
+
+    # -- the chain ----------------------------------------------------------------------------------------------------
+
+    def _extend(self, fact: Fact) -> None:
+        parent = self.head
+        if fact.doc["parent"] != parent.sha256:
+            raise Violation("I1", f"entry {fact.seq} is not linked to {parent.seq}")
+        self._check_numbers(parent, fact)
+        self.chain.append(fact)
+        if fact.kind == "claim":
+            self.generation = fact.seq
+        if fact.kind == "commit":
+            self._check_commit(parent, fact)
+        self._check_kept(parent, fact)
+        self._check_pins(fact)
+        self._protect(fact)
+        self._check_pending(fact)
+
+    def _check_numbers(self, parent: Fact, fact: Fact) -> None:
+        doc, before = fact.doc, parent.doc
+        generation = fact.seq if fact.kind == "claim" else self.generation
+        right = {"claim": doc["ordinal"] == 0, "commit": doc["ordinal"] > before["ordinal"],
+                 "admin": doc["ordinal"] == before["ordinal"]}  # fmt: skip
+        if doc["generation"] != generation or not right[fact.kind]:
+            raise Violation("I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}")
+
+    def _check_commit(self, parent: Fact, fact: Fact) -> None:
+        """I4, and the checkpoint's files and output are noted."""
+        needs = self._read_needs(fact)
+        for key in needs.keys() - self._needs[parent.checkpoint].keys():
+            match = _DATA.fullmatch(key)
+            brought = match and int(match[1]) == fact.doc["generation"]
+            if not brought or not parent.doc["ordinal"] < int(match[2]) <= fact.doc["ordinal"]:
+                raise Violation("I4", f"commit {fact.seq} brings in {key}")
+        needs[f"log/{fact.seq:020d}"] = fact.sha256
+        self._needs[fact.seq] = needs
+        if len(fact.doc.get("retained", [])) >= self._retain:
+            raise Violation("I8", f"commit {fact.seq} retains more than {self._retain}")
+        for output in fact.doc.get("pending", []):
+            if output["checkpoint_id"] == 0:
+                self.line[output["sink"]].append((fact.seq, [c["path"] for c in output["committables"]]))
+
+    def _read_needs(self, fact: Fact) -> dict[str, str]:
+        handle = fact.doc["manifest"]
+        data = self._storage.peek(handle["key"])
+        if data is None:
+            raise Violation("I3", f"{handle['key']} is gone when {fact.seq} is committed")
+        manifest = msgspec.json.decode(data.partition(b"\n")[0])
+        files = [f["handle"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]]
+        return {h["key"]: h["sha256"] for h in [handle, *files]}
+
+    def _check_kept(self, parent: Fact, fact: Fact) -> None:
+        """What an entry keeps, it has from its parent; what it repeats of a checkpoint is true."""
+        for ref in _refs(fact.doc):
+            if ref["id"] not in parent.kept or self.chain[ref["id"]].sha256 != ref["sha256"]:
+                raise Violation("I3", f"entry {fact.seq} keeps {ref['id']}, which its parent does not keep")
+        pins, before = _pins(fact.doc), _pins(parent.doc)
+        if len(pins ^ before) > (1 if fact.kind == "admin" else 0):
+            raise Violation("I3", f"entry {fact.seq} drops or brings pins")
+        if fact.kind == "commit" or not fact.checkpoint:
+            return
+        if fact.kind == "admin" and fact.checkpoint != parent.checkpoint:
+            raise Violation("I6", f"admin {fact.seq} changes the checkpoint")
+        origin = self.chain[fact.checkpoint].doc
+        if any(fact.doc.get(name) != origin.get(name) for name in ("manifest", "sources")):
+            raise Violation("I6", f"entry {fact.seq} tells checkpoint {fact.checkpoint} otherwise than its commit")
+
+    def _check_pins(self, fact: Fact) -> None:
+        if self.pins and not self.pins <= _pins(fact.doc):
+            raise Violation("I6", f"entry {fact.seq} lost a pin that was acknowledged")
+
+    def _check_pending(self, fact: Fact) -> None:
+        for sink, line in self.line.items():
+            pending = {p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink}
+            for checkpoint, _ in line[self.visible[sink] :]:
+                if checkpoint not in pending:
+                    raise Violation("S2", f"{sink}: output of {checkpoint} is neither visible nor pending")
+
+    def _protect(self, fact: Fact) -> None:
+        """I3: everything that the new head keeps is there, and from now on may not go."""
+        now: dict[str, str] = {}
+        for checkpoint in fact.kept:
+            now.update(self._needs[checkpoint])
+        for key in now.keys() - self._protected.keys():
+            self._check_content(key, now[key])
+        self._protected = now
+
+    def _check_content(self, key: str, sha256: str) -> None:
+        data = self._storage.peek(key)
+        if data is None:
+            raise Violation("I3", f"{key} is needed by head {self.head.seq}, and gone")
+        line = data.partition(b"\n")[0] if key.startswith("log/") else data
+        if hashlib.sha256(line).hexdigest() != sha256:
+            raise Violation("I3", f"{key} is needed by head {self.head.seq}, and has other content")
+
+    def _last_step(self) -> int:
+        """The newest CLAIM or COMMIT: whoever appends must be able to follow the log from there."""
+        seq = self.head.seq
+        while self.chain[seq].kind == "admin":
+            seq -= 1
+        return seq
+
+    # -- at rest ------------------------------------------------------------------------------------------------------
+
+    def check_rest(self) -> None:
+        """I8 and S1, after a healthy start and a collection."""
+        for key in self._protected:
+            self._check_content(key, self._protected[key])
+        for key in self._storage.keys():
+            if key not in self._protected and not self._may_stay(key):
+                raise Violation("I8", f"{key} is left over at head {self.head.seq}")
+        for sink, line in self.line.items():
+            if self.visible[sink] != len(line):
+                raise Violation("S1", f"{sink}: {line[self.visible[sink]][0]} was never published")
+
+    def _may_stay(self, key: str) -> bool:
+        if match := _LOG.fullmatch(key):
+            return self.head.checkpoint <= int(match[1]) <= self.head.seq
+        if match := _OWNED.fullmatch(key):
+            return int(match[1]) == self.generation
+        return key == "FORMAT"
+
+
+def _parse(seq: int, data: bytes) -> Fact:
+    line, _, rest = data.partition(b"\n")
+    sha256 = hashlib.sha256(line).hexdigest()
+    if rest != sha256.encode() + b"\n":
+        raise Violation("I1", f"entry {seq} is not sealed")
+    doc = msgspec.json.decode(line)
+    if doc["seq"] != seq:
+        raise Violation("I1", f"entry {doc['seq']} lies in slot {seq}")
+    doc.setdefault("retained", [])
+    doc.setdefault("pinned", [])
+    checkpoint = seq if doc["kind"] == "commit" else (doc.get("checkpoint") or {"id": 0})["id"]
+    return Fact(seq, sha256, data, doc, checkpoint, frozenset([checkpoint, *(r["id"] for r in _refs(doc))]))
+
+
+def _refs(doc: dict[str, Any]) -> list[dict[str, Any]]:
+    """References to earlier checkpoints in an entry."""
+    present = [doc["checkpoint"]] if doc.get("checkpoint") else []
+    return [*present, *doc["retained"], *(p["checkpoint"] for p in doc["pinned"])]
+
+
+def _pins(doc: dict[str, Any]) -> frozenset[str]:
+    return frozenset(p["id"] for p in doc["pinned"])

@@ -1,0 +1,120 @@
+"""Simulated storage: strongly consistent, each call one step, with an observer that sees every change."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from stateflow.errors import MissingFile
+from stateflow.storage import BlobInfo, PutResult, Storage
+from tests.model.plan import PUT, READ, WRITE
+from tests.model.world import World
+
+
+class Observer(Protocol):
+    """Learns of every change at the moment that it happens."""
+
+    def created(self, key: str, data: bytes) -> None:
+        """`key` now exists."""
+
+    def deleted(self, key: str) -> None:
+        """`key` is about to be removed."""
+
+
+class SimStorage(Storage):
+    """Objects by area (the first segment of a key), so that listing one does not walk the others."""
+
+    uri = "sim://"
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self.areas: dict[str, dict[str, bytes]] = {}
+        self.observer: Observer | None = None
+        self._world = world
+        self._rng = rng
+        self._infos: dict[str, BlobInfo] = {}
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        return self._world.call(PUT, "put", key, lambda: self._create(key, data))
+
+    def put_data(self, key: str, data: bytes) -> None:
+        """What `put_file` does, without a file: stores under a name that nobody else uses, asking again if need be."""
+        self._world.call(WRITE, "put file", key, lambda: self._create(key, data))
+
+    def put_file(self, key: str, source: Path) -> None:
+        raise AssertionError("the simulated storage does without files")
+
+    def fetch(self, key: str, target: Path) -> None:
+        raise AssertionError("the simulated storage does without files")
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        return self._world.call(READ, "get", key, lambda: self._get(key))
+
+    def size(self, key: str) -> int | None:
+        return self._world.call(READ, "size", key, lambda: self._size(key))
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        return self._world.call(READ, "list", start_after or prefix, lambda: self._list(prefix, start_after))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """A backend deletes one by one: sometimes others come in between, and a crash leaves the rest."""
+        left = list(keys)
+        while left:
+            count = len(left) if self._rng.random() < 0.8 else 1
+            chunk, left = left[:count], left[count:]
+            self._world.call(WRITE, f"delete {len(chunk)}", chunk[0], lambda chunk=chunk: self._delete(chunk))
+
+    # -- what the calls do, at one moment -----------------------------------------------------------------------------
+
+    def peek(self, key: str) -> bytes | None:
+        """The object's bytes without a call; for the invariants."""
+        return self.areas.get(_area(key), {}).get(key)
+
+    def keys(self) -> list[str]:
+        """Everything that is stored; for the invariants."""
+        return sorted(key for area in self.areas.values() for key in area)
+
+    def _create(self, key: str, data: bytes) -> PutResult:
+        area = self.areas.setdefault(_area(key), {})
+        if key in area:
+            return PutResult.EXISTS
+        area[key] = data
+        self._world.changed(key, created=True)
+        if self.observer:
+            self.observer.created(key, data)
+        return PutResult.CREATED
+
+    def _get(self, key: str) -> bytes:
+        data = self.peek(key)
+        if data is None:
+            raise MissingFile("object is not there", key=key)
+        return data
+
+    def _size(self, key: str) -> int | None:
+        data = self.peek(key)
+        return None if data is None else len(data)
+
+    def _list(self, prefix: str, start_after: str) -> list[BlobInfo]:
+        area = self.areas.get(_area(prefix), {})
+        return [self._info(k, area[k]) for k in sorted(k for k in area if k > start_after and k.startswith(prefix))]
+
+    def _info(self, key: str, data: bytes) -> BlobInfo:
+        info = self._infos.get(key)
+        if info is None or info.size != len(data):
+            info = self._infos[key] = BlobInfo(key, len(data))
+        return info
+
+    def _delete(self, keys: list[str]) -> None:
+        for key in keys:
+            area = self.areas.get(_area(key), {})
+            if key in area:
+                self._world.changed(key, created=False)
+                if self.observer:
+                    self.observer.deleted(key)
+                del area[key]
+                self._world.stats["deletions"] += 1
+
+
+def _area(key: str) -> str:
+    return key.partition("/")[0]

@@ -1,0 +1,278 @@
+"""The scheduler: every call of the storage or a sink is one step, and a seed decides whose comes next and its fate."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from stateflow.clock import Clock
+from stateflow.errors import StorageError
+from stateflow.storage import PutResult
+from tests.model.plan import (
+    CRASH,
+    ERROR,
+    FAILED,
+    GO,
+    HOLD,
+    LATE,
+    LOST,
+    MASKED,
+    PAUSE,
+    PUT,
+    READ,
+    START,
+    TABLE,
+    VERDICTS,
+    WRITE,
+    Plan,
+    odds,
+)
+
+T = TypeVar("T")
+_LATE_LANDS = 0.05
+_HOLD = 400
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Actor(greenlet):
+    """A process of the simulated world. It runs only between two of its calls."""
+
+    def __init__(self, name: str, body: Callable[[], None], hub: greenlet, wake: int) -> None:
+        super().__init__(body, hub)
+        self.name = name
+        self.wake = wake
+        self.kind = START
+        self.op = ""
+        self.key = ""
+        self.act: Callable[[], object] = _nothing
+        self.slept = False
+
+
+class World:
+    """Actors, their pending calls, and the writes still on their way.
+
+    Args:
+        trace: receives one line for each step when given.
+    """
+
+    def __init__(self, rng: random.Random, plan: Plan, trace: deque[str] | None = None) -> None:
+        self.rng = rng
+        self.stats: Counter[str] = Counter()
+        self.now = 0
+        self.steps = 0
+        self.quiet = False
+        """No scheduling any more: calls are executed where they are made."""
+        self._plan = plan
+        self._trace = trace
+        self._actors: list[Actor] = []
+        self._late: list[tuple[str, str, str, Callable[[], object]]] = []
+        self._hub = getcurrent()
+        self._random = rng.random
+        self._hold = plan.hold
+        self._newest = ""
+        self._held: dict[tuple[str, str], list[Actor]] = defaultdict(list)
+        self._odds = odds(plan)
+        self._total = {kind: pairs[-1][0] if pairs else 0.0 for kind, pairs in self._odds.items()}
+
+    # -- what actors use ----------------------------------------------------------------------------------------------
+
+    def call(self, kind: str, op: str, key: str, act: Callable[[], T]) -> T:
+        """Makes one call: gives way to others, then executes `act`, or suffers a fault.
+
+        Args:
+            kind: which faults there are.
+            op: what the call is, for the trace.
+        """
+        if self.quiet:
+            return act()
+        actor = getcurrent()
+        actor.kind, actor.op, actor.key, actor.act = kind, op, key, act
+        verdict = self._hub.switch()
+        if verdict == GO:
+            if self._trace is None:
+                return act()
+            return self._traced(actor, act)
+        return self._unclear(actor, act, verdict)
+
+    def sleep(self, steps: int) -> None:
+        """Lets others go on for about so many steps."""
+        if not self.quiet:
+            actor = getcurrent()
+            actor.kind, actor.op, actor.key, actor.wake = START, "wakes", "", self.now + steps
+            self._hub.switch()
+
+    def changed(self, key: str, *, created: bool) -> None:
+        """An object appeared or is about to go: whoever is held back for that moment may run."""
+        if created and key.startswith("log/"):
+            self._newest = max(self._newest, key)
+        if self._held:
+            for actor in self._held.pop((key, "get" if created else "put"), ()):
+                actor.wake = min(actor.wake, self.now + 1)
+
+    # -- what a history uses ------------------------------------------------------------------------------------------
+
+    def spawn(self, name: str, body: Callable[[], None], after: int = 0) -> None:
+        """Starts an actor in `after` steps."""
+        self._actors.append(Actor(name, body, self._hub, self.now + after))
+
+    @property
+    def alive(self) -> int:
+        """How many actors there are."""
+        return len(self._actors)
+
+    def run(self, steps: int) -> None:
+        """Makes `steps` steps, or as many as there are."""
+        end = self.steps + steps
+        while self._actors and self.steps < end:
+            self._step()
+
+    def calm(self) -> None:
+        """From here on no new fault strikes; what is late or asleep comes when it comes."""
+        self._odds = {kind: [] for kind in self._odds}
+        self._total = dict.fromkeys(self._odds, 0.0)
+        self._hold = 0.0
+
+    def settle(self) -> None:
+        """Ends every actor and lets every late write arrive."""
+        for actor in self._actors:
+            actor.throw(GreenletExit)
+        self._actors = []
+        while self._late:
+            self._land()
+        self.quiet = True
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self.steps += 1
+        self.now += 1
+        if self._late and self._random() < _LATE_LANDS:
+            self._land()
+        actor = self._pick()
+        kind = actor.kind
+        if actor.slept or (x := self._random()) >= self._total[kind] + self._holdable(actor):
+            actor.slept = False
+            self._resume(actor, GO)
+            return
+        for bound, verdict in self._odds[kind]:
+            if x < bound:
+                self._strike(actor, verdict)
+                return
+        self._strike(actor, HOLD)
+
+    def _pick(self) -> Actor:
+        now = self.now
+        ready = [a for a in self._actors if a.wake <= now]
+        if not ready:
+            self.now = now = min(a.wake for a in self._actors)
+            ready = [a for a in self._actors if a.wake <= now]
+        return ready[int(self._random() * len(ready))]
+
+    def _holdable(self, actor: Actor) -> float:
+        if self._hold == 0.0 or actor.op not in ("put", "get") or not actor.key.startswith("log/"):
+            return 0.0
+        if actor.op == "get" and actor.key >= self._newest:
+            return 0.0
+        return self._hold if actor.name.startswith(self._plan.held) else 0.0
+
+    def _strike(self, actor: Actor, verdict: int) -> None:
+        self._log(actor.name, actor.op, actor.key, VERDICTS[verdict])
+        self.stats[VERDICTS[verdict]] += 1
+        if verdict == PAUSE:
+            actor.wake = self.now + self.rng.choice(self._plan.pauses)
+            actor.slept = True
+        elif verdict == HOLD:
+            actor.wake = self.now + _HOLD
+            actor.slept = True
+            self._held[actor.key, actor.op].append(actor)
+            self.stats[f"held {actor.name[:2]} {actor.op}"]+=1
+        elif verdict == CRASH:
+            self._actors.remove(actor)
+            actor.throw(GreenletExit)
+        elif verdict in (LOST, FAILED) and actor.kind in (READ, WRITE):
+            # A retrying wrapper asks again: the call stays pending, executed once already or not.
+            if verdict == LOST:
+                actor.act()
+        else:
+            self._resume(actor, verdict)
+
+    def _resume(self, actor: Actor, verdict: int) -> None:
+        if actor:
+            actor.switch(verdict)
+        else:
+            actor.switch()
+        if actor.dead:
+            self._actors.remove(actor)
+
+    def _land(self) -> None:
+        name, op, key, act = self._late.pop(int(self._random() * len(self._late)))
+        self.stats["late writes landed"] += 1
+        self._log(name, op, key, "LANDS NOW")
+        act()
+
+    def _unclear(self, actor: Actor, act: Callable[[], T], verdict: int) -> T:
+        """The answer to a call that did not go well; some of it is executed, or will be."""
+        if verdict in (LOST, MASKED):
+            act()
+        elif verdict == LATE:
+            self._late.append((actor.name, actor.op, actor.key, act))
+        if actor.kind == PUT:
+            return PutResult.EXISTS if verdict == MASKED else PutResult.UNKNOWN  # type: ignore[return-value]
+        if actor.kind == TABLE and verdict == MASKED:
+            return None  # type: ignore[return-value]
+        raise StorageError("no answer", key=actor.key)
+
+    def _traced(self, actor: Actor, act: Callable[[], T]) -> T:
+        try:
+            result = act()
+        except Exception as e:
+            self._log(actor.name, actor.op, actor.key, f"{type(e).__name__}: {e}")
+            raise
+        self._log(actor.name, actor.op, actor.key, _brief(result))
+        return result
+
+    def _log(self, who: str, op: str, key: str, what: str) -> None:
+        if self._trace is not None:
+            self._trace.append(f"{self.now:6d}  {who:6s} {op:10s} {_short(key):34s} {what}")
+
+
+def _nothing() -> None:
+    """What an actor calls before its first call."""
+
+
+def _short(text: str) -> str:
+    return re.sub(r"0{5,}(?=\d)", "", text)
+
+
+def _brief(result: object) -> str:
+    if isinstance(result, bytes):
+        return f"{len(result)} bytes"
+    if isinstance(result, list):
+        return _short(" ".join(getattr(r, "key", str(r)) for r in result)) or "nothing"
+    return getattr(result, "value", None) or str(result)
+
+
+class SimClock(Clock):
+    """Time stands still; ids count up."""
+
+    def __init__(self) -> None:
+        self._ids = 0
+
+    def now(self) -> datetime:
+        return _EPOCH
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def new_id(self) -> str:
+        self._ids += 1
+        return f"{self._ids:032x}"
+
+    def sleep(self, duration: timedelta) -> None:
+        raise AssertionError("the protocol does not wait")
