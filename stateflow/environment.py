@@ -146,9 +146,9 @@ def _run_on_spark(
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.runtime.session import open_session
     from stateflow.runtime.spark import SparkExecutor
-    from stateflow.runtime.spark_run import SparkRun, check_root, ship_job
+    from stateflow.runtime.spark_run import SparkRun, check_root
 
-    spark = open_session(settings)
+    spark = open_session(settings, request.job_file)
     check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
     source = graph.sources[0].source
     assert isinstance(source, Source)
@@ -156,7 +156,6 @@ def _run_on_spark(
     run = JobRun(assemble(graph, settings, storage, SystemClock()), SparkExecutor())
     run.start(request.note)
     request.on_start(run)
-    ship_job(spark, request.job_file)
     return run, SparkRun(spark, run, request.on_batch).run()
 
 

@@ -23,6 +23,8 @@ MAX_PARALLELISM_LIMIT = 1 << 15
 _U64 = 1 << 64
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EPOCH_DAY = datetime.date(1970, 1, 1)
+_EXACT = decimal.Context(prec=100)
+"""Python's default of 28 digits would round a decimal of Spark's, which has up to 38."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _hash_bytes(value: object, name: str) -> bytes:
     encode = _ENCODERS.get(name)
     try:
         return encode(value) if encode else _decimal(value, name)
-    except (TypeError, ValueError, AttributeError, struct.error) as e:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, struct.error) as e:
         raise StateError("a key's value is not of its declared type", value=value, type=name) from e
 
 
@@ -111,29 +113,31 @@ def _long(value: object) -> bytes:
 
 
 def _float(value: object) -> bytes:
-    number: float = value if value else 0.0  # type: ignore[assignment]  # -0.0 and 0.0 are one key
+    number: float = value + 0.0  # type: ignore[operator]  # -0.0 and 0.0 are one key
     return b"\0\0\xc0\x7f" if number != number else struct.pack("<f", number)
 
 
 def _double(value: object) -> bytes:
-    number: float = value if value else 0.0  # type: ignore[assignment]  # -0.0 and 0.0 are one key
+    number: float = value + 0.0  # type: ignore[operator]  # -0.0 and 0.0 are one key
     return b"\0\0\0\0\0\0\xf8\x7f" if number != number else struct.pack("<d", number)
 
 
 def _timestamp(value: object) -> bytes:
-    assert isinstance(value, datetime.datetime)
+    if not isinstance(value, datetime.datetime):
+        raise TypeError(value)
     aware = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
     return struct.pack("<q", (aware - _EPOCH) // datetime.timedelta(microseconds=1))
 
 
 def _date(value: object) -> bytes:
-    assert isinstance(value, datetime.date)
+    if not isinstance(value, datetime.date):
+        raise TypeError(value)
     return struct.pack("<i", (value - _EPOCH_DAY).days)
 
 
 def _decimal(value: object, name: str) -> bytes:
     precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
-    unscaled = int(decimal.Decimal(value).scaleb(scale))  # type: ignore[arg-type]
+    unscaled = int(decimal.Decimal(value).scaleb(scale, _EXACT))  # type: ignore[arg-type]
     if precision <= 18:
         return struct.pack("<q", unscaled)
     return unscaled.to_bytes((unscaled + (unscaled < 0)).bit_length() // 8 + 1, "big", signed=True)
@@ -141,7 +145,7 @@ def _decimal(value: object, name: str) -> bytes:
 
 _ENCODERS: dict[str, Callable[[object], bytes]] = {
     "string": lambda v: v.encode(),  # type: ignore[attr-defined]
-    "binary": bytes,  # type: ignore[dict-item]
+    "binary": lambda v: bytes(memoryview(v)),  # type: ignore[arg-type]  # bytes(5) would be five zeros
     "boolean": _int,
     "tinyint": _int,
     "smallint": _int,

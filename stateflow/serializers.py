@@ -50,6 +50,7 @@ class ValueSerializer(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
         try:
             self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(value_type)
+            _refuse_custom(msgspec.inspect.type_info(value_type), set())
         except TypeError as e:
             raise JobDefinitionError("a state's type cannot be stored", hint="declare a msgspec.Struct, a dataclass "
                                      "or a builtin type", type=repr(value_type), reason=str(e)) from e  # fmt: skip
@@ -60,10 +61,13 @@ class ValueSerializer(Generic[T]):
         return describe_type(self.value_type)
 
     def encode(self, value: T) -> bytes:
-        """The bytes of a value. Raises StateError when it cannot be encoded."""
+        """The bytes of a value. Raises StateError when it cannot be encoded, or is not of the declared type."""
         try:
-            return _VALUE_FORMAT + self._encoder.encode(value)
-        except (TypeError, OverflowError, msgspec.MsgspecError) as e:
+            data = self._encoder.encode(value)
+            # A checkpoint with a value that does not decode could never be restored.
+            self._decoder.decode(data)
+            return _VALUE_FORMAT + data
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
             raise StateError("a value cannot be stored", hint=f"the state is declared as {self.type_name}",
                              value=repr(value)[:200], reason=str(e)) from e  # fmt: skip
 
@@ -73,9 +77,19 @@ class ValueSerializer(Generic[T]):
             raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
         try:
             return self._decoder.decode(memoryview(data)[1:])
-        except msgspec.DecodeError as e:
+        except (msgspec.DecodeError, RecursionError) as e:
             raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
                               declared=self.type_name, reason=str(e)) from e  # fmt: skip
+
+
+def decode_untyped(data: bytes) -> Any:
+    """The value in `data` as plain dictionaries, lists, numbers and texts. Raises CorruptFile."""
+    if data[:1] != _VALUE_FORMAT:
+        raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
+    try:
+        return msgspec.msgpack.decode(memoryview(data)[1:])
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 
 def describe_type(value_type: Any) -> str:
@@ -84,27 +98,49 @@ def describe_type(value_type: Any) -> str:
         info = msgspec.inspect.type_info(value_type)
     except TypeError:
         return repr(value_type)
-    return _describe(info)
+    return _describe(info, ())
 
 
-def _describe(info: Any) -> str:
+def _describe(info: Any, around: tuple[object, ...]) -> str:
     fields = getattr(info, "fields", None)
     if fields is not None:
-        inner = ", ".join(f"{f.name}: {_describe(f.type)}" for f in fields)
-        return f"{getattr(info, 'cls', type(info)).__name__}({inner})"
+        cls = getattr(info, "cls", type(info))
+        if cls in around:  # a class whose fields lead back to it
+            return str(cls.__name__)
+        inner = ", ".join(f"{f.name}: {_describe(f.type, (*around, cls))}" for f in fields)
+        return f"{cls.__name__}({inner})"
     name = type(info).__name__.removesuffix("Type").lower()
-    parts = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
-    parts += list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
-    return f"{name}[{', '.join(_describe(p) for p in parts)}]" if parts else name
+    parts = _parts(info)
+    return f"{name}[{', '.join(_describe(p, around) for p in parts)}]" if parts else name
+
+
+def _parts(info: Any) -> list[Any]:
+    """The types that a container or union is made of."""
+    named = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
+    return named + list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
+
+
+def _refuse_custom(info: Any, seen: set[object]) -> None:
+    """Raises TypeError for a class that msgspec would only take to refuse its values later."""
+    cls = getattr(info, "cls", None)
+    if isinstance(info, msgspec.inspect.CustomType):
+        raise TypeError(f"{cls!r} is not a type that can be stored")
+    if cls is None or cls not in seen:
+        seen.add(cls)
+        for part in [*(f.type for f in getattr(info, "fields", ())), *_parts(info)]:
+            _refuse_custom(part, seen)
 
 
 def encode_key(parts: Sequence[object]) -> bytes:
     """Bytes that sort as the tuples do, and that no other tuple has.
 
     None < bytes < str < int < float < bool < date < datetime; 1, 1.0 and True are different keys. Raises StateError for
-    a part of another type, and for a whole number beyond 64 bits.
+    a part of another type, for a whole number beyond 64 bits, and for a text that is no Unicode.
     """
-    return b"".join([_encode_part(part) for part in parts])
+    try:
+        return b"".join([_encode_part(part) for part in parts])
+    except (UnicodeEncodeError, TypeError) as e:
+        raise StateError("a value cannot be part of a key", value=repr(parts)[:200], reason=str(e)) from e
 
 
 def decode_key(data: bytes) -> tuple[object, ...]:
@@ -115,7 +151,7 @@ def decode_key(data: bytes) -> tuple[object, ...]:
         while at < len(data):
             part, at = _decode_part(data, at)
             parts.append(part)
-    except (IndexError, struct.error, UnicodeDecodeError, OverflowError) as e:
+    except (IndexError, struct.error, ValueError, OverflowError) as e:
         raise CorruptFile("a stored key does not decode", key=data.hex()[:200]) from e
     return tuple(parts)
 

@@ -31,6 +31,8 @@ from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 
 _clock = SystemClock()
+_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_OWN_NAMES = re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")
 
 
 class DeltaSink(Sink):
@@ -51,6 +53,9 @@ class DeltaSink(Sink):
         if log is None:
             raise ConfigError("a Delta table must be on a POSIX file system", hint="use a path or file:///path",
                               table=address)  # fmt: skip
+        if _ESCAPE.search(str(log)):
+            raise ConfigError("a Delta table's path must not look percent-encoded: Delta's readers would look elsewhere",
+                              hint="choose a path without '%'", table=address)  # fmt: skip
         self.table = str(log.parent)
         self._root = log.parent
         self._heads: dict[str, DeltaHead] = {}
@@ -63,6 +68,10 @@ class DeltaSink(Sink):
         return DeltaSink, (self.table,)
 
     def check(self, context: SinkContext) -> None:
+        if self._root.exists() and not self._root.is_dir():
+            raise ConfigError(
+                "the Delta table's path is not a folder", hint="choose another", table=self.table
+            )
         head = self._head(context)
         if head is None:
             new_table("", context.schema, 0)
@@ -94,7 +103,7 @@ class DeltaSink(Sink):
         written = {str(name): name for name in self._written(context)}
         if not written:
             return []
-        for name in named_files(self._root, re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")):
+        for name in named_files(self._root, _OWN_NAMES):
             written.pop(name, None)
         leftovers = [path for path, n in sorted(written.items())
                      if is_leftover(n.writing.generation, n.writing.ordinal, path)]  # fmt: skip

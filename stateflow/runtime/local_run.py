@@ -7,6 +7,7 @@ from collections.abc import Callable
 from stateflow import failpoints
 from stateflow.api.source import LocalSource
 from stateflow.checkpoint.documents import SourcePosition
+from stateflow.runtime import stores
 from stateflow.runtime.bounds import CAUGHT_UP, Bounds
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 
@@ -33,5 +34,6 @@ def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult]
         bounds.count_batch()
         reached = bounds.reached
     run.collect()
+    stores.close_all()
     failpoints.hit("run.end")
     return reached

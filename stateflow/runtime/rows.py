@@ -55,9 +55,13 @@ def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
         try:
             arrays.append(pa.array(list(map(attrgetter(column.name), rows)), column.arrow_type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, AttributeError, OverflowError) as e:
-            raise SchemaMismatch("a function emitted a row that is not of its output class",
-                                 hint="compare what it yields with the class given as output",
-                                 column=column.name, declared=column.spark_type, reason=str(e)[:200]) from e  # fmt: skip
+            raise SchemaMismatch(
+                "a function emitted a row that is not of its output class",
+                hint="compare what it yields with the class given as output",
+                column=column.name,
+                declared=column.spark_type,
+                reason=str(e)[:200],
+            ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
 
 

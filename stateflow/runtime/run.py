@@ -18,6 +18,7 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
+from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.history import CheckpointRecord, write_record
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head, Overtaken
@@ -29,7 +30,7 @@ from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
 from stateflow.runtime.specs import BatchInfo
-from stateflow.storage.paths import data_folder
+from stateflow.storage.paths import DataKey, data_folder
 
 DRIVER_ATTEMPT = "driver"
 
@@ -111,6 +112,7 @@ class JobRun:
         if self.manifest is not None:
             check_stored(root.storage, files_of(self.manifest))
         self._base = self.restored.operators
+        self._sweep_sinks()
 
     def run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         """Runs one micro-batch up to its published checkpoint.
@@ -147,6 +149,13 @@ class JobRun:
     def positions(self) -> list[SourcePosition]:
         """Up to where the sources are read and committed."""
         return self.head.entry.sources
+
+    def _sweep_sinks(self) -> None:
+        """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this
+        run nothing is written yet."""
+        head = self.head.entry
+        for bound in self.job.sinks.values():
+            bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
     def _execute(self, rows: Any, ordinal: int) -> PendingCheckpoint:
         work = BatchWork(self.job.plan, self._info(ordinal), self._base)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
@@ -39,8 +40,8 @@ _DEFAULTS = {
 """Ours unless the user, spark-submit or spark-defaults set them."""
 
 
-def open_session(settings: Settings) -> SparkSession:
-    """The Spark session of a run, started when there is none.
+def open_session(settings: Settings, job_file: Path) -> SparkSession:
+    """The Spark session of a run, started when there is none; the job file can be imported wherever it runs Python.
 
     Raises EnvironmentUnsupported for a Java, Python or Spark that is not supported, and ConfigError for a setting of
     Spark that a run cannot accept.
@@ -50,11 +51,15 @@ def open_session(settings: Settings) -> SparkSession:
     if is_local(SparkConf().get("spark.master", settings.spark.master)):
         # Local workers are this very Python, not whichever python3 comes first on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Python processes that Spark starts on the driver's side, for sources in Python, know nothing of addPyFile.
+    paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
     builder = _with_defaults(builder, settings)
     session = builder.getOrCreate()
     check_spark(session.version)
     _check(session)
+    session.sparkContext.addPyFile(str(job_file))
     return session
 
 

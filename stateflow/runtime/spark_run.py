@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -138,11 +138,6 @@ def _query_id(hexadecimal: str) -> str:
 
 def _as_ours(error: BaseException) -> StateflowError:
     """An error of Spark's as one of ours: a new run may do better."""
-    text = str(error).strip()
+    text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
     return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
                        "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip
-
-
-def ship_job(spark: SparkSession, path: Path) -> None:
-    """Makes the job file importable on every worker."""
-    spark.sparkContext.addPyFile(str(path))

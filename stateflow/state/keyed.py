@@ -232,12 +232,11 @@ class MapState(Generic[K, V]):
         return self.get(key) is not None
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """The entries in order of keys, as they are now."""
+        """The entries in order of keys, as they are now: changes made while iterating are not seen."""
         prefix = self._owner.stored_key(self.id)
         self._flush()
-        for stored, data in self._owner.backend.scan(prefix):
-            (key,) = decode_key(stored[len(prefix) :])
-            yield key, self._serializer.decode(data)  # type: ignore[misc]
+        found = self._owner.backend.scan(prefix)
+        return ((decode_key(k[len(prefix) :])[0], self._serializer.decode(v)) for k, v in found)  # type: ignore[misc]
 
     def keys(self) -> Iterator[K]:
         """The keys in order."""

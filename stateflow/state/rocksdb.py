@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import cast
 
@@ -74,10 +75,7 @@ class RocksDBBackend(KeyedStateBackend):
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix))
-        for key, value in entries:
-            if not key.startswith(prefix):
-                return
-            yield key, value
+        return takewhile(lambda entry: entry[0].startswith(prefix), entries)
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         if not changes:

@@ -42,9 +42,11 @@ class FolderSink(Sink):
         return _Table(self.folder, context.application)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        # The folder before the versions: a file that is published in between is then known.
+        written = sorted((self.folder / "data").glob(f"*-{context.uid}.json"))
         known = {path for version in _versions(self.folder) for path in version.get("paths", [])}
         removed = []
-        for path in sorted((self.folder / "data").glob(f"*-{context.uid}.json")):
+        for path in written:
             match = _NAME.fullmatch(path.name)
             if match and path.name not in known and is_leftover(int(match[1]), int(match[2]), path.name):
                 path.unlink()

@@ -1,0 +1,5 @@
+"""Reading state from outside a run."""
+
+from stateflow.query.state import StateEntry, read_state
+
+__all__ = ["StateEntry", "read_state"]

@@ -1,0 +1,108 @@
+"""The keyed state of a checkpoint, entry by entry, beside whatever run is going on.
+
+The reader pins the checkpoint in the job's log, copies its files to a scratch folder, verified, and opens them there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
+from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.clock import SystemClock
+from stateflow.config import RocksDBSettings
+from stateflow.errors import ConfigError, CorruptFile
+from stateflow.serializers import decode_key, decode_untyped
+from stateflow.state.handles import SubtaskState
+from stateflow.state.keyed import state_id
+from stateflow.state.rocksdb import RocksDBBackend
+from stateflow.state.transfer import HostCache
+from stateflow.storage import open_storage
+
+_GROUP_BYTES, _STATE_BYTES = 2, 4
+
+
+@dataclass(frozen=True)
+class StateEntry:
+    """One stored value.
+
+    Attributes:
+        state: name of the state.
+        key: the key columns.
+        map_key: the map's key; None for a value state.
+        value: as plain dictionaries, lists, numbers and texts.
+    """
+
+    state: str
+    key: tuple[Any, ...]
+    map_key: Any
+    value: Any
+
+
+def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Iterator[StateEntry]:
+    """Every entry of one operator's state, in order of key groups and keys.
+
+    Args:
+        checkpoint_id: one that is kept; by default the newest.
+
+    Raises:
+        ConfigError: there is no such job, checkpoint or operator.
+        MissingFile, CorruptFile: a file of the checkpoint is not what was recorded.
+    """
+    root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
+    ref = _find(root, checkpoint_id)
+    pin = root.pin(ref, "read_state", f"reading the state of {uid}")
+    try:
+        handle = root.log.read_checkpoint(ref).manifest
+        assert handle is not None
+        yield from _entries(root, _operator(root.read_manifest(handle), uid))
+    finally:
+        root.unpin(pin.id)
+
+
+def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
+    refs = {ref.id: ref for ref in kept(root.head())}
+    if not refs:
+        raise ConfigError("the job has no checkpoint yet", hint="run it first", root=root.storage.uri)
+    wanted = max(refs) if checkpoint_id is None else checkpoint_id
+    if wanted not in refs:
+        raise ConfigError("the checkpoint is not kept", wanted=wanted, kept=sorted(refs))
+    return refs[wanted]
+
+
+def _operator(manifest: Manifest, uid: str) -> OperatorState:
+    for operator in manifest.operators:
+        if operator.uid == uid:
+            return operator
+    raise ConfigError(
+        "the checkpoint has no such operator", uid=uid, found=[o.uid for o in manifest.operators]
+    )
+
+
+def _entries(root: JobRoot, operator: OperatorState) -> Iterator[StateEntry]:
+    names = {state_id(schema.name): schema.name for schema in operator.states}
+    with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
+        for subtask in operator.subtasks:
+            yield from _subtask_entries(root, subtask, Path(scratch), (names, len(operator.key_types)))
+
+
+def _subtask_entries(
+    root: JobRoot, subtask: SubtaskState, scratch: Path, layout: tuple[dict[bytes, str], int]
+) -> Iterator[StateEntry]:
+    names, columns = layout
+    cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
+    store = RocksDBBackend(scratch / str(subtask.subtask), cache, subtask.files, RocksDBSettings())
+    try:
+        for stored, data in store.scan(b""):
+            name = names.get(stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES])
+            if name is None:
+                raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+            parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES :])
+            map_key = parts[columns + 1] if len(parts) > columns + 1 else None
+            yield StateEntry(name, parts[:columns], map_key, decode_untyped(data))
+    finally:
+        store.close()
