@@ -49,8 +49,8 @@ format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .
 	@$(RUN) ruff format --quiet .
 
-bench: setup  ## run the benchmarks; one of them with BENCH=benchmarks/bench_<name>.py
-	@set -e; for file in $${BENCH:-benchmarks/bench_*.py}; do $(RUN) python $$file; done
+bench: setup  ## run the benchmarks; some of them with BENCH="micro-batch throughput"
+	@$(RUN) python benchmarks/run.py $(BENCH)
 
 requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE=1 takes new versions
 	@for file in requirements requirements-dev; do \

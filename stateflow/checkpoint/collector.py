@@ -9,6 +9,7 @@ from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.garbage import find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
+from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import DATA, LOG, PROBE, SPARK
@@ -39,8 +40,7 @@ class Collector:
     def collect(self, dry_run: bool = False) -> Collection:
         """Deletes everything that is garbage at the newest entry. Raises DataError when a kept checkpoint is damaged,
         before anything is deleted."""
-        head = self.root.head()
-        live = self.live(head)
+        head, live = self._live_at_head()
         # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
         blobs = [blob for area in _AREAS for blob in self.root.storage.list(area)]
         findings = find_garbage(head.entry, live, blobs)
@@ -51,6 +51,18 @@ class Collector:
             head.entry.seq, tuple(ref.id for ref in kept(head)), len(findings.garbage),
             sum(blob.size for blob in findings.garbage), findings.unknown, dry_run,
         )  # fmt: skip
+
+    def _live_at_head(self) -> tuple[Head, frozenset[str]]:
+        head = self.root.head()
+        while True:
+            try:
+                return head, self.live(head)
+            except DataError:
+                # A newer entry may have let a checkpoint go, and another collector have taken it: no damage then.
+                newer = self.root.head()
+                if newer == head:
+                    raise
+                head = newer
 
     def live(self, head: Head) -> frozenset[str]:
         """Keys of every file that `head` or a checkpoint it keeps needs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
-from stateflow.errors import StorageError
+from stateflow.errors import MissingFile, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
@@ -30,9 +30,19 @@ def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
 
 def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
     """Stores `data` under a name that nobody else uses. Raises StorageError when the storage does not confirm it."""
-    if storage.put_new(key, data) is not PutResult.CREATED and storage.get(key) != data:
-        raise StorageError("an object name was used twice", key=key)
+    if storage.put_new(key, data) is not PutResult.CREATED:
+        _confirm(storage, key, data)
     return FileHandle(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def _confirm(storage: Storage, key: str, data: bytes) -> None:
+    try:
+        found = storage.get(key)
+    except MissingFile as e:
+        # No data is lost, as MissingFile would say: the request was, or it is still on its way.
+        raise StorageError("the storage does not say whether an object was written", key=key) from e
+    if found != data:
+        raise StorageError("an object name was used twice", key=key)
 
 
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:

@@ -74,15 +74,24 @@ class JobRoot:
         """
         failpoints.hit("claim.before")
         while True:
-            outcome = self._append_claim(note, adopt)
+            outcome = self._append_claim(self.log.read_head(), note, adopt)
             if isinstance(outcome, Appended):
                 failpoints.hit("claim.after")
                 return outcome.head
             if outcome.created:
                 raise Fenced("another run claimed the job after this one", hint="let the other run work")
 
-    def _append_claim(self, note: str, adopt: EntryRef | None) -> Appended | Overtaken:
-        base = self.log.read_head()
+    def go_back(self, head: Head, ref: EntryRef, note: str = "") -> Head:
+        """Continues from a retained checkpoint instead, as the run whose `head` is the newest entry.
+
+        Raises Fenced when another run claimed the job meanwhile: what it committed since must not be thrown away.
+        """
+        outcome = self._append_claim(head, note, ref)
+        if isinstance(outcome, Overtaken):
+            raise Fenced("another run claimed the job after this one", hint="let the other run work")
+        return outcome.head
+
+    def _append_claim(self, base: Head | None, note: str, adopt: EntryRef | None) -> Appended | Overtaken:
         _check_adoptable(base, adopt)
         adopted = (adopt, self.log.read_checkpoint(adopt)) if adopt else None
 

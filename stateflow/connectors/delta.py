@@ -54,7 +54,7 @@ class DeltaSink(Sink):
             raise ConfigError("a Delta table must be on a POSIX file system", hint="use a path or file:///path",
                               table=address)  # fmt: skip
         if _ESCAPE.search(str(log)):
-            raise ConfigError("a Delta table's path must not look percent-encoded: Delta's readers would look elsewhere",
+            raise ConfigError("a Delta table's path must not look percent-encoded: readers would look elsewhere",
                               hint="choose a path without '%'", table=address)  # fmt: skip
         self.table = str(log.parent)
         self._root = log.parent

@@ -62,9 +62,12 @@ def check_table(table: str, head: DeltaHead, schema: RowSchema) -> None:
         SinkRefused: a property of the table would be violated.
         SchemaMismatch: columns are missing, or have other types or names.
     """
-    for refusal in _refusals(head):
-        raise SinkRefused(f"the Delta table cannot be honoured: {refusal.reason}", hint=refusal.hint, table=table,
-                          property=refusal.property)  # fmt: skip
+    refusals = list(_refusals(head))
+    if refusals:
+        first, *others = refusals
+        also = {"also": [r.property for r in others]} if others else {}
+        raise SinkRefused(f"the Delta table cannot be honoured: {first.reason}", hint=first.hint, table=table,
+                          property=first.property, **also)  # fmt: skip
     differences = list(_differences(_fields(head.metadata), schema))
     if differences:
         raise SchemaMismatch("the sink's rows do not fit the Delta table", hint="change the row class, or the table "

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.connectors.delta_stats import statistics
+from stateflow.connectors.delta_stats import DoubleBounds, statistics
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
 from stateflow.state.handles import Committable
 
@@ -211,14 +210,11 @@ class _ParquetFile:
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._file = NamelessFile(folder)
         self._metadata: list[pq.FileMetaData] = []
-        self._nan: set[str] = set()
+        self._doubles = {f.name: DoubleBounds() for f in schema if pa.types.is_floating(f.type)}
         self._writer = pq.ParquetWriter(
-            self._file,
-            schema,
-            compression=_COMPRESSION,
-            store_schema=False,
-            metadata_collector=self._metadata,
-        )
+            self._file, schema, compression=_COMPRESSION, store_schema=False, metadata_collector=self._metadata,
+            write_statistics=[name for name in schema.names if name not in self._doubles],
+        )  # fmt: skip
 
     @property
     def size(self) -> int:
@@ -226,10 +222,8 @@ class _ParquetFile:
 
     def add(self, rows: pa.Table) -> None:
         """Writes the rows as one row group."""
-        # Parquet's footer leaves NaN out of its bounds and does not say that there was one.
-        for field in rows.schema:
-            if pa.types.is_floating(field.type) and pc.any(pc.is_nan(rows.column(field.name))).as_py():
-                self._nan.add(field.name)
+        for name, bounds in self._doubles.items():
+            bounds.add(rows.column(name))
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self, name: str, schema: RowSchema) -> Committable:
@@ -239,5 +233,5 @@ class _ParquetFile:
             if not self._file.link(name):
                 raise StorageError("the name of a sink's file was used twice", name=name)
         metadata = self._metadata[0]
-        stats = statistics(metadata, schema, frozenset(self._nan))
+        stats = statistics(metadata, schema, self._doubles)
         return Committable(path=name, size=self._file.size, rows=metadata.num_rows, stats=stats)

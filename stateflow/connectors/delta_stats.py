@@ -7,11 +7,13 @@ Delta, cannot represent exactly enough is left out rather than approximated down
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import TypeVar
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.schema import Column, RowSchema
@@ -29,26 +31,55 @@ Json = int | float | str
 Bounds = tuple[Json | None, Json | None]
 
 
-def statistics(metadata: pq.FileMetaData, schema: RowSchema, nan: frozenset[str]) -> str:
+class DoubleBounds:
+    """Smallest and largest value of a column of doubles.
+
+    They are counted here and kept out of Parquet's footer: the footer's bounds ignore NaN, Spark orders NaN above
+    every number, and so a filter like ``x > 5`` would not find a NaN in a file whose other values are small.
+    """
+
+    def __init__(self) -> None:
+        self.nulls = 0
+        self._values: list[float] = []
+        self._nan = False
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        self.nulls += column.null_count
+        self._nan = self._nan or bool(pc.any(pc.is_nan(column)).as_py())
+        ends = pc.min_max(column).as_py()
+        self._values += [v for v in ends.values() if v is not None and not math.isnan(v)]
+
+    def bounds(self) -> Bounds:
+        """Of two zeros -0.0 is the smaller for some readers, and neither for others: these bounds hold for both."""
+        if not self._values:
+            return None, None
+        low, high = min(self._values), max(self._values)
+        low, high = (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
+        has_high = math.isfinite(high) and not self._nan
+        return (low if math.isfinite(low) else None), (high if has_high else None)
+
+
+def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[str, DoubleBounds]) -> str:
     """The ``stats`` of an ``add`` action, as JSON.
 
     Args:
         metadata: footer of a file whose columns are those of `schema`.
-        nan: columns that hold a NaN, which the footer does not tell.
+        doubles: what the footer does not tell, by column.
     """
     low: dict[str, Json] = {}
     high: dict[str, Json] = {}
     nulls: dict[str, int] = {}
     for i, column in enumerate(schema.columns[:_INDEXED_COLUMNS]):
-        chunks = [metadata.row_group(g).column(i).statistics for g in range(metadata.num_row_groups)]
-        if any(c is None or not c.has_null_count for c in chunks):
-            continue
-        nulls[column.name] = sum(c.null_count for c in chunks)
-        smallest, largest = _bounds(column, chunks)
+        if column.name in doubles:
+            nulls[column.name] = doubles[column.name].nulls
+            smallest, largest = doubles[column.name].bounds()
+        else:
+            chunks = [metadata.row_group(g).column(i).statistics for g in range(metadata.num_row_groups)]
+            nulls[column.name] = sum(c.null_count for c in chunks)
+            smallest, largest = _bounds(column, chunks)
         if smallest is not None:
             low[column.name] = smallest
-        # Spark orders NaN above every number, and the footer's largest value is not NaN.
-        if largest is not None and column.name not in nan:
+        if largest is not None:
             high[column.name] = largest
     found = {"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls}
     return msgspec.json.encode(found).decode()
@@ -57,7 +88,7 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, nan: frozenset[str]
 def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
     translate = _TRANSLATE.get(column.spark_type)
     filled = [c for c in chunks if c.num_values > 0]
-    # A chunk without bounds holds a string longer than Parquet keeps, or nothing but NaN.
+    # A chunk without bounds holds a string that is longer than Parquet's footer keeps.
     if translate is None or not filled or not all(c.has_min_max for c in filled):
         return None, None
     return translate(min(c.min_raw for c in filled), max(c.max_raw for c in filled))
@@ -65,11 +96,6 @@ def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
 
 def _integers(low: int, high: int) -> Bounds:
     return low, high
-
-
-def _doubles(low: float, high: float) -> Bounds:
-    """The footer gives -0.0 as a smallest and 0.0 as a largest zero, which holds in every order of the two."""
-    return (low if math.isfinite(low) else None), (high if math.isfinite(high) else None)
 
 
 def _strings(low: bytes, high: bytes) -> Bounds:
@@ -126,7 +152,6 @@ def _or_none(make: Callable[[], T]) -> T | None:
 
 _TRANSLATE: dict[str, Callable[..., Bounds]] = {
     "bigint": _integers,
-    "double": _doubles,
     "string": _strings,
     "date": _dates,
     "timestamp": _zoned,

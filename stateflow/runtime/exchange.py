@@ -2,6 +2,8 @@
 
 All edges of a level share one ``repartitionById`` on the global (unit, subtask) index. Its input is a union with
 barrier rows, one per subtask, also because Spark drops a shuffle whose input it can prove empty.
+
+Expressions are SQL texts: every method of a Column is a call to the JVM, and a small batch has no time for hundreds.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stateflow.api.graph import Node, TransformNode
@@ -30,7 +32,6 @@ from stateflow.runtime.specs import (
 )
 from stateflow.runtime.task import Barrier
 
-_HASH_BITS = (1 << GROUP_SHIFT) - 1
 _ROUTES = "_routes"
 
 
@@ -39,26 +40,20 @@ def first_exchange(level: Level, source: DataFrame, barrier: Barrier, max_parall
     router = _Router(level, max_parallelism)
     frames = []
     for index, node in enumerate(level.inputs):
-        frame = apply_transforms(node, source).withColumn(POSITION, F.monotonically_increasing_id())
-        frames.append(router.route(index, node, frame))
-    frames.append(_barriers(source.sparkSession, level.targets, barrier))
+        frame = apply_transforms(node, source)
+        frames.append(router.route(index, node, frame, "monotonically_increasing_id()"))
+    frames.append(router.barriers(source.sparkSession, barrier))
     return router.exchange(frames)
 
 
 def next_exchange(level: Level, before: Level, emitted: DataFrame, max_parallelism: int) -> DataFrame:
     """The input of a later level's tasks, from what the level before emitted."""
     router = _Router(level, max_parallelism)
-    frames = [
-        emitted.where(F.col(CONTROL).isNotNull()).select(
-            F.col(TARGET).cast("int").alias(TARGET),
-            F.lit(BARRIER_ORDER).alias(ORDER),
-            POSITION,
-            CONTROL,
-            REPORT,
-        )
-    ]
+    control = emitted.where(f"{CONTROL} IS NOT NULL")
+    frames = [router.controls(control)]
     for index, node in enumerate(level.inputs):
-        frames.append(router.route(index, node, _rows_of(node, before, emitted)))
+        rows, position = _rows_of(node, before, emitted)
+        frames.append(router.route(index, node, rows, position))
     return router.exchange(frames)
 
 
@@ -82,15 +77,16 @@ def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:
     return frame.select(*schema.names)
 
 
-def _rows_of(node: Node, before: Level, emitted: DataFrame) -> DataFrame:
+def _rows_of(node: Node, before: Level, emitted: DataFrame) -> tuple[DataFrame, str]:
+    """The rows that reach `node`, and the expression for their position."""
     maker = producer(node)
     index = next(i for i, u in enumerate(before.units) if u.operator is maker)
-    rows = emitted.where(F.col(UNIT) == index)
+    rows = emitted.where(f"{UNIT} = {index}")
     prefix = output_prefix(index)
-    columns = [F.col(prefix + name).alias(name) for name in maker.schema.names]
+    columns = [f"{_quoted(prefix + name)} AS {_quoted(name)}" for name in maker.schema.names]
     if node is maker:
-        return rows.select(*columns, POSITION)
-    return apply_transforms(node, rows.select(*columns)).withColumn(POSITION, F.monotonically_increasing_id())
+        return rows.selectExpr(*columns, POSITION), POSITION
+    return apply_transforms(node, rows.selectExpr(*columns)), "monotonically_increasing_id()"
 
 
 class _Router:
@@ -99,66 +95,94 @@ class _Router:
     def __init__(self, level: Level, max_parallelism: int) -> None:
         self._level = level
         self._max_parallelism = max_parallelism
+        self._payload = [
+            (_quoted(input_prefix(i) + c.name), c.spark_type)
+            for i, n in enumerate(level.inputs)
+            for c in n.schema.columns
+        ]
 
-    def route(self, index: int, node: Node, frame: DataFrame) -> DataFrame:
+    def route(self, index: int, node: Node, frame: DataFrame, position: str) -> DataFrame:
         """One input's rows, once for each unit that takes them."""
-        routes = [self._route(unit) for unit in self._level.units if unit.input is node]
+        units = [unit for unit in self._level.units if unit.input is node]
         prefix = input_prefix(index)
-        payload = [F.col(name).alias(prefix + name) for name in node.schema.names]
-        if len(routes) == 1:
-            target, order = routes[0]
-            return frame.select(target.alias(TARGET), order.alias(ORDER), POSITION, *payload)
-        structs = [F.struct(target.alias(TARGET), order.alias(ORDER)) for target, order in routes]
-        exploded = frame.select(F.explode(F.array(*structs)).alias(_ROUTES), POSITION, *payload)
-        names = [prefix + name for name in node.schema.names]
-        return exploded.select(f"{_ROUTES}.{TARGET}", f"{_ROUTES}.{ORDER}", POSITION, *names)
+        renamed = {_quoted(prefix + name): _quoted(name) for name in node.schema.names}
+        values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
+        nothing = [f"CAST(NULL AS BINARY) AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}"]
+        if len(units) == 1:
+            target, order = self._route(units[0], position)
+            return frame.selectExpr(f"{target} AS {TARGET}", f"{order} AS {ORDER}", f"{position} AS {POSITION}",
+                                    *nothing, *values)  # fmt: skip
+        if any(unit.operator is None for unit in units):
+            # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
+            frame = frame.selectExpr("*", f"{position} AS {POSITION}")
+            position = POSITION
+        routes = ", ".join(
+            f"named_struct('{TARGET}', {target}, '{ORDER}', {order})"
+            for target, order in (self._route(unit, position) for unit in units)
+        )
+        exploded = frame.selectExpr(f"explode(array({routes})) AS {_ROUTES}", f"{position} AS {POSITION}",
+                                    *nothing, *values)  # fmt: skip
+        names = [c for c, _ in self._payload]
+        return exploded.selectExpr(
+            f"{_ROUTES}.{TARGET}", f"{_ROUTES}.{ORDER}", POSITION, CONTROL, REPORT, *names
+        )
+
+    def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
+        """A barrier from the driver for each task."""
+        data = msgspec.msgpack.encode(barrier).hex()
+        return spark.range(0, self._level.targets, 1, 1).selectExpr(
+            f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0L AS {POSITION}",
+            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._nulls(),
+        )  # fmt: skip
+
+    def controls(self, frame: DataFrame) -> DataFrame:
+        """Barriers and reports from the tasks of the level before."""
+        return frame.selectExpr(f"CAST({TARGET} AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", POSITION, CONTROL,
+                                REPORT, *self._nulls())  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
         """The frames together, each row with its subtask, sorted."""
         union = frames[0]
         for frame in frames[1:]:
-            union = union.unionByName(frame, allowMissingColumns=True)
+            union = union.union(frame)
         parts = union.repartitionById(self._level.targets, TARGET)
-        sorted_parts = parts.sortWithinPartitions(ORDER, *self._tie_breakers(), POSITION)
-        payload = [c for c in union.columns if c not in (TARGET, POSITION, ORDER, CONTROL, REPORT)]
-        return sorted_parts.select(ORDER, CONTROL, REPORT, *payload)
+        keys = [F.expr(text) for text in (ORDER, *self._tie_breakers(), POSITION)]
+        sorted_parts = parts.sortWithinPartitions(*keys)
+        return sorted_parts.selectExpr(ORDER, CONTROL, REPORT, *(c for c, _ in self._payload))
 
-    def _route(self, unit: Unit) -> tuple[Column, Column]:
+    def _nulls(self) -> list[str]:
+        return [f"CAST(NULL AS {kind}) AS {c}" for c, kind in self._payload]
+
+    def _route(self, unit: Unit, position: str) -> tuple[str, str]:
         if unit.operator is None:
-            target = F.pmod(F.col(POSITION), F.lit(self._level.parallelism)) + unit.first_target
-            return target.cast("int"), F.lit(0).cast("bigint")
-        digest = F.xxhash64(*[F.col(c) for c in unit.operator.keying.columns])
-        group = F.pmod(digest, F.lit(self._max_parallelism).cast("bigint"))
-        # Exact in doubles, since group * parallelism stays below 2^53: floor(g * P / M), as keygroups.subtask_of.
-        subtask = F.floor(group * self._level.parallelism / F.lit(self._max_parallelism))
-        order = F.shiftleft(group, GROUP_SHIFT).bitwiseOR(
-            F.shiftrightunsigned(digest, 64 - GROUP_SHIFT).bitwiseAND(F.lit(_HASH_BITS))
-        )
-        return (subtask + unit.first_target).cast("int"), order
+            return f"CAST(pmod({position}, {self._level.parallelism}) + {unit.first_target} AS INT)", "0L"
+        digest = f"xxhash64({', '.join(_quoted(c) for c in unit.operator.keying.columns)})"
+        group = f"pmod({digest}, {self._max_parallelism}L)"
+        # As keygroups.subtask_of has it.
+        target = f"CAST(({group} * {self._level.parallelism}) DIV {self._max_parallelism} + {unit.first_target} AS INT)"
+        order = f"shiftleft({group}, {GROUP_SHIFT}) | shiftrightunsigned({digest}, {64 - GROUP_SHIFT})"
+        return target, order
 
-    def _tie_breakers(self) -> list[Column]:
+    def _tie_breakers(self) -> list[str]:
         """Key columns, because two keys may have one `_order`; then the declared order."""
-        result: list[Column] = []
-        for index, node in enumerate(self._level.inputs):
-            for unit in self._level.units:
-                if unit.input is node and unit.operator:
-                    result += self._sort_columns(unit, input_prefix(index), node)
-        return result
+        return [
+            text
+            for index, node in enumerate(self._level.inputs)
+            for unit in self._level.units
+            if unit.input is node and unit.operator
+            for text in self._sort_columns(unit, input_prefix(index))
+        ]
 
-    def _sort_columns(self, unit: Unit, prefix: str, node: Node) -> list[Column]:
+    def _sort_columns(self, unit: Unit, prefix: str) -> list[str]:
         assert unit.operator is not None
         keying = unit.operator.keying
-        columns = [F.col(prefix + name) for name in (*keying.columns, *keying.order_by)]
+        columns = [_quoted(prefix + name) for name in (*keying.columns, *keying.order_by)]
         if len(self._level.units) == 1:
             return columns
         # Other units' rows share these columns, and must not be sorted by them.
-        mine = F.col(TARGET).between(unit.first_target, unit.first_target + self._level.parallelism - 1)
-        return [F.when(mine, column) for column in columns]
+        last = unit.first_target + self._level.parallelism - 1
+        return [f"IF({TARGET} BETWEEN {unit.first_target} AND {last}, {column}, NULL)" for column in columns]
 
 
-def _barriers(spark: SparkSession, targets: int, barrier: Barrier) -> DataFrame:
-    data = F.lit(msgspec.msgpack.encode(barrier))
-    return spark.range(0, targets, 1, 1).select(
-        F.col("id").cast("int").alias(TARGET), F.lit(BARRIER_ORDER).alias(ORDER),
-        F.lit(0).cast("bigint").alias(POSITION), data.alias(CONTROL), F.lit(None).cast("binary").alias(REPORT),
-    )  # fmt: skip
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -105,4 +105,4 @@ def restore_order(publisher: Publisher, root: JobRoot, head: Head) -> Head:
         failpoints.hit("start.published")
         return head
     base = publisher.base_before(head, lost)
-    return root.claim(f"output of checkpoint {lost} was deleted before it was published", adopt=base)
+    return root.go_back(head, base, f"output of checkpoint {lost} was deleted before it was published")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,8 +105,13 @@ class JobRun:
 
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
+        self.head = self.job.root.claim(note)
+        with self._fenced_first():
+            self._restore()
+
+    def _restore(self) -> None:
         root = self.job.root
-        self.head = restore_order(self._publisher, root, root.claim(note))
+        self.head = restore_order(self._publisher, root, self.head)
         self.manifest = root.manifest(self.head)
         wanted = Wanted(self.job.plan.parallelism, self.job.plan.key_types, self.job.sources)
         self.restored = plan_restore(self.head.checkpoint_id, self.manifest, wanted)
@@ -125,6 +131,10 @@ class JobRun:
             Fenced: a newer run owns the job.
             BatchFailed: the batch did not come back whole; nothing of it exists.
         """
+        with self._fenced_first():
+            return self._run_batch(rows, capture)
+
+    def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         clock = self.job.root.clock
         began = clock.monotonic()
         ordinal = self._ordinal + 1
@@ -149,6 +159,22 @@ class JobRun:
     def positions(self) -> list[SourcePosition]:
         """Up to where the sources are read and committed."""
         return self.head.entry.sources
+
+    @contextmanager
+    def _fenced_first(self) -> Iterator[None]:
+        """What a newer run sweeps or collects fails this one in many ways; that it is fenced is the reason of all."""
+        try:
+            yield
+        except Exception as e:
+            newest = self.job.root.log.read_head()
+            if (
+                isinstance(e, Fenced)
+                or newest is None
+                or newest.entry.generation <= self.head.entry.generation
+            ):
+                raise
+            raise Fenced("a newer run has claimed the job", hint="let the other run work",
+                         generation=self.head.entry.generation, newer=newest.entry.generation) from e  # fmt: skip
 
     def _sweep_sinks(self) -> None:
         """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this

@@ -11,13 +11,17 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
 from stateflow.storage.base import BlobInfo, PutResult, Storage
 
 _COPY_CHUNK = 1 << 20
+_FOLDER_TRIES = 20
+
+T = TypeVar("T")
 
 
 class PosixStorage(Storage):
@@ -29,16 +33,13 @@ class PosixStorage(Storage):
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:
-            with self._nameless_file(key) as (fd, path):
-                _write_all(fd, data)
-                os.fsync(fd)
-                return self._link(fd, path)
+            return _while_folders_go(lambda: self._put_nameless(key, data))
         except OSError as e:
             raise _storage_error(e, key) from e
 
     def put_file(self, key: str, source: Path) -> None:
         try:
-            self._link_file(key, source)
+            _while_folders_go(lambda: self._link_file(key, source))
         except OSError as e:
             if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise _storage_error(e, key) from e
@@ -110,17 +111,18 @@ class PosixStorage(Storage):
             raise DataError("an object's name leaves its storage", key=key, storage=self.uri)
         return self.root.joinpath(*parts)
 
+    def _put_nameless(self, key: str, data: bytes) -> PutResult:
+        with self._nameless_file(key) as (fd, path):
+            _write_all(fd, data)
+            os.fsync(fd)
+            return self._link(fd, path)
+
     @contextlib.contextmanager
     def _nameless_file(self, key: str) -> Iterator[tuple[int, Path]]:
         """A file without a name in the folder of `key`: nothing is left of it when the process dies."""
         path = self._path(key)
         self._make_folders(path.parent)
-        try:
-            fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            # A collector removed the empty folder between our mkdir and here; it is ours to make again.
-            self._make_folders(path.parent)
-            fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             yield fd, path
         finally:
@@ -148,23 +150,23 @@ class PosixStorage(Storage):
             os.fsync(fd)
         finally:
             os.close(fd)
-        try:
-            os.link(source, path, follow_symlinks=False)
-        except FileNotFoundError:
-            self._make_folders(path.parent)
-            os.link(source, path, follow_symlinks=False)
+        os.link(source, path, follow_symlinks=False)
         _sync_folder(path.parent)
 
     def _copy_file(self, key: str, source: Path) -> None:
         try:
-            with self._nameless_file(key) as (fd, path), source.open("rb") as file:
-                while chunk := file.read(_COPY_CHUNK):
-                    _write_all(fd, chunk)
-                os.fsync(fd)
-                if self._link(fd, path) is not PutResult.CREATED:
-                    raise StorageError("an object name was used twice, or could not be made durable", key=key)
+            result = _while_folders_go(lambda: self._copy_nameless(key, source))
         except OSError as e:
             raise _storage_error(e, key) from e
+        if result is not PutResult.CREATED:
+            raise StorageError("an object name was used twice, or could not be made durable", key=key)
+
+    def _copy_nameless(self, key: str, source: Path) -> PutResult:
+        with self._nameless_file(key) as (fd, path), source.open("rb") as file:
+            while chunk := file.read(_COPY_CHUNK):
+                _write_all(fd, chunk)
+            os.fsync(fd)
+            return self._link(fd, path)
 
     def _make_folders(self, folder: Path) -> None:
         missing = []
@@ -196,6 +198,15 @@ class PosixStorage(Storage):
             except OSError:
                 return
             folder = folder.parent
+
+
+def _while_folders_go(work: Callable[[], T]) -> T:
+    """Does `work` again when a collector, or another run's probe, removes the empty folder between two of its steps:
+    a file without a name does not keep its folder."""
+    for _ in range(_FOLDER_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return work()
+    return work()
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -1,0 +1,43 @@
+"""Where figures go: one JSON file per benchmark, naming commit and machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, figures: dict[str, Any]) -> Path:
+    """Writes ``results/<name>.json`` and returns its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {**figures, "at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit(),
+                "machine": _machine()}  # fmt: skip
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True,
+                           text=True, check=False)  # fmt: skip
+    return found.stdout.strip() or "unknown"
+
+
+def _machine() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {"cores": os.cpu_count(), "memory_gib": round(memory, 1), "cpu": _cpu(), "kernel": platform.release(),
+            "python": platform.python_version(), "load_1m": round(os.getloadavg()[0], 2)}  # fmt: skip
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()

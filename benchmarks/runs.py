@@ -1,0 +1,41 @@
+"""Running the benchmark job, and noting when each batch was committed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stateflow.environment import RunRequest, RunResult, run_job
+from stateflow.runtime.run import BatchResult
+
+JOB = Path(__file__).parent / "jobs" / "running_mean.py"
+
+
+@dataclass
+class Timeline:
+    """When batches were committed and published, in seconds of a monotonic clock."""
+
+    began: float = field(default_factory=time.monotonic)
+    committed: list[float] = field(default_factory=list)
+    results: list[BatchResult] = field(default_factory=list)
+
+    def note(self, result: BatchResult) -> None:
+        """One more batch."""
+        self.committed.append(time.monotonic())
+        self.results.append(result)
+
+    def intervals(self, skip: int) -> list[float]:
+        """Seconds between batches, without the first `skip`."""
+        times = self.committed[skip:]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+
+def run_means(folder: Path, **settings: str) -> tuple[RunResult, Timeline]:
+    """Runs the job over ``folder/events`` in a fresh job root below `folder`."""
+    timeline = Timeline()
+    layer = {"job.events": str(folder / "events"), "job.table": str(folder / "table"),
+             "local_dir": str(folder / "local"), **settings}  # fmt: skip
+    result = run_job(RunRequest(JOB, str(folder / "root"), (layer,), "benchmark", on_batch=timeline.note))
+    return result, timeline
