@@ -104,11 +104,32 @@ def status(job_root: str, as_json: bool) -> None:
     click.echo(f"job {found.job} ({found.job_uuid})")
     click.echo(f"checkpoint {found.checkpoint_id or 'none yet'}, generation {found.generation}, "
                f"kept: {', '.join(map(str, found.retained)) or 'none'}")  # fmt: skip
-    table = Table("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files")
+    table = Table(box=None, pad_edge=False)
+    for title in ("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
+        table.add_column(title, justify="right", no_wrap=True)
     for r in records:
-        table.add_row(str(r.checkpoint_id), str(r.generation), r.committed_at[:19], f"{r.duration_ms:.0f}",
-                      f"{r.rows_in:,}", _bytes(r.increment_bytes), _bytes(r.full_bytes), str(r.files))  # fmt: skip
+        when = r.committed_at[:19].replace("T", " ")
+        table.add_row(str(r.checkpoint_id), str(r.generation), when, f"{r.duration_ms:.0f}", f"{r.rows_in:,}",
+                      _bytes(r.increment_bytes), _bytes(r.full_bytes), str(r.files))  # fmt: skip
     Console().print(table)
+
+
+@main.command()
+@ROOT
+@click.option("--drop", metavar="ID", help="Remove this pin; its reader, if it still reads, will fail.")
+def pins(job_root: str, drop: str | None) -> None:
+    """List checkpoints that are kept for readers outside the job, or drop an abandoned pin."""
+    if drop:
+        _or_fail(lambda: ops.drop_pin(job_root, drop))
+        click.echo(f"dropped {drop}")
+        return
+    found = _or_fail(lambda: ops.list_pins(job_root))
+    for pin in found:
+        click.echo(
+            f"{pin.id}  checkpoint {pin.checkpoint.id}  {pin.owner}: {pin.reason}  since {pin.since[:19]}"
+        )
+    if not found:
+        click.echo("no pins")
 
 
 class _Progress:

@@ -1,4 +1,4 @@
-"""Names and numbers that identify things, validated where they enter.
+"""Names that identify things, validated where they enter.
 
 Everything that becomes part of a path passes through `check_name`, so that no uid, savepoint name or attempt can
 leave the folder that it belongs to.
@@ -7,18 +7,8 @@ leave the folder that it belongs to.
 from __future__ import annotations
 
 import re
-from typing import NewType
 
 from stateflow.errors import ConfigError
-
-CheckpointId = NewType("CheckpointId", int)
-"""The sequence number that the checkpoint's COMMIT got in the log; never reused."""
-
-Generation = NewType("Generation", int)
-"""The sequence number of a run's CLAIM."""
-
-Ordinal = NewType("Ordinal", int)
-"""How many barriers a generation has committed up to; a barrier carries (generation, ordinal)."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

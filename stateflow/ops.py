@@ -7,9 +7,11 @@ import socket
 from dataclasses import dataclass
 
 from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.documents import Pin
 from stateflow.checkpoint.history import CheckpointRecord, read_records
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.clock import SystemClock
+from stateflow.errors import ConfigError
 from stateflow.storage import open_storage
 
 
@@ -62,6 +64,19 @@ def describe(job_root: str) -> JobDescription:
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id,
         tuple(dict.fromkeys(ref.id for ref in kept(head))), pins,
     )  # fmt: skip
+
+
+def list_pins(job_root: str) -> list[Pin]:
+    """Checkpoints that somebody outside reads; one whose reader died stays until it is dropped."""
+    return _open(job_root).head().entry.pinned
+
+
+def drop_pin(job_root: str, pin_id: str) -> None:
+    """Removes a pin. Raises ConfigError when there is none with this id."""
+    root = _open(job_root)
+    if all(pin.id != pin_id for pin in root.head().entry.pinned):
+        raise ConfigError("there is no such pin", hint="stateflow pins lists them", pin=pin_id)
+    root.unpin(pin_id)
 
 
 def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:

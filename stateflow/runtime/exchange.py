@@ -108,14 +108,14 @@ class _Router:
         renamed = {_quoted(prefix + name): _quoted(name) for name in node.schema.names}
         values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
         nothing = [f"CAST(NULL AS BINARY) AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}"]
-        if len(units) == 1:
-            target, order = self._route(units[0], position)
-            return frame.selectExpr(f"{target} AS {TARGET}", f"{order} AS {ORDER}", f"{position} AS {POSITION}",
-                                    *nothing, *values)  # fmt: skip
         if any(unit.operator is None for unit in units):
             # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
             frame = frame.selectExpr("*", f"{position} AS {POSITION}")
             position = POSITION
+        if len(units) == 1:
+            target, order = self._route(units[0], position)
+            return frame.selectExpr(f"{target} AS {TARGET}", f"{order} AS {ORDER}", f"{position} AS {POSITION}",
+                                    *nothing, *values)  # fmt: skip
         routes = ", ".join(
             f"named_struct('{TARGET}', {target}, '{ORDER}', {order})"
             for target, order in (self._route(unit, position) for unit in units)

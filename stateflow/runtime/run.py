@@ -26,7 +26,8 @@ from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
 from stateflow.config import Settings
-from stateflow.errors import BatchFailed, Fenced
+from stateflow.errors import BatchFailed, Fenced, MissingFile
+from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
@@ -67,6 +68,7 @@ class Job:
 
     Attributes:
         sources: (uid, description) of each source.
+        recorder: gets figures with Flink's names, in snake case.
     """
 
     root: JobRoot
@@ -74,6 +76,7 @@ class Job:
     settings: Settings
     sinks: dict[str, BoundSink]
     sources: tuple[tuple[str, str], ...]
+    recorder: Recorder = field(default_factory=NullRecorder)
 
 
 @dataclass
@@ -105,18 +108,16 @@ class JobRun:
 
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
+        checked = self._check_before_claim()
         self.head = self.job.root.claim(note)
         with self._fenced_first():
-            self._restore()
+            self._restore(checked)
 
-    def _restore(self) -> None:
+    def _restore(self, checked: frozenset[str]) -> None:
         root = self.job.root
         self.head = restore_order(self._publisher, root, self.head)
         self.manifest = root.manifest(self.head)
-        wanted = Wanted(self.job.plan.parallelism, self.job.plan.key_types, self.job.sources)
-        self.restored = plan_restore(self.head.checkpoint_id, self.manifest, wanted)
-        if self.manifest is not None:
-            check_stored(root.storage, files_of(self.manifest))
+        self.restored = self._check(self.head, self.manifest, checked)
         self._base = self.restored.operators
         self._sweep_sinks()
 
@@ -175,6 +176,32 @@ class JobRun:
                 raise
             raise Fenced("a newer run has claimed the job", hint="let the other run work",
                          generation=self.head.entry.generation, newer=newest.entry.generation) from e  # fmt: skip
+
+    def _check_before_claim(self) -> frozenset[str]:
+        """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
+
+        Returns the keys of the files that were checked. Until the claim another run may go on and collect them: what
+        is missing then does not count, and the check after the claim decides.
+        """
+        head = self.job.root.log.read_head()
+        if head is None:
+            return frozenset()
+        try:
+            manifest = self.job.root.manifest(head)
+            self._check(head, manifest, frozenset())
+        except MissingFile:
+            if self.job.root.log.read_head() == head:
+                raise
+            return frozenset()
+        return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
+
+    def _check(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
+        wanted = Wanted(self.job.plan.parallelism, self.job.plan.key_types, self.job.sources)
+        plan = plan_restore(head.checkpoint_id, manifest, wanted)
+        if manifest is not None:
+            files = [f for f in files_of(manifest) if f.key not in checked]
+            check_stored(self.job.root.storage, files)
+        return plan
 
     def _sweep_sinks(self) -> None:
         """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this
@@ -239,6 +266,7 @@ class JobRun:
         self.totals.rows_in += result.rows_in
         for sink, rows in result.rows_out.items():
             self.totals.rows_out[sink] = self.totals.rows_out.get(sink, 0) + rows
+        self._record(result)
         write_record(self.job.root.storage, CheckpointRecord(
             checkpoint_id=result.checkpoint_id, generation=manifest.generation, ordinal=result.ordinal,
             committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
@@ -248,6 +276,15 @@ class JobRun:
         ))  # fmt: skip
         if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
             self.collect()
+
+    def _record(self, result: BatchResult) -> None:
+        recorder = self.job.recorder
+        recorder.count("number_of_completed_checkpoints")
+        recorder.count("num_records_in", result.rows_in)
+        recorder.gauge("last_completed_checkpoint_id", result.checkpoint_id)
+        recorder.gauge("last_checkpoint_size", result.increment_bytes)
+        recorder.gauge("last_checkpoint_full_size", result.full_bytes)
+        recorder.gauge("last_checkpoint_duration", result.seconds)
 
 
 def _acknowledge(pending: PendingCheckpoint, report: TaskReport) -> None:

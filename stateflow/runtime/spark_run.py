@@ -92,7 +92,8 @@ class SparkRun:
         frame = source.stream(self._spark, self._run.job.settings.source)
         query = (
             frame.writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
-            .option("checkpointLocation", self._location.folder.as_uri())
+            # Hadoop takes a path literally: percent signs of a real URI would become part of the name.
+            .option("checkpointLocation", f"file://{self._location.folder}")
             .trigger(availableNow=True)
             .start()
         )

@@ -63,7 +63,11 @@ class RocksDBBackend(KeyedStateBackend):
         self._changed = False
         folder.mkdir(parents=True, mode=0o700)
         if base:
-            self._link_base()
+            try:
+                self._link_base()
+            except BaseException:
+                remove_tree(folder)
+                raise
         self._db = Rdict(str(folder), options=_options(settings))
         self._db.set_write_options(_without_wal())
 

@@ -43,6 +43,9 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
                           "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
 
 
+_INCOMING = "incoming"
+
+
 class HostCache:
     """Immutable files that this host already has, verified when they came in.
 
@@ -64,8 +67,7 @@ class HostCache:
         try:
             os.link(self._path(handle), target)
         except FileNotFoundError:
-            self._fetch(handle)
-            os.link(self._path(handle), target)
+            self._fetch(handle, target)
 
     def upload(self, source: Path, key: str) -> FileHandle:
         """Stores a finished local file in the job root under a new name, and keeps it in the cache."""
@@ -78,23 +80,29 @@ class HostCache:
     def keep_only(self, handles: Iterable[FileHandle]) -> None:
         """Forgets every other file. One that a process still uses stays until it lets go of it."""
         wanted = {handle.sha256 for handle in handles}
-        for entry in list(os.scandir(self.folder)):
-            if entry.name not in wanted and entry.is_file():
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(entry.path)
+        for name in os.listdir(self.folder):
+            if name not in wanted and not _is_coming_in(name):
+                (self.folder / name).unlink(missing_ok=True)
 
     def _path(self, handle: FileHandle) -> Path:
         return self.folder / handle.sha256
 
-    def _fetch(self, handle: FileHandle) -> None:
-        partial = self.folder / f"incoming-{self._clock.new_id()}"
+    def _fetch(self, handle: FileHandle, target: Path) -> None:
+        partial = self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
         try:
             self._storage.fetch(check_key(handle.key), partial)
             check_local(handle, partial)
+            os.link(partial, target)
             with contextlib.suppress(FileExistsError):
                 os.link(partial, self._path(handle))
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _is_coming_in(name: str) -> bool:
+    """Whether another process is fetching this file now; what a dead one left is not coming any more."""
+    kind, _, rest = name.partition("-")
+    return kind == _INCOMING and Path(f"/proc/{rest.partition('-')[0]}").exists()
 
 
 def remove_tree(folder: Path) -> None:
