@@ -53,7 +53,7 @@ with DAG(
         },
         spark=SparkSubmit(
             conn_id="spark_default",
-            conf={"spark.ui.enabled": "false"},
+            conf={"spark.ui.enabled": "false", "spark.local.dir": f"{HOME}/local/spark"},
             env_vars={
                 "STATEFLOW_FAILPOINT": "{{ params.failpoint }}",
                 # Relative to the folder of one launch, so this file is one for all tries of the task.
@@ -61,6 +61,6 @@ with DAG(
             },
         ),
         retries=2,
-        retry_delay=timedelta(seconds=10),
+        retry_delay=timedelta(seconds=5),
         outlets=[Asset(name="flights.checkpoint", uri="stateflow://flights/checkpoint")],
     )

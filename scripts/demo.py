@@ -6,6 +6,7 @@ what the demo left (or runs the demo first), and keeps it up until Ctrl-C.
 
 from __future__ import annotations
 
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +16,7 @@ from flights_demo.crash import Kill, NotAsPromised
 from flights_demo.flights import prepare
 from flights_demo.layout import Layout
 from flights_demo.patience import Stopwatch, poll
-from flights_demo.quarters import DAG, Round, Stage, run_quarter
+from flights_demo.quarters import DAG, Round, Stage, collect_garbage, run_quarter
 from flights_demo.screen import Screen
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
 
@@ -26,6 +27,8 @@ STARTING = 180.0
 def main(arguments: list[str]) -> int:
     """The program; returns its exit code."""
     screen, layout = Screen(), Layout()
+    # As Ctrl-C: everything that was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         match arguments:
             case []:
@@ -102,6 +105,10 @@ def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
             f" checkpoint {told['started_from']} to {told['checkpoint_id']}"
         )
         rounds.append(done)
+    with screen.step("The retention DAG deletes what no checkpoint needs any more") as news:
+        report = collect_garbage(stage, news)
+    kept = ", ".join(map(str, report["retained"]))
+    screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; checkpoints kept: {kept}")
     return rounds
 
 

@@ -16,6 +16,12 @@ from stateflow.errors import ConfigError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+_WORDS = {
+    "int": "a whole number from 1 up",
+    "timedelta": "a duration above zero, like 500ms, 90s, 10m, 2h or 1d",
+    "bool": "true or false",
+    "str": "text",
+}
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return dict(_flatten(tomllib.loads(path.read_text()), ""))
     except FileNotFoundError as e:
         raise ConfigError("the settings file is not there", path=str(path)) from e
+    except OSError as e:
+        raise ConfigError("the settings file cannot be read", path=str(path), reason=str(e.strerror)) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigError("the settings file is no TOML", path=str(path), reason=str(e)) from e
 
@@ -182,17 +190,20 @@ def _build_group(spec: dataclasses.Field[Any], prefix: str, inner: dict[str, Any
 def _convert(value: Any, kind: str, name: str) -> Any:
     try:
         return _parse(value, kind)
-    except (ValueError, TypeError) as e:
-        raise ConfigError("a setting's value does not fit", hint=f"it must be {kind.replace(' | None', '')}",
-                          name=name, value=value) from e  # fmt: skip
+    except (ValueError, TypeError, OverflowError) as e:
+        wanted = next((words for start, words in _WORDS.items() if kind.startswith(start)), "a group of settings")
+        raise ConfigError("a setting's value does not fit", hint=f"it must be {wanted}", name=name, value=value) from e
 
 
 def _parse(value: Any, kind: str) -> Any:
     if "timedelta" in kind:
-        return value if isinstance(value, timedelta) else parse_duration(str(value))
+        duration = value if isinstance(value, timedelta) else parse_duration(str(value))
+        if duration <= timedelta():
+            raise ValueError(value)
+        return duration
     if kind.startswith("int"):
-        if isinstance(value, bool) or isinstance(value, float):
-            raise TypeError(value)
+        if isinstance(value, bool) or isinstance(value, float) or int(value) < 1:
+            raise ValueError(value)
         return int(value)
     if kind == "bool":
         text = str(value).lower()
@@ -205,7 +216,7 @@ def _parse(value: Any, kind: str) -> Any:
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration like ``90s``, ``10m``, ``500ms``, ``2h`` or ``1d``. Raises ValueError."""
+    """A duration like ``90s``, ``10m``, ``500ms``, ``2h`` or ``1d``. Raises ValueError or OverflowError."""
     text = text.strip()
     for unit in sorted(_UNITS, key=len, reverse=True):
         if text.endswith(unit):

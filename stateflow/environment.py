@@ -13,12 +13,14 @@ from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
 from stateflow.clock import SystemClock
 from stateflow.config import Settings, resolve
-from stateflow.errors import JobDefinitionError
+from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
 from stateflow.runtime.assembly import assemble, load_job
-from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.local import LocalExecutor, refuse_transforms
 from stateflow.runtime.local_run import run_local
+from stateflow.runtime.operator import innermost
+from stateflow.runtime.plan import plan_job
 from stateflow.runtime.run import BatchResult, JobRun
 from stateflow.storage import Storage, open_storage
 
@@ -103,10 +105,17 @@ def declare(
         name: of the job, unless settings name it.
         layers: settings from a file and from the command line; later ones win.
     """
-    env = StreamExecutionEnvironment(resolve(*layers).job)
+    parameters = {k: v for layer in layers for k, v in layer.items() if k.startswith("job.")}
+    env = StreamExecutionEnvironment(resolve(parameters).job)
     if not inspect.signature(build).parameters:
         raise JobDefinitionError("build must take the environment", hint="define def build(env)")
-    build(env)
+    try:
+        build(env)
+    except StateflowError:
+        raise
+    except Exception as e:
+        raise JobDefinitionError(f"build raised {type(e).__name__}: {e}", hint="mend the job file",
+                                 where=innermost(e)) from e  # fmt: skip
     settings = resolve({"name": name}, env.defaults, *layers)
     check_name("the job's name", settings.name)
     check_max_parallelism(settings.max_parallelism)
@@ -132,6 +141,7 @@ def run_job(request: RunRequest) -> RunResult:
 
 
 def _run_here(graph: Graph, settings: Settings, storage: Storage, request: RunRequest) -> tuple[JobRun, str]:
+    refuse_transforms(plan_job(graph, settings.parallelism))
     run = JobRun(assemble(graph, settings, storage, SystemClock()), LocalExecutor())
     run.start(request.note)
     request.on_start(run)

@@ -45,7 +45,7 @@ def check_max_parallelism(value: int) -> int:
     """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
-            "max parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value
+            "max_parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value
         )
     return value
 

@@ -44,6 +44,9 @@ echo "$code" >"$0.new" && mv "$0.new" "$0"
 exit "$code"
 """
 
+# What this process started itself, and so has to collect when it ends: whichever object notices the end.
+_children: dict[int, subprocess.Popen[bytes]] = {}
+
 
 @dataclass(frozen=True)
 class Command:
@@ -102,7 +105,6 @@ class Launcher:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def live(self) -> Launch | None:
         """The launch that still runs on this host, whichever worker started it."""
@@ -141,8 +143,7 @@ class Launcher:
         process = launch.process()
         if process and not processes.wait_for_end(process, seconds):
             return False
-        if child := self._children.pop(launch.pid, None):
-            child.wait()
+        _collect(launch.pid)
         self.stop(launch)
         return True
 
@@ -157,8 +158,7 @@ class Launcher:
                 processes.send(member, number)
             if processes.wait_for_all(members, seconds):
                 break
-        if child := self._children.pop(launch.pid, None):
-            child.wait()
+        _collect(launch.pid)
 
     def forget_old(self, keep: int) -> None:
         """Removes all but the `keep` newest launches' folders; a live one always stays."""
@@ -195,8 +195,15 @@ class Launcher:
                 env={**os.environ, **command.env, LAUNCH_VARIABLE: str(folder)},
                 start_new_session=True,
             )
-        self._children[child.pid] = child
+        _children[child.pid] = child
         return child
+
+
+def _collect(pid: int) -> None:
+    """Leaves no zombie of a launch that this process started and that has ended."""
+    child = _children.get(pid)
+    if child and child.poll() is not None:
+        del _children[pid]
 
 
 def read_record(folder: Path) -> Launch | None:

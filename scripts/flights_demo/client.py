@@ -52,50 +52,36 @@ class AirflowClient:
     def has_dag(self, dag_id: str) -> bool:
         """Whether the DAG processor has seen that DAG."""
         try:
-            self._call("GET", f"dags/{dag_id}")
+            self.call("GET", f"dags/{dag_id}")
         except AirflowError:
             return False
         return True
 
     def unpause(self, dag_id: str) -> None:
         """Lets runs of a DAG begin."""
-        self._call("PATCH", f"dags/{dag_id}", {"is_paused": False})
+        self.call("PATCH", f"dags/{dag_id}", {"is_paused": False})
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> None:
         """Starts a DAG run."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
-        self._call("POST", f"dags/{dag_id}/dagRuns", body)
-
-    def clear(self, dag_id: str, run_id: str) -> None:
-        """Has a finished DAG run done once more."""
-        body = {"dry_run": False}
-        self._call("POST", f"dags/{dag_id}/dagRuns/{quote(run_id)}/clear", body)
-
-    def backfill(self, dag_id: str, first: str, last: str) -> None:
-        """Makes DAG runs for all intervals from `first` to `last` that have none."""
-        body = {"dag_id": dag_id, "from_date": first, "to_date": last, "max_active_runs": 1}
-        self._call("POST", "backfills", body)
-
-    def runs(self, dag_id: str) -> dict[str, str]:
-        """The DAG's runs with their states, by id."""
-        answer = self._call("GET", f"dags/{dag_id}/dagRuns?limit=100")
-        return {run["dag_run_id"]: run["state"] for run in answer["dag_runs"]}
+        self.call("POST", f"dags/{dag_id}/dagRuns", body)
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """`queued`, `running`, `success` or `failed`."""
-        return str(self._call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}")["state"])
+        return str(self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}")["state"])
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> TaskTry:
         """How far the task is."""
-        answer = self._call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}")
+        answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}")
         return TaskTry(answer["state"], int(answer["try_number"]))
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         """What the task returned."""
         path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/xcomEntries/return_value"
-        return dict(self._call("GET", f"{path}?deserialize=true")["value"])
+        return dict(self.call("GET", f"{path}?deserialize=true")["value"])
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One call; `path` is below ``/api/v2/``. Raises AirflowError with what the server says."""
         return _call(method, f"{self._url}/api/v2/{path}", body, self._token)
 
 

@@ -46,7 +46,9 @@ class Running:
 def read_flights(csv_zip: Path) -> list[Row]:
     """All flights in the order that the job has to see them in: by time, then by flight number."""
     with zipfile.ZipFile(csv_zip) as archive, archive.open(archive.namelist()[0]) as file:
-        flights = [_flight(record) for record in csv.DictReader(io.TextIOWrapper(file, "utf-8"))]
+        records = csv.reader(io.TextIOWrapper(file, "utf-8"))
+        columns = {name: position for position, name in enumerate(next(records))}
+        flights = [_flight(record, columns) for record in records]
     return sorted(flights, key=itemgetter("time", "flight", "carrier", "origin", "dest"))
 
 
@@ -85,16 +87,20 @@ def _by_delivery(flights: list[Row]) -> list[list[Row]]:
     return [deliveries[number] for number in sorted(deliveries)]
 
 
-def _flight(record: dict[str, str]) -> Row:
-    hour, minute = divmod(int(record["sched_dep_time"]), 100)
+def _flight(record: list[str], columns: dict[str, int]) -> Row:
+    def number(name: str) -> int:
+        return int(record[columns[name]])
+
+    hour, minute = divmod(number("sched_dep_time"), 100)
+    delay = _present(record[columns["arr_delay"]])
     return {
-        "time": datetime(int(record["year"]), int(record["month"]), int(record["day"]), hour, minute),  # noqa: DTZ001
-        "carrier": record["carrier"],
-        "flight": int(record["flight"]),
-        "origin": record["origin"],
-        "dest": record["dest"],
-        "tailnum": _present(record["tailnum"]) or "UNKNOWN",
-        "arr_delay": float(record["arr_delay"]) if _present(record["arr_delay"]) else None,
+        "time": datetime(number("year"), number("month"), number("day"), hour, minute),  # noqa: DTZ001
+        "carrier": record[columns["carrier"]],
+        "flight": number("flight"),
+        "origin": record[columns["origin"]],
+        "dest": record[columns["dest"]],
+        "tailnum": _present(record[columns["tailnum"]]) or "UNKNOWN",
+        "arr_delay": float(delay) if delay else None,
     }
 
 

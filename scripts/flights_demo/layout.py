@@ -56,9 +56,9 @@ class Layout:
         folders = Folders(
             home=self.airflow, dags=REPOSITORY / "dags", plugins=REPOSITORY / "plugins", runs=self.runs
         )
-        # A pause of a fixed length between two tries: long enough to look at what the killed one left.
         environment = {
             "STATEFLOW_HOME": str(self.root),
+            "SPARK_LOCAL_IP": "127.0.0.1",
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
         }
         return AirflowHome(folders, environment)

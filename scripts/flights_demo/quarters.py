@@ -17,6 +17,7 @@ from flights_demo.patience import poll
 from flights_demo.screen import News
 
 DAG, TASK = "flights", "run"
+RETENTION_DAG, RETENTION_TASK = "flights_retention", "collect"
 _PATIENCE = 240.0
 
 
@@ -54,6 +55,20 @@ def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False) -> R
     if not poll(watcher.finished, _PATIENCE, interval=0.4):
         raise AirflowError(f"run {run_id} did not end in {_PATIENCE:.0f} s")
     return _conclude(stage, run_id, watcher)
+
+
+def collect_garbage(stage: Stage, news: News) -> dict[str, Any]:
+    """Runs the retention DAG once; returns what its task returned."""
+    stage.client.unpause(RETENTION_DAG)
+    stage.client.trigger(RETENTION_DAG, "after-the-year")
+    news("the retention DAG runs")
+
+    def finished() -> bool:
+        return stage.client.run_state(RETENTION_DAG, "after-the-year") in ("success", "failed")
+
+    if not poll(finished, _PATIENCE):
+        raise AirflowError(f"the retention DAG did not end in {_PATIENCE:.0f} s")
+    return stage.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK)
 
 
 def _conclude(stage: Stage, run_id: str, watcher: _Watcher) -> Round:

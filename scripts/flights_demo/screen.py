@@ -12,6 +12,7 @@ from rich.table import Table
 from flights_demo.patience import Stopwatch
 
 _QUIET_SECONDS = 3.0
+_LOG_WIDTH = 130
 
 
 class Screen:
@@ -19,6 +20,8 @@ class Screen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = _LOG_WIDTH
         self.timings: list[tuple[str, float]] = []
 
     @contextmanager

@@ -85,7 +85,8 @@ def _field_names(row_class: type[Any]) -> list[str]:
         return list(row_class.__struct_fields__)
     if dataclasses.is_dataclass(row_class):
         return [f.name for f in dataclasses.fields(row_class)]
-    raise JobDefinitionError("a row class must be a msgspec.Struct or a dataclass", given=repr(row_class))
+    raise JobDefinitionError("a row class must be a msgspec.Struct or a dataclass", hint="declare one field per column",
+                             given=repr(row_class))  # fmt: skip
 
 
 def _column(row_class: type[Any], name: str, hint: object) -> Column:

@@ -29,7 +29,7 @@ def load_job(path: Path) -> ModuleType:
     Raises JobDefinitionError when the file is missing, does not import, or has no `build`.
     """
     if not path.is_file():
-        raise JobDefinitionError("there is no such job file", path=str(path))
+        raise JobDefinitionError("there is no such job file", hint="check the path", path=str(path))
     name = path.stem
     if not name.isidentifier():
         raise JobDefinitionError("a job file's name must be one that Python can import", hint="use letters, digits "
@@ -43,9 +43,8 @@ def load_job(path: Path) -> ModuleType:
     except StateflowError:
         raise
     except Exception as e:
-        raise JobDefinitionError(
-            f"the job file does not import: {type(e).__name__}: {e}", path=str(path)
-        ) from e
+        raise JobDefinitionError(f"the job file does not import: {type(e).__name__}: {e}", hint="python JOB.py, with "
+                                 "the same Python, shows where", path=str(path)) from e  # fmt: skip
     if not callable(getattr(module, "build", None)):
         raise JobDefinitionError("the job file has no build(env)", hint="define def build(env: "
                                  "StreamExecutionEnvironment) -> None", path=str(path))  # fmt: skip

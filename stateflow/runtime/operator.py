@@ -86,7 +86,8 @@ class KeyedOperator:
         self._call("close", self._function.close)
 
     def _enter(self, group: tuple[bytes, bytes, Key], emitted: list[Any]) -> None:
-        if self._open != group:
+        # By their bytes, not their values: a NaN is not equal to itself, and still one key.
+        if self._open is None or self._open[:2] != group[:2]:
             self._end_open_key(emitted)
             self._open = group
         self._make_current(group)
@@ -132,7 +133,7 @@ class KeyedOperator:
         return UserCodeError(
             f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
             "this batch was committed", operator=self._spec.uid, key=repr(key), row=repr(row)[:500],
-            where=_innermost(error),
+            where=innermost(error),
         )  # fmt: skip
 
     def _named_groups(
@@ -152,7 +153,8 @@ class KeyedOperator:
                                  operator=self._spec.uid, column=name, row=repr(row)[:500])  # fmt: skip
 
 
-def _innermost(error: Exception) -> str:
+def innermost(error: BaseException) -> str:
+    """File and line where an error was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import numbers
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
@@ -12,10 +13,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import SchemaMismatch
 
 Maker = Callable[..., Any]
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "bigint": numbers.Integral,
+    "double": numbers.Real,
+    "string": str,
+    "boolean": (bool, np.bool_),
+    "binary": (bytes, bytearray, memoryview),
+    "date": datetime.date,
+    "timestamp": datetime.datetime,
+    "timestamp_ntz": datetime.datetime,
+}
+"""Which values a column takes."""
+_NO_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
+"""Which it does not take, although they are subclasses."""
 
 
 def row_maker(schema: RowSchema) -> Maker:
@@ -53,16 +68,30 @@ def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
     arrays = []
     for column in schema.columns:
         try:
-            arrays.append(pa.array(list(map(attrgetter(column.name), rows)), column.arrow_type))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, AttributeError, OverflowError) as e:
+            values = list(map(attrgetter(column.name), rows))
+            _check_types(values, column)
+            arrays.append(pa.array(values, column.arrow_type))
+        except (AttributeError, TypeError, ValueError, OverflowError) as e:
             raise SchemaMismatch(
-                "a function emitted a row that is not of its output class",
-                hint="compare what it yields with the class given as output",
+                "a row that was emitted is not of its class",
+                hint="compare what the function yields with the class given as output",
                 column=column.name,
                 declared=column.spark_type,
                 reason=str(e)[:200],
             ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
+
+
+def _check_types(values: Sequence[Any], column: Column) -> None:
+    """Raises TypeError for values that Arrow would bend until they fit: 1.5 becomes 1 there, and 7 a date."""
+    for kind in set(map(type, values)):
+        if kind is type(None):
+            if not column.nullable:
+                raise TypeError("None in a column that is declared without it")
+        elif not issubclass(kind, _TYPES[column.spark_type]) or issubclass(
+            kind, _NO_TYPES.get(column.spark_type, ())
+        ):
+            raise TypeError(f"a value is of type {kind.__name__}")
 
 
 def group_starts(order: np.ndarray[Any, Any], keys: Sequence[pa.Array]) -> list[int]:

@@ -6,6 +6,7 @@ attempt in the name, so a retried, killed or speculative attempt changes nothing
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -108,6 +109,9 @@ class _Task:
 
     def abandon(self) -> None:
         """Lets go of everything after a failure."""
+        if self._operator is not None:
+            with contextlib.suppress(StateflowError):  # the failure before it is the one to tell
+                self._operator.abandon()
         if self._backend is not None:
             self._backend.close()
             self._backend = None

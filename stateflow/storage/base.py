@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+GONE = "put the file back from a copy, under the same name"
+"""What to do when an object that was referred to is missing."""
+
+
 class PutResult(enum.Enum):
     """What a put-if-absent did. Losing is a value; only the caller knows whether it is an error."""
 

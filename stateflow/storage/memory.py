@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.errors import DataError, MissingFile, StorageError
-from stateflow.storage.base import BlobInfo, PutResult, Storage
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage
 
 
 class MemoryStorage(Storage):
@@ -32,7 +32,7 @@ class MemoryStorage(Storage):
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         data = self._objects.get(key)
         if data is None:
-            raise MissingFile("object is not there", key=key, storage=self.uri)
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
         if len(data) > limit:
             raise DataError("object is larger than it may be", key=key, size=len(data), limit=limit)
         return data

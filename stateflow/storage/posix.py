@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
-from stateflow.storage.base import BlobInfo, PutResult, Storage
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
@@ -51,7 +51,7 @@ class PosixStorage(Storage):
             with path.open("rb") as file:
                 data = file.read(limit + 1)
         except FileNotFoundError as e:
-            raise MissingFile("object is not there", key=key, storage=self.uri) from e
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
         except OSError as e:
             raise _storage_error(e, key) from e
         if len(data) > limit:
@@ -68,7 +68,7 @@ class PosixStorage(Storage):
                     raise
                 shutil.copyfile(path, target)
         except FileNotFoundError as e:
-            raise MissingFile("object is not there", key=key, storage=self.uri) from e
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
         except OSError as e:
             raise _storage_error(e, key) from e
 
@@ -227,6 +227,9 @@ def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return ConfigError("the storage does not let us write or read", hint="check owner and permissions",
                            path=e.filename or key, reason=e.strerror)  # fmt: skip
+    if e.errno == errno.ENOTDIR:
+        return ConfigError("the storage's path leads through something that is not a folder", hint="choose another path",
+                           path=e.filename or key)  # fmt: skip
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR) and e.filename:
         return ConfigError("the file system cannot create files without a name (O_TMPFILE)",
                            hint="use a local or clustered Linux file system, not NFS", path=e.filename)  # fmt: skip

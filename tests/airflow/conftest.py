@@ -20,6 +20,8 @@ os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 if importlib.util.find_spec("stateflow_airflow") is None:
     sys.path.append(str(REPOSITORY / "plugins"))
+# The demo's way of starting a whole Airflow serves the system tests, too.
+sys.path.append(str(REPOSITORY / "scripts"))
 
 from tests.airflow.fakes import FakeSpark  # noqa: E402 - Airflow reads its home when it is first imported
 

@@ -314,6 +314,11 @@ def test_templates_reach_settings_configuration_and_environment(tmp_path: Path) 
     )
 
 
+def test_one_dag_runs_a_job_once_at_a_time_unless_the_author_chose(operator: Make) -> None:
+    assert operator().max_active_tis_per_dag == 1
+    assert operator(max_active_tis_per_dag=None).max_active_tis_per_dag is None
+
+
 def test_retry_policy_is_ours_unless_the_author_chose(operator: Make) -> None:
     assert isinstance(operator().retry_policy, RetryByErrorCode)
     assert operator(retry_policy=None).retry_policy is None

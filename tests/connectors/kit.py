@@ -127,6 +127,7 @@ class Job:
     """A job without operators: a real log, and one sink."""
 
     def __init__(self, root: Path, table: Path) -> None:
+        self.folder = root
         new = NewJob("job", 128, {})
         self.root = JobRoot.create_or_open(open_storage(str(root)), SystemClock(), new, f"pid {os.getpid()}")
         self.sink = DeltaSink(table)
@@ -144,7 +145,9 @@ class Job:
 
     def publish(self, head: Head) -> list[PublishedOutput]:
         """Publishes what is pending, oldest first, as the start of a run does."""
-        known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
+        known = head.entry.published.get(
+            self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0)
+        )
         done = []
         for pending in pending_of(head):
             output = Output(pending.checkpoint_id, pending.committables, known)

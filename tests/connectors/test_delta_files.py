@@ -32,7 +32,9 @@ def _writer(folder: Path, limits: Limits | None = None) -> ParquetWriter:
 
 
 @given(uids, numbers, numbers, st.integers(0, 10**4), attempts)
-def test_a_name_says_who_wrote_the_file(uid: str, generation: int, ordinal: int, subtask: int, attempt: str) -> None:
+def test_a_name_says_who_wrote_the_file(
+    uid: str, generation: int, ordinal: int, subtask: int, attempt: str
+) -> None:
     name = FileName.first(context(uid=uid), Writing(generation, ordinal, subtask, attempt))
     later = dataclasses.replace(name, part=12)
     assert FileName.parse(str(name)) == name

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from stateflow.connectors.delta_stats import _shortened_up
 from tests.connectors.kit import Every, batch, context
 
 _ABOUT = context(Every)
+_naive = datetime.fromisoformat
 _EACH = Limits(row_group_bytes=1)
 
 
@@ -37,7 +39,9 @@ def _read(writer: ParquetWriter) -> dict[str, Any]:
     return found
 
 
-def _bounds(folder: Path, column: str, values: list[Any], limits: Limits | None = None) -> tuple[Any, Any, Any]:
+def _bounds(
+    folder: Path, column: str, values: list[Any], limits: Limits | None = None
+) -> tuple[Any, Any, Any]:
     stats = _stats(folder, [Every(id=0, **{column: v}) for v in values], limits)
     return stats["minValues"].get(column), stats["maxValues"].get(column), stats["nullCount"].get(column)
 
@@ -47,6 +51,7 @@ def _bounds(folder: Path, column: str, values: list[Any], limits: Limits | None 
     ("amount", [1.5, None, -2.25], (-2.25, 1.5, 1)),
     ("amount", [None, None], (None, None, 2)),
     ("amount", [math.nan], (None, None, 0)),
+    ("amount", [1.0, math.nan, 2.0], (1.0, None, 0)),
     ("amount", [math.inf, 1.0], (1.0, None, 0)),
     ("amount", [-math.inf, 1.0], (None, 1.0, 0)),
     ("amount", [1e300, 5e-324], (5e-324, 1e300, 0)),
@@ -59,20 +64,27 @@ def _bounds(folder: Path, column: str, values: list[Any], limits: Limits | None 
     ("flag", [True, None], (None, None, 1)),
     ("raw", [b"\xff", b""], (None, None, 0)),
     ("day", [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29", 0)),
-    ("local", [datetime(2013, 1, 1, 5, 0, 0, 1)], ("2013-01-01T05:00:00.000", "2013-01-01T05:00:00.001", 0)),
-    ("local", [datetime(1969, 12, 31, 23, 59, 59, 999999)],
+    ("local", [_naive("2013-01-01T05:00:00.000001")], ("2013-01-01T05:00:00.000", "2013-01-01T05:00:00.001", 0)),
+    ("local", [_naive("1969-12-31T23:59:59.999999")],
      ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000", 0)),
     ("instant", [datetime(2013, 1, 1, 5, 0, 0, 7000, tzinfo=UTC)],
      ("2013-01-01T05:00:00.007Z", "2013-01-01T05:00:00.007Z", 0)),
     ("instant", [datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)],
      ("9999-12-31T23:59:59.999Z", None, 0)),
 ])  # fmt: skip
-def test_bounds(tmp_path: Path, column: str, values: list[Any], expected: tuple[Any, ...], limits: Limits | None) -> None:
+def test_bounds(
+    tmp_path: Path, column: str, values: list[Any], expected: tuple[Any, ...], limits: Limits | None
+) -> None:
     assert _bounds(tmp_path, column, values, limits) == expected
 
 
-def test_a_file_with_nan_has_no_largest_value(tmp_path: Path) -> None:
-    assert _bounds(tmp_path, "amount", [1.0, math.nan, 2.0]) == (1.0, None, 0)
+def test_parquet_has_no_bounds_of_doubles(tmp_path: Path) -> None:
+    """Spark would skip row groups by them, although they do not tell of NaN."""
+    writer = ParquetWriter(tmp_path, FileName.first(_ABOUT, Writing(1, 1, 0, "a")), _ABOUT.schema)
+    writer.write(batch(_ABOUT, [Every(id=1, amount=1.0)]))
+    [file] = writer.close()
+    row_group = pq.read_metadata(tmp_path / file.path).row_group(0)
+    assert [row_group.column(i).statistics is None for i in (0, 1, 2)] == [False, True, False]
 
 
 def test_a_zero_is_bounded_in_either_order_of_the_two_zeros(tmp_path: Path) -> None:
@@ -89,7 +101,11 @@ def test_values_outside_the_calendar_have_no_bounds(tmp_path: Path) -> None:
     writer = ParquetWriter(tmp_path, FileName.first(_ABOUT, Writing(1, 1, 0, "a")), _ABOUT.schema)
     writer.write(pa.RecordBatch.from_arrays(arrays, schema=_ABOUT.schema.arrow))
     stats = _read(writer)
-    assert stats["minValues"] == {"id": 1, "local": "1969-12-19T06:34:48.372", "instant": "1969-12-19T06:34:48.372Z"}
+    assert stats["minValues"] == {
+        "id": 1,
+        "local": "1969-12-19T06:34:48.372",
+        "instant": "1969-12-19T06:34:48.372Z",
+    }
     assert stats["maxValues"] == {"id": 2}
 
 

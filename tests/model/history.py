@@ -5,31 +5,59 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.jobroot import JobRoot
-from tests.model.actors import Admin, Cleaner, Driver, Site
 from tests.model.invariants import Checker, Violation
-from tests.model.mutants import MUTANTS
-from tests.model.plan import Plan
+from tests.model.mutants import MUTANTS, Mutant
+from tests.model.outsiders import Admin, Cleaner, Vacuum
+from tests.model.plan import PLANS, Plan
+from tests.model.runs import RealRun, make_run
 from tests.model.sink import SimSink
+from tests.model.site import Site
 from tests.model.store import SimStorage
 from tests.model.world import SimClock, World
 
 _CALM_STEPS = 150
 
 
-@dataclass
+@dataclass(frozen=True)
+class Search:
+    """Which histories are played.
+
+    Attributes:
+        mutant: the mistake that the code has; none by default.
+        plan: the name of a directed search; by default the mutant's, or each history draws its own plan.
+    """
+
+    mutant: str = ""
+    plan: str = ""
+
+    @property
+    def mistake(self) -> Mutant | None:
+        """The mutant itself."""
+        return MUTANTS[self.mutant] if self.mutant else None
+
+
+@dataclass(frozen=True)
 class Failure:
     """A history that broke a rule."""
 
+    search: Search
     seed: int
     rule: str
     text: str
+
+    def story(self, steps: int = 60) -> str:
+        """The history's last steps, and how to see more of them."""
+        trace: deque[str] = deque(maxlen=steps)
+        with suppress(Exception):
+            play(self.seed, self.search, trace)
+        options = "".join(f" --{k} {v}" for k, v in vars(self.search).items() if v)
+        again = f"replay: python -m tests.model --seed {self.seed}{options} --trace 500"
+        return "\n".join([f"seed {self.seed}: {self.text}", *trace, again])
 
 
 @dataclass
@@ -64,49 +92,59 @@ class History:
         storage = SimStorage(self.world, rng)
         checker = Checker(storage, self.plan.retain)
         storage.observer = checker
-        sinks = [SimSink(self.world, f"sink{i}", checker.published) for i in range(self.plan.sinks)]
+        sinks = [SimSink(self.world, f"sink{i}", checker) for i in range(self.plan.sinks)]
         self.site = Site(self.world, storage, sinks, checker, SimClock(), self.plan, rng)
         self._names = 0
 
     def run(self) -> Counter[str]:
         """Plays the history. Raises Violation."""
-        self._populate()
-        for _ in range(self.plan.steps // 10):
-            self.world.run(10)
-            if self.rng.random() < 10 * self.plan.newcomers or not self.world.alive:
-                self._driver(0)
-        self._calm()
-        self._rest()
+        try:
+            self._play()
+        finally:
+            self.world.close()
         stats = self.world.stats
         stats["steps"], stats["entries in stale slots"] = self.world.steps, self.site.checker.stale_slots
         stats["entries"] = self.site.checker.head.seq
         return stats
 
+    def _play(self) -> None:
+        self._populate()
+        for _ in range(self.plan.steps // 10):
+            self.world.run(10)
+            if self.rng.random() < 10 * self.plan.newcomers or not self.world.alive("run"):
+                self._start_run(0)
+        self._calm()
+        self._rest()
+
     def _populate(self) -> None:
         for i in range(self.plan.drivers):
-            self._driver(self.rng.randint(0, 50 * i))
+            self._start_run(self.rng.randint(0, 50 * i))
         for i in range(self.plan.collectors):
             self.world.spawn(f"gc{i}", Cleaner(self.site, 10), self.rng.randint(20, 80))
         for i in range(self.plan.admins):
             self.world.spawn(f"admin{i}", Admin(self.site, f"admin{i}", 6), self.rng.randint(20, 80))
+        if self.plan.vacuum:
+            self.world.spawn("vacuum", Vacuum(self.site))
 
-    def _driver(self, after: int) -> None:
+    def _start_run(self, after: int) -> None:
         self._names += 1
         name = f"run{self._names}"
-        self.world.spawn(name, Driver(self.site, name, self.plan.batches), after)
+        self.world.spawn(name, make_run(self.site, name, self.plan.batches), after)
 
     def _calm(self) -> None:
         """A healthy run starts; sleepers wake behind it and late writes arrive."""
         self.world.calm()
-        self._driver(0)
+        self._start_run(0)
         self.world.run(_CALM_STEPS)
         self.world.settle()
 
     def _rest(self) -> None:
         """Nothing else goes on: one start and one collection must tidy up everything."""
         site = self.site
-        site.plan = replace(site.plan, adopts=0.0, abort=0.0, publish=1.0)
-        Driver(site, "last", self.rng.randint(0, 1))()
+        last = RealRun(site, "last", self.rng.randint(0, 1))
+        last()
+        if last.needs_person:
+            return
         root = JobRoot.open(site.storage, site.clock, "command")
         for pin in root.head().entry.pinned:
             site.checker.pins.discard(pin.id)
@@ -115,25 +153,35 @@ class History:
         if collection.unknown:
             raise Violation("I8", f"names that nobody knows: {collection.unknown}")
         site.checker.check_rest()
+        for sink in site.sinks:
+            if sink.files.keys() != sink.visible:
+                raise Violation(
+                    "S3", f"{sink.uid}: {sorted(sink.files.keys() ^ sink.visible)[0]} is left over or gone"
+                )
 
 
-def play(seed: int, mutant: str = "", trace: deque[str] | None = None) -> Counter[str]:
+def play(seed: int, search: Search = Search(), trace: deque[str] | None = None) -> Counter[str]:
     """Plays one history, of the code as it is or with a mistake. Raises Violation."""
-    with MUTANTS[mutant].applied() if mutant else nullcontext():
-        history = History(seed, MUTANTS[mutant].plan if mutant else None, trace)
-        history.site.name_by_seq = bool(mutant) and MUTANTS[mutant].name_by_seq
+    mistake = search.mistake
+    plan = PLANS[search.plan or (mistake.plan if mistake else "")]
+    with mistake.applied() if mistake else nullcontext():
+        history = History(seed, plan, trace)
+        history.site.name_by_seq = mistake is not None and mistake.name_by_seq
         return history.run()
 
 
-def explore(seeds: Iterable[int], mutant: str = "", failures: int = 3) -> Report:
+def explore(seeds: Iterable[int], search: Search = Search(), failures: int = 1) -> Report:
     """Plays histories until they are done, or so many have failed."""
     report = Report()
     for seed in seeds:
         report.histories += 1
         try:
-            report.stats += play(seed, mutant)
+            report.stats += play(seed, search)
         except Violation as e:
-            report.failures.append(Failure(seed, e.rule, str(e)))
-            if len(report.failures) == failures:
-                break
+            report.failures.append(Failure(search, seed, e.rule, str(e)))
+        except Exception as e:
+            # An actor met an error that no real caller expects.
+            report.failures.append(Failure(search, seed, type(e).__name__, repr(e)))
+        if len(report.failures) == failures:
+            break
     return report

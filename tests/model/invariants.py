@@ -9,6 +9,7 @@ rules have the names that `reference/reliability.md` gives them, and:
     I4  a commit brings in only what it may   I9  nobody is fenced without a newer CLAIM
     S1  output becomes visible in order, exactly once, and only that of checkpoints on the job's line
     S2  output that is not visible is pending in the head
+    S3  a sweep of a sink removes only what no checkpoint on the job's line has, and at rest all of that
 """
 
 from __future__ import annotations
@@ -120,6 +121,11 @@ class Checker:
         how = "twice" if ids.index(token) < position else f"before {ids[position]}, or in part"
         raise Violation("S1", f"{sink}: {token} is published {how}")
 
+    def swept(self, sink: str, path: str) -> None:
+        """A sink's file is about to be removed as a leftover."""
+        if any(path in paths for _, paths in self.line[sink]):
+            raise Violation("S3", f"{sink}: {path} belongs to a checkpoint on the job's line, and is swept")
+
     # -- what actors tell ---------------------------------------------------------------------------------------------
 
     def acknowledged(self, seq: int, sha256: str) -> None:
@@ -158,6 +164,7 @@ class Checker:
         self.chain.append(fact)
         if fact.kind == "claim":
             self.generation = fact.seq
+            self._go_back(fact)
         if fact.kind == "commit":
             self._check_commit(parent, fact)
         self._check_kept(parent, fact)
@@ -171,7 +178,18 @@ class Checker:
         right = {"claim": doc["ordinal"] == 0, "commit": doc["ordinal"] > before["ordinal"],
                  "admin": doc["ordinal"] == before["ordinal"]}  # fmt: skip
         if doc["generation"] != generation or not right[fact.kind]:
-            raise Violation("I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}")
+            raise Violation(
+                "I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}"
+            )
+
+    def _go_back(self, fact: Fact) -> None:
+        """A CLAIM that adopts an older checkpoint takes what came after it off the line."""
+        for sink, line in self.line.items():
+            self.line[sink] = line = [output for output in line if output[0] <= fact.checkpoint]
+            if self.visible[sink] > len(line):
+                raise Violation(
+                    "S1", f"claim {fact.seq} adopts {fact.checkpoint}, {sink} has published later output"
+                )
 
     def _check_commit(self, parent: Fact, fact: Fact) -> None:
         """I4, and the checkpoint's files and output are noted."""
@@ -212,7 +230,9 @@ class Checker:
             raise Violation("I6", f"admin {fact.seq} changes the checkpoint")
         origin = self.chain[fact.checkpoint].doc
         if any(fact.doc.get(name) != origin.get(name) for name in ("manifest", "sources")):
-            raise Violation("I6", f"entry {fact.seq} tells checkpoint {fact.checkpoint} otherwise than its commit")
+            raise Violation(
+                "I6", f"entry {fact.seq} tells checkpoint {fact.checkpoint} otherwise than its commit"
+            )
 
     def _check_pins(self, fact: Fact) -> None:
         if self.pins and not self.pins <= _pins(fact.doc):
@@ -220,7 +240,9 @@ class Checker:
 
     def _check_pending(self, fact: Fact) -> None:
         for sink, line in self.line.items():
-            pending = {p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink}
+            pending = {
+                p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink
+            }
             for checkpoint, _ in line[self.visible[sink] :]:
                 if checkpoint not in pending:
                     raise Violation("S2", f"{sink}: output of {checkpoint} is neither visible nor pending")
@@ -267,7 +289,7 @@ class Checker:
             return self.head.checkpoint <= int(match[1]) <= self.head.seq
         if match := _OWNED.fullmatch(key):
             return int(match[1]) == self.generation
-        return key == "FORMAT"
+        return key == "FORMAT" or key.startswith("history/")
 
 
 def _parse(seq: int, data: bytes) -> Fact:

@@ -18,13 +18,15 @@ what the second request met: `exists`, or a conflict."""
 
 @dataclass(frozen=True)
 class Plan:
-    """One history's parameters. A sink excludes adopting older checkpoints: rewinding a sink is another protocol."""
+    """One history's parameters. Sinks exclude adopting older checkpoints: rewinding a sink is another protocol."""
 
     steps: int = 280
     drivers: int = 3
     batches: int = 5
     collectors: int = 2
     admins: int = 1
+    shorten: float = 0.3
+    """How likely a command shortens the retention, instead of reading a checkpoint under a pin."""
     sinks: int = 1
     adopts: float = 0.0
     """How likely a start goes back to a retained checkpoint."""
@@ -33,13 +35,17 @@ class Plan:
     """How likely a driver publishes after a commit, instead of carrying the output on."""
     abort: float = 0.1
     """How likely a checkpoint is given up, its files and output passing to the next."""
+    real: bool = False
+    """Whether runs are the real `JobRun`, or freer ones."""
+    vacuum: bool = False
+    """Whether somebody deletes output before it is published."""
     newcomers: float = 0.01
     pause: float = 0.02
     hold: float = 0.0
     """How likely an adversary holds back a call to a log slot until something happens to that slot: a put until the
     slot was collected, a read until it was created anew."""
-    held: tuple[str, ...] = ("run", "gc", "admin")
-    """Whose calls those are."""
+    held: tuple[tuple[str, str], ...] = (("run", "put"), ("run", "get"), ("admin", "put"), ("gc", "get"))
+    """Whose calls those are, and which."""
     pauses: tuple[int, ...] = (20, 80, 200)
     crash: float = 0.004
     faults: float = 1.0
@@ -54,9 +60,33 @@ class Plan:
             adopts=0.0 if sinks else rng.choice((0.2, 0.5)), batches=rng.randint(2, 6), retain=rng.randint(1, 3),
             publish=rng.choice((0.5, 0.9)), abort=rng.choice((0.0, 0.2)), newcomers=rng.choice((0.0, 0.01, 0.02)),
             pause=rng.choice((0.005, 0.02, 0.06)), faults=rng.choice((0.0, 1.0, 1.0, 3.0)),
-            crash=rng.choice((0.0, 0.005)),
+            crash=rng.choice((0.0, 0.005)), real=rng.random() < 0.3,
         )  # fmt: skip
         return replace(plan, hold=0.1) if rng.random() < 0.2 else plan
+
+
+HELD = Plan(
+    steps=350, drivers=1, batches=2, collectors=5, admins=4, shorten=0.0, sinks=0, adopts=0.9, abort=0.0,
+    newcomers=0.0, pause=0.0, crash=0.0, faults=0.0, hold=0.5,
+    held=(("gc1", "get"), ("gc2", "get"), ("gc3", "get"), ("gc4", "get"), ("admin", "put")),
+)  # fmt: skip
+"""An adversary holds commands and all collectors but one at the log, while runs keep going back to the checkpoint
+before the newest: the way to a slot that is created anew under a collector's eyes."""
+
+VACUUM = Plan(
+    steps=300, drivers=1, batches=4, collectors=1, sinks=2, retain=3, vacuum=True, newcomers=0.02, pause=0.0,
+    crash=0.01, faults=0.0,
+)  # fmt: skip
+"""Runs die, and while none works somebody deletes output that waits to be published."""
+
+BUSY = Plan(
+    steps=300, drivers=1, batches=10, collectors=3, admins=3, shorten=0.9, sinks=0, retain=3, real=True, abort=0.0,
+    newcomers=0.0, pause=0.0, crash=0.0, faults=0.0,
+)  # fmt: skip
+"""One healthy run among many collectors and commands that shorten the retention."""
+
+PLANS: dict[str, Plan | None] = {"": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY}
+"""Directed searches by name; without a name each history draws its own plan."""
 
 
 def odds(plan: Plan) -> dict[str, list[tuple[float, int]]]:

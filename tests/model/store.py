@@ -33,7 +33,7 @@ class SimStorage(Storage):
         self.observer: Observer | None = None
         self._world = world
         self._rng = rng
-        self._infos: dict[str, BlobInfo] = {}
+        self._listings: dict[str, list[BlobInfo]] = {}
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         return self._world.call(PUT, "put", key, lambda: self._create(key, data))
@@ -80,6 +80,7 @@ class SimStorage(Storage):
         if key in area:
             return PutResult.EXISTS
         area[key] = data
+        self._listings.pop(_area(key), None)
         self._world.changed(key, created=True)
         if self.observer:
             self.observer.created(key, data)
@@ -96,14 +97,16 @@ class SimStorage(Storage):
         return None if data is None else len(data)
 
     def _list(self, prefix: str, start_after: str) -> list[BlobInfo]:
-        area = self.areas.get(_area(prefix), {})
-        return [self._info(k, area[k]) for k in sorted(k for k in area if k > start_after and k.startswith(prefix))]
-
-    def _info(self, key: str, data: bytes) -> BlobInfo:
-        info = self._infos.get(key)
-        if info is None or info.size != len(data):
-            info = self._infos[key] = BlobInfo(key, len(data))
-        return info
+        name = _area(prefix)
+        infos = self._listings.get(name)
+        if infos is None:
+            area = self.areas.get(name, {})
+            infos = self._listings[name] = [BlobInfo(key, len(area[key])) for key in sorted(area)]
+        if start_after:
+            infos = [info for info in infos if info.key > start_after]
+        if len(prefix) > len(name) + 1:
+            infos = [info for info in infos if info.key.startswith(prefix)]
+        return list(infos)
 
     def _delete(self, keys: list[str]) -> None:
         for key in keys:
@@ -113,6 +116,7 @@ class SimStorage(Storage):
                 if self.observer:
                     self.observer.deleted(key)
                 del area[key]
+                self._listings.pop(_area(key), None)
                 self._world.stats["deletions"] += 1
 
 

@@ -16,7 +16,6 @@ from stateflow.errors import StorageError
 from stateflow.storage import PutResult
 from tests.model.plan import (
     CRASH,
-    ERROR,
     FAILED,
     GO,
     HOLD,
@@ -121,10 +120,13 @@ class World:
         """Starts an actor in `after` steps."""
         self._actors.append(Actor(name, body, self._hub, self.now + after))
 
-    @property
-    def alive(self) -> int:
-        """How many actors there are."""
-        return len(self._actors)
+    def alive(self, prefix: str) -> int:
+        """How many actors there are whose name begins so."""
+        return sum(actor.name.startswith(prefix) for actor in self._actors)
+
+    def awake(self, prefix: str) -> bool:
+        """Whether an actor whose name begins so is at work, neither paused nor yet to come."""
+        return any(actor.wake <= self.now for actor in self._actors if actor.name.startswith(prefix))
 
     def run(self, steps: int) -> None:
         """Makes `steps` steps, or as many as there are."""
@@ -140,12 +142,16 @@ class World:
 
     def settle(self) -> None:
         """Ends every actor and lets every late write arrive."""
-        for actor in self._actors:
-            actor.throw(GreenletExit)
-        self._actors = []
+        self.close()
         while self._late:
             self._land()
         self.quiet = True
+
+    def close(self) -> None:
+        """Ends every actor where it stands."""
+        for actor in self._actors:
+            actor.throw(GreenletExit)
+        self._actors = []
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -175,11 +181,12 @@ class World:
         return ready[int(self._random() * len(ready))]
 
     def _holdable(self, actor: Actor) -> float:
-        if self._hold == 0.0 or actor.op not in ("put", "get") or not actor.key.startswith("log/"):
+        if self._hold == 0.0 or not actor.key.startswith("log/") or actor.op not in ("put", "get"):
             return 0.0
         if actor.op == "get" and actor.key >= self._newest:
             return 0.0
-        return self._hold if actor.name.startswith(self._plan.held) else 0.0
+        held = any(actor.op == op and actor.name.startswith(name) for name, op in self._plan.held)
+        return self._hold if held else 0.0
 
     def _strike(self, actor: Actor, verdict: int) -> None:
         self._log(actor.name, actor.op, actor.key, VERDICTS[verdict])
@@ -191,7 +198,6 @@ class World:
             actor.wake = self.now + _HOLD
             actor.slept = True
             self._held[actor.key, actor.op].append(actor)
-            self.stats[f"held {actor.name[:2]} {actor.op}"]+=1
         elif verdict == CRASH:
             self._actors.remove(actor)
             actor.throw(GreenletExit)

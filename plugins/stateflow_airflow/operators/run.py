@@ -42,8 +42,10 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
     date of the DAG run has no influence on what is read. So catch-up and backfill are several runs in a row,
     of which the first does all the work and the others find nothing new. Clearing a task, of the latest or
     of an older DAG run, runs the job once more from the head. Nothing is processed twice by any of these. To
-    go back in time is another thing, and never happens by running a task again. Use ``max_active_runs=1``:
-    two runs at once do no harm, since the later one fences the earlier, but waste the earlier one's work.
+    go back in time is another thing, and never happens by running a task again. One DAG runs one of these at
+    a time (``max_active_tis_per_dag=1``, unless you say otherwise). When two runs of a job do meet, the later
+    one fences the earlier: no harm is done, but the earlier one's task fails and its work since its last
+    checkpoint is wasted.
 
     **Retries.** The program is started in a session of its own and outlives its Airflow worker. When the
     worker dies, the next try on the same host waits for the program that still runs, instead of starting its
@@ -83,6 +85,8 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
+        # Counts over all runs of the DAG; a backfill's runs are not counted by the DAG's max_active_runs.
+        kwargs.setdefault("max_active_tis_per_dag", 1)
         super().__init__(**kwargs)
         self.job = job
         self.job_root = job_root

@@ -1,0 +1,58 @@
+"""Hypothesis profiles, and what tests of several folders need."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
+settings.register_profile("ci", max_examples=60, stateful_step_count=15, derandomize=True, deadline=None, report_multiple_bugs=False)
+settings.register_profile("nightly", max_examples=3000, stateful_step_count=80, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+_SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failpoint in the environment of whoever calls is not for the tests' own process."""
+    monkeypatch.delenv("STATEFLOW_FAILPOINT", raising=False)
+    monkeypatch.delenv("STATEFLOW_FAILPOINT_ONCE", raising=False)
+
+
+@pytest.fixture(scope="session")
+def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session for tests that only compute with it; they are marked ``spark``.
+
+    A process has one session. Delta's JARs are in it as well, so that it serves whoever comes next.
+    """
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        folder: Path = tmp_path_factory.mktemp("spark")
+        builder = SparkSession.builder.master("local[2,4]").appName("tests")
+        for key, value in _SPARK.items():
+            builder = builder.config(key, value)
+        if jars := sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar"))):
+            builder = builder.config("spark.jars", ",".join(jars))
+        session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
+    yield session
+    session.stop()

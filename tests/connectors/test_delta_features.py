@@ -1,0 +1,135 @@
+"""Tables that Spark made, feature by feature: which the sink honours, and which it refuses by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stateflow.connectors import DeltaSink
+from stateflow.connectors.delta_log import checkpoint
+from stateflow.errors import SinkRefused
+from tests.connectors.kit import context, pairs, put, snapshot
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+_ABOUT = context()
+_COLUMNS = "id BIGINT, text STRING"
+
+
+def _create(spark: SparkSession, table: Path, definition: str) -> None:
+    for statement in definition.split(";"):
+        spark.sql(statement.format(t=f"delta.`{table}`")).collect()
+
+
+def _with(properties: str) -> str:
+    return f"CREATE TABLE {{t}} ({_COLUMNS}) USING delta TBLPROPERTIES ({properties})"
+
+
+_PLAIN = f"CREATE TABLE {{t}} ({_COLUMNS}) USING delta"
+
+_HONOURED = {
+    "plain": _PLAIN,
+    "comments": "CREATE TABLE {t} (id BIGINT COMMENT 'x', text STRING) USING delta COMMENT 'y'",
+    "appendOnly": _with("delta.appendOnly = true"),
+    "deletionVectors": _with("delta.enableDeletionVectors = true"),
+    "changeDataFeed": _with("delta.enableChangeDataFeed = true"),
+    "v2Checkpoint": _with("delta.checkpointPolicy = 'v2'"),
+    "timestampNtz": f"CREATE TABLE {{t}} ({_COLUMNS}, more TIMESTAMP_NTZ) USING delta",
+    "checkConstraints": f"{_with('delta.enableDeletionVectors = true')};"
+    "ALTER TABLE {t} ADD CONSTRAINT positive CHECK (id > 0); ALTER TABLE {t} DROP CONSTRAINT positive",
+    "generatedColumns": _with("delta.feature.generatedColumns = 'supported'"),
+    "further columns": "CREATE TABLE {t} (more STRUCT<a: INT>, text STRING, id BIGINT) USING delta",
+    "old protocol": _with("delta.minReaderVersion = 1, delta.minWriterVersion = 4"),
+}
+
+_REFUSED = {
+    "delta.columnMapping.mode": _with("delta.minReaderVersion = 2, delta.minWriterVersion = 5,"
+                                      "delta.columnMapping.mode = 'name'"),
+    "table feature columnMapping": _with("delta.columnMapping.mode = 'id', delta.enableDeletionVectors = true"),
+    "partition column text": f"{_PLAIN} PARTITIONED BY (text)",
+    "NOT NULL column id": "CREATE TABLE {t} (id BIGINT NOT NULL, text STRING) USING delta",
+    "NOT NULL column more": f"CREATE TABLE {{t}} ({_COLUMNS}, more INT NOT NULL) USING delta",
+    "delta.constraints.positive": f"{_PLAIN}; ALTER TABLE {{t}} ADD CONSTRAINT positive CHECK (id > 0)",
+    "delta.generationExpression of column more":
+        f"CREATE TABLE {{t}} ({_COLUMNS}, more BIGINT GENERATED ALWAYS AS (id + 1)) USING delta",
+    "table feature identityColumns":
+        f"CREATE TABLE {{t}} ({_COLUMNS}, more BIGINT GENERATED ALWAYS AS IDENTITY) USING delta",
+    "table feature allowColumnDefaults": f"CREATE TABLE {{t}} ({_COLUMNS}, more INT DEFAULT 7) USING delta "
+                                         "TBLPROPERTIES (delta.feature.allowColumnDefaults = 'supported')",
+    "table feature rowTracking": _with("delta.feature.rowTracking = 'supported'"),
+    "table feature inCommitTimestamp": _with("delta.enableInCommitTimestamps = true"),
+    "table feature clustering": f"{_PLAIN} CLUSTER BY (id)",
+    "table feature typeWidening": _with("delta.enableTypeWidening = true"),
+    "table feature variantType": f"CREATE TABLE {{t}} ({_COLUMNS}, more VARIANT) USING delta",
+    "table feature icebergCompatV2": _with("delta.enableIcebergCompatV2 = true, delta.columnMapping.mode = 'name'"),
+    "table feature domainMetadata": _with("delta.feature.domainMetadata = 'supported'"),
+    "table feature checkpointProtection": _with("delta.feature.checkpointProtection = 'supported'"),
+    "__CHAR_VARCHAR_TYPE_STRING of column text": "CREATE TABLE {t} (id BIGINT, text VARCHAR(3)) USING delta",
+    "delta.setTransactionRetentionDuration": _with("delta.setTransactionRetentionDuration = 'interval 30 days'"),
+}  # fmt: skip
+
+
+def _ids(spark: SparkSession, table: Path) -> list[int]:
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`").collect())
+
+
+@pytest.mark.parametrize("feature", _HONOURED)
+def test_a_table_is_honoured(spark: SparkSession, tmp_path: Path, feature: str) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _HONOURED[feature])
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(1, 3))
+    spark.sql(f"INSERT INTO delta.`{table}` (id, text) VALUES (10, 'x')").collect()
+    checkpoint(table)
+    put(sink, _ABOUT, 2, pairs(4, 1))
+    assert _ids(spark, table) == [1, 2, 3, 4, 10]
+
+
+@pytest.mark.parametrize("named", _REFUSED)
+def test_a_table_is_refused(spark: SparkSession, tmp_path: Path, named: str) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _REFUSED[named])
+    before = snapshot(table)
+    for call in (DeltaSink(table).check, DeltaSink(table).prepare, DeltaSink(table).open_table):
+        with pytest.raises(SinkRefused) as caught:
+            call(_ABOUT)
+        assert repr(named) in str(caught.value)
+        assert "hint:" in str(caught.value)
+    assert snapshot(table) == before
+
+
+def test_rows_deleted_with_deletion_vectors_stay_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _HONOURED["deletionVectors"])
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(0, 5))
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 2").collect()
+    assert list(table.glob("deletion_vector_*")), "the file was rewritten"
+    put(sink, _ABOUT, 2, pairs(5, 5))
+    spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 7").collect()
+    checkpoint(table)
+    put(sink, _ABOUT, 3, pairs(10, 1))
+    kept = [0, 1, 3, 4, 5, 6, 8, 9, 10]
+    assert _ids(spark, table) == kept
+    assert spark.sql(f"SELECT count(*), min(id), max(id) FROM delta.`{table}`").collect() == [
+        (len(kept), 0, 10)
+    ]
+    assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
+
+
+def test_the_change_data_feed_has_what_was_published(spark: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _HONOURED["changeDataFeed"])
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(0, 2))
+    put(sink, _ABOUT, 2, pairs(2, 1))
+    options = {"readChangeFeed": "true", "startingVersion": "1"}
+    changes = spark.read.format("delta").options(**options).load(str(table)).collect()
+    found = sorted((row.id, row._change_type, row._commit_version) for row in changes)
+    assert found == [(0, "insert", 1), (1, "insert", 1), (2, "insert", 2)]

@@ -1,0 +1,207 @@
+"""What the documents say against what the code has: a name that is missing on either side fails here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stateflow import errors
+from stateflow.checkpoint import documents
+from stateflow.checkpoint.envelope import seal
+from stateflow.checkpoint.history import CheckpointRecord
+from stateflow.config import Settings
+from stateflow.errors import StateflowError
+from stateflow.failpoints import NAMES
+from stateflow.runtime import versions
+from stateflow.serializers import ValueSerializer, encode_key
+from stateflow.state import handles
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+_CODE = re.compile(r"`([^`]+)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Cells of every line that belongs to a table, heads and rules left out."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in rows if not set("".join(row)) <= set("-: ")]
+
+
+def _named(cell: str) -> list[str]:
+    return _CODE.findall(cell)
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+def _error_classes(base: type[StateflowError] = StateflowError) -> Iterator[type[StateflowError]]:
+    yield base
+    for cls in base.__subclasses__():
+        if cls.__module__ == errors.__name__:
+            yield from _error_classes(cls)
+
+
+def test_the_runbook_has_a_row_for_each_error_and_none_besides() -> None:
+    rows = {_named(row[0])[0]: row[1:3] for row in _rows(_read(DOCS / "runbook.md")) if _named(row[0])}
+    assert rows == {c.code: [str(c.exit_code), "yes" if c.retryable else "no"] for c in _error_classes()}
+
+
+# --- Architecture ----------------------------------------------------------------------------------------------------
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    named = {n for n in _named(_FENCE.sub("", _read(DOCS / "architecture.md"))) if n.endswith(".py")}
+    assert named
+    assert [n for n in sorted(named) if not (ROOT / "stateflow" / n).is_file()] == []
+
+
+def test_each_floor_of_the_package_is_in_the_architecture() -> None:
+    text = _read(DOCS / "architecture.md")
+    cells = [row[0] for row in _rows(text[text.index("## Floors") : text.index("## Life")])]
+    described = {name for cell in cells for name in _named(cell)}
+    paths = (ROOT / "stateflow").iterdir()
+    there = {p.stem for p in paths if p.suffix == ".py" or (p / "__init__.py").is_file()}
+    assert described == {name for name in there if not name.startswith("__")}
+
+
+def test_the_architecture_tells_of_each_place_where_a_run_can_die() -> None:
+    text = _read(DOCS / "architecture.md")
+    cells = [row[0] for row in _rows(text[text.index("## Killed at any step") :])]
+    described = [name for cell in cells for name in _named(cell)]
+    assert sorted(described) == sorted(NAMES)
+
+
+# --- Format ----------------------------------------------------------------------------------------------------------
+
+
+def _stored() -> list[type[msgspec.Struct]]:
+    found = [v for module in (documents, handles) for v in vars(module).values() if isinstance(v, type)]
+    return [
+        c for c in {*found, CheckpointRecord} if issubclass(c, handles.Document) and c is not handles.Document
+    ]
+
+
+def _described_fields() -> dict[str, list[str]]:
+    """Fields in the tables of format.md, by the class that the heading above names."""
+    result = {}
+    for section in re.split(r"^##+ ", _read(DOCS / "format.md"), flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        if heading.startswith("`"):
+            result[_named(heading)[0]] = [_named(row[0])[0] for row in _rows(body) if _named(row[0])]
+    return result
+
+
+def test_the_format_has_each_stored_document_with_its_fields_in_order() -> None:
+    assert _described_fields() == {c.__name__: list(c.__struct_fields__) for c in _stored()}
+
+
+def test_the_format_says_which_version_it_is() -> None:
+    assert f"This is format version {documents.FORMAT_VERSION}." in _read(DOCS / "format.md")
+
+
+def test_the_example_of_a_log_entry_is_one_and_has_its_hash() -> None:
+    text = _read(DOCS / "format.md")
+    block = re.search(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block
+    entry = msgspec.convert(json.loads(block[1]), documents.LogEntry)
+    line, digest = seal(entry)
+    assert json.loads(line.splitlines()[0]) == json.loads(block[1])
+    assert digest in text
+
+
+def test_the_examples_of_bytes_are_right() -> None:
+    text = _read(DOCS / "format.md")
+    examples = {
+        '`"AA"`': encode_key(("AA",)),
+        "`-1`": encode_key((-1,)),
+        "`int` state": ValueSerializer(int).encode(7),
+    }
+    assert [e for e, data in examples.items() if f"{e} is `{data.hex(' ')}`" not in text] == []
+
+
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+_TYPES = {"str": "text", "int": "whole number", "bool": "true or false", "timedelta": "duration"}
+
+
+def _settings(cls: type[Any] = Settings, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Name, type and default of every setting, as the document writes them."""
+    for field in dataclasses.fields(cls):
+        name, kind = prefix + field.name, str(field.type)
+        if dataclasses.is_dataclass(field.default):
+            yield from _settings(type(field.default), f"{name}.")
+        elif "Mapping" in kind:
+            yield f"{name}.NAME", "text", "none"
+        else:
+            yield name, _TYPES[kind.removesuffix(" | None")], _shown(field.default)
+
+
+def _shown(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    return f"`{default}`" if default != "" else "empty"
+
+
+def test_the_settings_are_all_described_with_type_and_default() -> None:
+    rows = {_named(r[0])[0]: (r[1], r[2]) for r in _rows(_read(DOCS / "settings.md")) if _named(r[0])}
+    assert rows == {name: (kind, default) for name, kind, default in _settings()}
+
+
+# --- README and links ------------------------------------------------------------------------------------------------
+
+
+def _supported() -> Mapping[str, str]:
+    (major, first), (_, last) = versions.PYTHON
+    return {
+        "Python": ", ".join(f"{major}.{minor}" for minor in range(first, last + 1)),
+        "Java": ", ".join(map(str, versions.JAVA)),
+        "Spark": versions.SPARK,
+    }
+
+
+@pytest.mark.parametrize("what", ["Python", "Java", "Spark"])
+def test_the_readme_names_the_versions_that_are_checked(what: str) -> None:
+    row = next(r for r in _rows(_read(ROOT / "README.md")) if r[0] == what)
+    assert row[1].partition(" (")[0] == _supported()[what]
+
+
+def _documents() -> list[Path]:
+    folders = ("benchmarks", "dags", "docker", "docs", "plugins", "stateflow", "tests")
+    found = [*ROOT.glob("*.md"), *(p for folder in folders for p in (ROOT / folder).rglob("*.md"))]
+    return sorted(found)
+
+
+def test_relative_links_lead_to_files() -> None:
+    broken = []
+    for path in _documents():
+        for target in _LINK.findall(_FENCE.sub("", _read(path))):
+            if re.match(r"[a-z]+:|#", target):
+                continue
+            if not (path.parent / target.partition("#")[0]).exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_design_notes_have_their_number_and_the_parts_of_the_template() -> None:
+    parts = re.findall(r"^## \w+", _read(DOCS / "design" / "0000-template.md"), re.MULTILINE)
+    for path in sorted((DOCS / "design").glob("*.md"))[1:]:
+        text = _read(path)
+        assert text.startswith(f"# {path.name[:4]}: "), path.name
+        assert [h for h in re.findall(r"^## \w+", text, re.MULTILINE) if h in parts] == parts, path.name

@@ -1,0 +1,119 @@
+"""A small job in a folder, run in this process or as a user would, and what is on disk around it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from stateflow.environment import RunRequest, RunResult, run_job
+from stateflow.runtime import stores
+
+JOB = """
+from pathlib import Path
+
+import msgspec
+
+from stateflow import FileSource, KeyedProcessFunction, StreamExecutionEnvironment, ValueStateDescriptor
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+HERE = Path(__file__).parent
+
+
+class Row(msgspec.Struct):
+    key: str
+    number: int
+
+
+class Total(msgspec.Struct):
+    key: str
+    total: int
+
+
+class Sum(KeyedProcessFunction):
+    def open(self, ctx):
+        self.total = ctx.get_state(ValueStateDescriptor("total", int))
+
+    def process_element(self, row, ctx):
+        self.total.update((self.total.value() or 0) + row.number)
+        yield Total(row.key, self.total.value())
+
+
+ROWS = [Row("abc"[n % 3], n) for n in range(12)]
+
+
+def source():
+    return ScriptedSource(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4)
+
+
+def sink():
+    return FolderSink(HERE.parent / "table")
+
+"""
+BUILD = """
+def build(env):
+    totals = env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
+    totals.sink_to(sink(), uid="totals")
+"""
+
+
+class Bench:
+    """A folder with a job file, a job root, a table and scratch space."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = str(folder / "root")
+        self.job = folder / "code" / "job.py"
+        self.settings = {"local_dir": str(folder / "scratch"), "max_parallelism": "128"}
+        self.job.parent.mkdir()
+        self.write(BUILD)
+
+    def write(self, build: str, head: str = JOB) -> None:
+        """Makes the job file anew, with this text behind the classes."""
+        self.job.write_text(head + textwrap.dedent(build))
+
+    def run(self) -> RunResult:
+        """Runs the job in this process."""
+        try:
+            return run_job(RunRequest(self.job, self.root, (dict(self.settings),)))
+        finally:
+            stores.close_all()
+
+    def command(self, *more: str) -> list[str]:
+        """The job as a command line."""
+        sets = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
+        return ["run", str(self.job), "--job-root", self.root, *sets, *more]
+
+    def state_files(self) -> list[Path]:
+        """Files of RocksDB in the job root."""
+        return sorted(p for p in Path(self.root).glob("data/*/*/*") if p.suffix == ".sst")
+
+    def on_disk(self) -> dict[str, str]:
+        """Everything below the folder by its content, without what Python keeps of a module."""
+        return contents(self.folder)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file's hash and every folder below `folder`, by relative path."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if "__pycache__" not in path.parts:
+            name = str(path.relative_to(folder))
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+    return found
+
+
+def stateflow(
+    arguments: Iterable[str], cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    root = str(Path(__file__).resolve().parents[2])
+    given = {**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
+    return subprocess.run(
+        [sys.executable, "-m", "stateflow", *arguments], cwd=cwd, env=given, capture_output=True, text=True, check=False
+    )  # fmt: skip

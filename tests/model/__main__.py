@@ -1,0 +1,99 @@
+"""Plays histories from the command line: ``python -m tests.model 20000 --workers 2``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+
+from tests.model.history import Report, Search, explore, play
+from tests.model.invariants import Violation
+from tests.model.mutants import MUTANTS
+from tests.model.plan import PLANS
+
+_CHUNK = 100
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Plays histories, or replays one; returns 1 when a rule was broken."""
+    options = _parser().parse_args(arguments)
+    search = Search(options.mutant, options.plan)
+    if options.trace:
+        return _replay(options.seed, search, options.trace)
+    began = time.monotonic()
+    report = _explore(options, search)
+    _print(report, time.monotonic() - began)
+    return 1 if report.failures else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
+    parser.add_argument("histories", nargs="?", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first history")
+    parser.add_argument(
+        "--mutant", choices=sorted(MUTANTS), default="", help="the code with one rule taken out"
+    )
+    parser.add_argument("--plan", choices=sorted(PLANS), default="", help="a directed search")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
+    parser.add_argument(
+        "--trace", type=int, nargs="?", const=60, help="replay one history, print its last steps"
+    )
+    return parser
+
+
+def _explore(options: argparse.Namespace, search: Search) -> Report:
+    end = options.seed + options.histories
+    chunks = [range(start, min(start + _CHUNK, end)) for start in range(options.seed, end, _CHUNK)]
+    work = partial(explore, search=search, failures=-1 if options.all else 1)
+    total = Report()
+    with _reports(work, chunks, options.workers) as reports:
+        for report in reports:
+            total.add(report)
+            if report.failures and not options.all:
+                break
+    return total
+
+
+@contextmanager
+def _reports(work: partial[Report], chunks: list[range], workers: int) -> Iterator[Iterator[Report]]:
+    if workers == 1:
+        yield map(work, chunks)
+        return
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    try:
+        yield pool.map(work, chunks)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _replay(seed: int, search: Search, steps: int) -> int:
+    from collections import deque
+
+    trace: deque[str] = deque(maxlen=steps)
+    try:
+        stats = play(seed, search, trace)
+    except Violation as e:
+        print(*trace, f"violation: {e}", sep="\n")
+        return 1
+    print(*trace, dict(stats), sep="\n")
+    return 0
+
+
+def _print(report: Report, seconds: float) -> None:
+    for name, count in sorted(report.stats.items()):
+        print(f"{count:12,d}  {name}")
+    print(f"{report.histories:12,d}  histories in {seconds:.1f} s, {len(report.failures)} broke a rule")
+    for failure in report.failures[:10]:
+        print(f"  seed {failure.seed}: {failure.text}")
+    if report.failures:
+        print(report.failures[0].story())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

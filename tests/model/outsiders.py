@@ -1,0 +1,103 @@
+"""Everybody who works beside the runs: collectors, commands, and people who clean up too much."""
+
+from __future__ import annotations
+
+from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.documents import EntryRef
+from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.errors import ConfigError, DataError, StorageError
+from tests.model.invariants import Violation
+from tests.model.site import Site
+
+
+class Cleaner:
+    """Collects garbage a few times; one `Collector` object, which remembers file lists in between."""
+
+    def __init__(self, site: Site, times: int) -> None:
+        self.site = site
+        self.times = times
+
+    def __call__(self) -> None:
+        site = self.site
+        try:
+            collector = Collector(JobRoot.open(site.storage, site.clock, "collector"))
+        except (ConfigError, StorageError):
+            return
+        for _ in range(self.times):
+            self._collect(collector)
+            site.world.sleep(site.rng.randint(5, 40))
+
+    def _collect(self, collector: Collector) -> None:
+        site = self.site
+        if not site.checker.head.seq:
+            return
+        try:
+            collector.collect()
+            site.count("collections")
+        except StorageError:
+            site.count("collections that failed")
+        except DataError as e:
+            raise Violation("I3", f"collector: {e}") from e
+
+
+class Admin:
+    """Somebody outside: reads checkpoints under a pin, and shortens the retention."""
+
+    def __init__(self, site: Site, name: str, times: int) -> None:
+        self.site = site
+        self.name = name
+        self.times = times
+
+    def __call__(self) -> None:
+        for _ in range(self.times):
+            try:
+                self._command(JobRoot.open(self.site.storage, self.site.clock, self.name))
+            except (ConfigError, StorageError):
+                self.site.count("commands that failed")
+            except DataError:
+                self.site.count("commands refused")
+            self.site.world.sleep(self.site.rng.randint(5, 40))
+
+    def _command(self, root: JobRoot) -> None:
+        if self.site.chance(self.site.plan.shorten):
+            root.retain(self.site.rng.randint(1, 2))
+            self.site.count("retentions shortened")
+        elif choice := kept(root.head()):
+            self._read_under_pin(root, self.site.rng.choice(choice))
+
+    def _read_under_pin(self, root: JobRoot, ref: EntryRef) -> None:
+        pin = root.pin(ref, self.name, "reads")
+        self.site.checker.pinned(pin.id)
+        self.site.count("pins")
+        self._read(root, ref)
+        if self.site.chance(0.9):
+            self.site.checker.pins.discard(pin.id)
+            root.unpin(pin.id)
+            self.site.count("unpins")
+
+    def _read(self, root: JobRoot, ref: EntryRef) -> None:
+        self.site.world.sleep(self.site.rng.randint(0, 60))
+        try:
+            handle = root.log.read_checkpoint(ref).manifest
+            assert handle is not None
+            check_stored(self.site.storage, files_of(root.read_manifest(handle)))
+        except DataError as e:
+            raise Violation("I3", f"{self.name} reads pinned checkpoint {ref.id}: {e}") from e
+
+
+class Vacuum:
+    """Removes, while no run works, a file that no table has, as VACUUM does when a job stood still for long."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(self) -> None:
+        site = self.site
+        while True:
+            site.world.sleep(site.rng.randint(1, 10))
+            sink = site.rng.choice(site.sinks)
+            hidden = sorted(sink.files.keys() - sink.visible)
+            if hidden and not site.world.awake("run"):
+                sink.vacuum(site.rng.choice(hidden))
+                site.count("output files vacuumed")

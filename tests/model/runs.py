@@ -1,0 +1,288 @@
+"""Runs of the job: the real `JobRun` with an executor that only writes files, and a freer one that does what the
+protocol allows beyond it: giving checkpoints up, publishing later, adopting an older checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stateflow.checkpoint.coordinator import Participant
+from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
+from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.files import check_stored, files_of, write_manifest
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import Appended, Head
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.config import CheckpointSettings, Settings
+from stateflow.errors import ConfigError, DataError, Fenced, SinkDiverged, StorageError
+from stateflow.runtime.executors import BatchWork, Executor
+from stateflow.runtime.publishing import Publisher, restore_order
+from stateflow.runtime.run import Job, JobRun, Positions
+from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
+from stateflow.storage.paths import data_folder, probe, spark_location
+from tests.model.invariants import Violation
+from tests.model.site import JOB, Site
+
+_OPERATOR, _KEY_TYPES = "op", ["bigint"]
+_DESCRIPTION = "simulated"
+
+
+class GaveUp(Exception):
+    """A run ended for a reason that is not a violation; Airflow would start another."""
+
+
+class Run:
+    """A run from its start to its end, however it ends; what it does is `start` and `batch`."""
+
+    def __init__(self, site: Site, name: str, batches: int) -> None:
+        self.site = site
+        self.name = name
+        self.batches = batches
+        self.needs_person = False
+
+    def __call__(self) -> None:
+        site = self.site
+        try:
+            self.start()
+            for _ in range(self.batches):
+                self.batch()
+        except Fenced:
+            site.count("fenced")
+            if self.generation:
+                site.checker.fenced(self.generation)
+        except (StorageError, GaveUp):
+            site.count("runs that gave up")
+        except SinkDiverged as e:
+            raise Violation("S1", f"{self.name}: {e}") from e
+        except DataError as e:
+            self._judge(e)
+
+    @property
+    def generation(self) -> int:
+        """The run's generation, 0 before its claim is acknowledged."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Takes the job over and makes ready for the first batch."""
+        raise NotImplementedError
+
+    def batch(self) -> None:
+        """One micro-batch, up to its barrier, its commit, and the publishing of its output."""
+        raise NotImplementedError
+
+    def open(self) -> JobRoot:
+        """The job root, after what a run leaves of its race probe when it dies in between (the real one needs
+        threads)."""
+        site = self.site
+        try:
+            root = JobRoot.create_or_open(site.storage, site.clock, JOB, self.name)
+        except ConfigError as e:
+            # FORMAT's put was lost, or is still on its way.
+            site.count("no FORMAT")
+            raise GaveUp from e
+        if site.chance(0.1):
+            head = root.log.read_head()
+            key = probe(head.entry.seq + 1 if head else 1, site.clock.new_id())
+            site.storage.put_data(key, b"racer")
+            site.storage.delete([key])
+        return root
+
+    def acknowledge(self, head: Head) -> None:
+        """The run was told that this entry is part of the history."""
+        self.site.checker.acknowledged(head.entry.seq, head.sha256)
+
+    def _judge(self, error: DataError) -> None:
+        """A file may be missing only for a run that is fenced, or when somebody removed it by hand."""
+        if self.site.plan.vacuum and "retained" in error.message:
+            # A command shortened the retention while the run was going back.
+            self.site.count("runs that gave up")
+        elif self.site.plan.vacuum and "output that is not yet published" in error.message:
+            self.site.count("runs that miss output")
+            self.needs_person = True
+        elif not self.generation or self.site.checker.is_newest(self.generation):
+            raise Violation("I3", f"{self.name}: {error}") from error
+        else:
+            self.site.count("fenced")
+
+
+class FreeRun(Run):
+    """A run that uses the log, the manifests and the publisher directly."""
+
+    def __init__(self, site: Site, name: str, batches: int) -> None:
+        super().__init__(site, name, batches)
+        self.head: Head | None = None
+        self.root: JobRoot
+        self.publisher: Publisher
+        self.base: list[FileHandle] = []
+        self.ordinal = 0
+        self.files: list[FileHandle] = []
+        self.output: dict[str, list[Committable]] = {}
+
+    @property
+    def generation(self) -> int:
+        return self.head.entry.generation if self.head else 0
+
+    def start(self) -> None:
+        site = self.site
+        self.root = self.open()
+        self.publisher = Publisher(self.root, site.bind(self.root))
+        self.head = self._claim()
+        self.acknowledge(self.head)
+        self.head = restore_order(self.publisher, self.root, self.head)
+        self.acknowledge(self.head)
+        manifest = self.root.manifest(self.head)
+        if manifest is not None:
+            self.base = files_of(manifest)
+            check_stored(site.storage, site.rng.sample(self.base, min(2, len(self.base))))
+        site.storage.put_data(f"{spark_location(self.generation)}/metadata", b"{}")
+
+    def batch(self) -> None:
+        site = self.site
+        assert self.head is not None
+        self.ordinal = self.head.entry.seq + 1 if site.name_by_seq else self.ordinal + 1
+        files, output = site.write_attempt(self.generation, self.ordinal)
+        self.files += files
+        for sink, committables in output.items():
+            self.output.setdefault(sink, []).extend(committables)
+        if site.chance(site.plan.abort):
+            # Its files and its output pass to the next checkpoint.
+            site.count("checkpoints given up")
+            return
+        if self.base:
+            check_stored(site.storage, [site.rng.choice(self.base)])
+        self._commit(self.head)
+        if site.chance(site.plan.publish):
+            self._publish(self.head)
+
+    def _claim(self) -> Head:
+        adopt, since = self._older_checkpoint()
+        try:
+            head = self.root.claim(adopt=adopt)
+        except DataError as e:
+            if adopt is None or self.site.checker.adoptable_since(adopt.id, since):
+                raise Violation("I3", f"{self.name} adopting {adopt}: {e}") from e
+            self.site.count("adoptions refused")
+            raise GaveUp from e
+        self.site.count("claims" if adopt is None else "adoptions")
+        return head
+
+    def _older_checkpoint(self) -> tuple[EntryRef | None, int]:
+        """A checkpoint to go back to, and the entry that it was found in."""
+        if self.site.chance(self.site.plan.adopts):
+            head = self.root.log.read_head()
+            if head and head.entry.retained:
+                return self.site.rng.choice(head.entry.retained), head.entry.seq
+        return None, 0
+
+    def _commit(self, parent: Head) -> None:
+        site = self.site
+        files = [f for f in self.base if site.chance(0.6)] + self.files
+        folder = data_folder(self.generation, self.ordinal, site.clock.new_id())
+        manifest = Manifest(
+            job_uuid=self.root.job.job_uuid, generation=self.generation, ordinal=self.ordinal,
+            operators=[_operator(folder, files)], sources=[_position(folder)],
+        )  # fmt: skip
+        output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
+        new = Commit(self.ordinal, write_manifest(site.storage, folder, manifest), manifest.sources, output,
+                     self.publisher.published, self.publisher.settled)  # fmt: skip
+        outcome = self.root.commit(parent, new, site.plan.retain)
+        if not isinstance(outcome, Appended):
+            raise Fenced("overtaken")
+        site.count("commits")
+        self.acknowledge(outcome.own)
+        self.acknowledge(outcome.head)
+        self.publisher.forget_settled(outcome.head)
+        self.head, self.base, self.files, self.output = outcome.head, files, [], {}
+
+    def _publish(self, head: Head) -> None:
+        """A run whose sink does not answer gives up, or carries the output on."""
+        try:
+            self.publisher.publish_pending(head)
+        except StorageError:
+            if self.site.chance(0.5):
+                raise
+
+
+@dataclass(frozen=True)
+class _OneOperator:
+    """Stands for a `JobPlan`: one operator with one subtask."""
+
+    parallelism: int = 1
+    key_types: dict[str, list[str]] = field(default_factory=lambda: {_OPERATOR: _KEY_TYPES})
+    levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Unit(_OPERATOR),)),))
+
+    def participants(self) -> list[Participant]:
+        """Who must report on a barrier."""
+        return [Participant(_OPERATOR, 0)]
+
+
+@dataclass(frozen=True)
+class _Unit:
+    uid: str
+
+
+@dataclass(frozen=True)
+class _Level:
+    units: tuple[_Unit, ...]
+
+
+class _Writer(Executor):
+    """Runs a batch by writing files to the simulated storage and sinks."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
+        site, info = self._site, work.info
+        files, output = site.write_attempt(info.generation, info.ordinal)
+        base = [f.handle for o in work.base.values() for s in o.subtasks for f in s.files]
+        attempt = site.clock.new_id()
+        state = _operator(attempt, [f for f in base if site.chance(0.6)] + files).subtasks[0]
+        return [TaskReport(generation=info.generation, ordinal=info.ordinal, uid=_OPERATOR, subtask=0, attempt=attempt,
+                           key_types=_KEY_TYPES, state=state, output=output)]  # fmt: skip
+
+
+class RealRun(Run):
+    """The run as users have it."""
+
+    def __init__(self, site: Site, name: str, batches: int) -> None:
+        super().__init__(site, name, batches)
+        self.run: JobRun | None = None
+
+    @property
+    def generation(self) -> int:
+        return self.run.head.entry.generation if self.run and hasattr(self.run, "head") else 0
+
+    def start(self) -> None:
+        site, root = self.site, self.open()
+        checkpoints = CheckpointSettings(retained=site.plan.retain, collect_every=3)
+        job = Job(root, _OneOperator(), Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints),
+                  site.bind(root), (("source", _DESCRIPTION),))  # type: ignore[arg-type] # fmt: skip
+        self.run = JobRun(job, _Writer(site))
+        self.run.start()
+        self.acknowledge(self.run.head)
+        site.count("claims")
+
+    def batch(self) -> None:
+        assert self.run is not None
+        self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
+        self.acknowledge(self.run.head)
+        self.site.count("commits")
+
+
+def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
+    state = SubtaskState(
+        subtask=0, first_group=0, last_group=3, snapshot=snapshot,
+        files=[StateFile(handle=f, local_name="x") for f in files],
+    )  # fmt: skip
+    return OperatorState(uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, states=[], subtasks=[state])
+
+
+def _position(offset: str) -> SourcePosition:
+    return SourcePosition(uid="source", description=_DESCRIPTION, offset=offset)
+
+
+def make_run(site: Site, name: str, batches: int) -> Callable[[], None]:
+    """A run of the kind that the history's plan asks for."""
+    return (RealRun if site.plan.real and not site.name_by_seq else FreeRun)(site, name, batches)

@@ -1,0 +1,71 @@
+"""What all actors of one history share."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.runtime.publishing import BoundSink
+from stateflow.state.handles import Committable, FileHandle
+from stateflow.storage.paths import data_folder
+from tests.model.invariants import Checker
+from tests.model.plan import Plan
+from tests.model.sink import SimSink
+from tests.model.store import SimStorage
+from tests.model.world import SimClock, World
+
+JOB = NewJob(name="job", max_parallelism=4, key_types={})
+
+
+@dataclass
+class Site:
+    """The world, what is in it, and who watches."""
+
+    world: World
+    storage: SimStorage
+    sinks: list[SimSink]
+    checker: Checker
+    clock: SimClock
+    plan: Plan
+    rng: random.Random
+    name_by_seq: bool = False
+    """A mutant: files are named after the sequence number that their COMMIT is expected to get."""
+
+    def chance(self, probability: float) -> bool:
+        """A throw of the seeded dice."""
+        return self.rng.random() < probability
+
+    def count(self, what: str) -> None:
+        """Counts something for the statistics."""
+        self.world.stats[what] += 1
+
+    def bind(self, root: JobRoot) -> dict[str, BoundSink]:
+        """The sinks as a run of the job has them."""
+        schema = RowSchema(object, ())
+        return {s.uid: BoundSink(s, SinkContext(root.job.job_uuid, s.uid, schema)) for s in self.sinks}
+
+    def write_attempt(
+        self, generation: int, ordinal: int
+    ) -> tuple[list[FileHandle], dict[str, list[Committable]]]:
+        """What the tasks of a batch write: new state files and output, and files of an attempt that fails."""
+        folder = data_folder(generation, ordinal, self.clock.new_id())
+        if self.chance(0.1):
+            lost = data_folder(generation, ordinal, self.clock.new_id())
+            self.storage.put_data(f"{lost}0.sst", b"never reported")
+        files = [self._state_file(f"{folder}{i}.sst") for i in range(self.rng.randint(1, 2))]
+        output = {s.uid: [self._output(s, folder)] for s in self.sinks if self.chance(0.8)}
+        return files, output
+
+    def _state_file(self, key: str) -> FileHandle:
+        content = key.encode()
+        self.storage.put_data(key, content)
+        return FileHandle(key=key, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+    def _output(self, sink: SimSink, folder: str) -> Committable:
+        committable = Committable(path=f"{folder}{sink.uid}.parquet", size=1, rows=1)
+        sink.write(committable)
+        return committable

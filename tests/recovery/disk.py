@@ -1,0 +1,341 @@
+"""What is on disk below a job root, read with plain JSON and RocksDB: shares nothing with the code under test."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+from rocksdict import AccessType, Options, Rdict
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A log entry and its hash."""
+
+    seq: int
+    sha256: str
+    doc: Document
+
+    @property
+    def checkpoint(self) -> int:
+        """The checkpoint that a start from here continues from; 0 when there is none."""
+        if self.doc["kind"] == "commit":
+            return self.seq
+        return int((self.doc["checkpoint"] or {"id": 0})["id"])
+
+    @property
+    def position(self) -> int:
+        """Up to which row a scripted source is read."""
+        offsets = [json.loads(s["offset"])["row"] for s in self.doc["sources"]]
+        return int(offsets[0]) if offsets else 0
+
+    @property
+    def pending(self) -> dict[str, list[str]]:
+        """Paths of unpublished files, by sink."""
+        result: dict[str, list[str]] = {}
+        for output in self.doc["pending"]:
+            result.setdefault(output["sink"], []).extend(c["path"] for c in output["committables"])
+        return result
+
+
+# -- documents --------------------------------------------------------------------------------------------------------
+
+
+def unsealed(data: bytes) -> tuple[Document, str]:
+    """A stored document and its hash, after comparing it with the second line."""
+    line, digest, nothing = data.split(b"\n")
+    found = hashlib.sha256(line).hexdigest()
+    assert (digest.decode(), nothing) == (found, b"")
+    return json.loads(line), found
+
+
+def sealed(document: Document) -> bytes:
+    """A document as it is stored."""
+    line = json.dumps(document).encode()
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+def handle_of(root: Path, path: Path) -> Document:
+    """The handle of a stored file as it is now."""
+    data = path.read_bytes()
+    return {"key": str(path.relative_to(root)), "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def encoded(data: bytes) -> str:
+    """Bytes as a JSON document has them."""
+    return base64.b64encode(data).decode()
+
+
+def entry_path(root: Path, seq: int) -> Path:
+    return root / "log" / f"{seq:020d}"
+
+
+def read_entry(path: Path) -> Entry:
+    doc, digest = unsealed(path.read_bytes())
+    assert int(path.name) == doc["seq"], path
+    return Entry(doc["seq"], digest, doc)
+
+
+def entries(root: Path) -> list[Entry]:
+    """All entries that there are, in order."""
+    paths = sorted((root / "log").iterdir()) if (root / "log").is_dir() else []
+    found = []
+    for path in paths:
+        try:
+            found.append(read_entry(path))
+        except FileNotFoundError:
+            continue  # collected meanwhile
+    return found
+
+
+def head(root: Path) -> Entry:
+    """The newest entry."""
+    return entries(root)[-1]
+
+
+def read_manifest(root: Path, handle: Document) -> Document:
+    data = (root / handle["key"]).read_bytes()
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (handle["size"], handle["sha256"]), handle["key"]
+    return unsealed(data)[0]
+
+
+# -- what is live -----------------------------------------------------------------------------------------------------
+
+
+def kept_entries(root: Path) -> list[Entry]:
+    """The entries of all checkpoints that the head keeps, with the hashes that it knows of them."""
+    newest = head(root)
+    refs = {r["id"]: r["sha256"] for r in newest.doc["retained"]}
+    refs |= {p["checkpoint"]["id"]: p["checkpoint"]["sha256"] for p in newest.doc["pinned"]}
+    if newest.checkpoint and newest.checkpoint != newest.seq:
+        refs[newest.checkpoint] = newest.doc["checkpoint"]["sha256"]
+    found = [read_entry(entry_path(root, seq)) for seq in sorted(refs)]
+    for entry in found:
+        assert (entry.doc["kind"], entry.sha256) == ("commit", refs[entry.seq])
+    return [*found, *([newest] if newest.doc["kind"] == "commit" else [])]
+
+
+def live_files(root: Path) -> dict[str, tuple[int, str]]:
+    """Size and hash of every data file that the head or a checkpoint it keeps needs."""
+    live: dict[str, tuple[int, str]] = {}
+    for entry in kept_entries(root):
+        manifest = read_manifest(root, entry.doc["manifest"])
+        for handle in [entry.doc["manifest"], *handles(manifest)]:
+            live[handle["key"]] = (handle["size"], handle["sha256"])
+    return live
+
+
+def handles(manifest: Document) -> Iterator[Document]:
+    """Handles of all files that a manifest names."""
+    for operator in manifest["operators"]:
+        for subtask in operator["subtasks"]:
+            yield from (f["handle"] for f in subtask["files"])
+    if manifest["spark"]:
+        yield from (f["handle"] for f in manifest["spark"]["source_files"] if f["handle"])
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """Every file below a folder, by its path from there."""
+    return {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_dir()}
+
+
+def digests(*folders: Path) -> dict[str, str]:
+    """The hash of every file below some folders: what must not change."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in folders
+        for path in files_below(folder).values()
+    }
+
+
+def check_whole(root: Path) -> None:
+    """Everything that the head needs is there, to the bit."""
+    for key, (size, digest) in live_files(root).items():
+        data = (root / key).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest), key
+
+
+def check_no_orphans(root: Path) -> None:
+    """At rest and after one collection there is what the head needs, and nothing else."""
+    newest = head(root)
+    files = {key for key in files_below(root) if not key.startswith("history/")}
+    wanted = {"FORMAT", *live_files(root)}
+    logged = {e.seq for e in kept_entries(root)} | set(range(newest.checkpoint or 1, newest.seq + 1))
+    wanted |= {f"log/{seq:020d}" for seq in logged}
+    # The newest run's own Spark checkpoint location stays: nobody can tell that the run has ended.
+    files -= {key for key in files if key.startswith(f"spark/{newest.doc['generation']:020d}/")}
+    assert (sorted(files - wanted), sorted(wanted - files)) == ([], []), "(orphans, missing files)"
+    check_whole(root)
+
+
+# -- one chain --------------------------------------------------------------------------------------------------------
+
+
+class Chain:
+    """Collects log entries while they exist, and checks that they are one chain."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.seen: dict[int, Entry] = {}
+        self._gone: set[str] = set()
+
+    def look(self) -> None:
+        """Takes in the entries that are there now."""
+        folder = self._root / "log"
+        for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
+            if int(name) not in self.seen:
+                try:
+                    self.seen[int(name)] = read_entry(folder / name)
+                except FileNotFoundError:
+                    continue
+
+    def check(self, complete: bool = False) -> None:
+        """Hashes link, generations and ordinals are what they must be, positions grow.
+
+        Args:
+            complete: no entry may have been missed.
+        """
+        self.look()
+        chain = [self.seen[seq] for seq in sorted(self.seen)]
+        if complete:
+            assert [e.seq for e in chain] == list(range(1, len(chain) + 1))
+        for before, after in zip(chain, chain[1:], strict=False):
+            _check_later(before, after)
+            if after.seq == before.seq + 1:
+                _check_next(before, after)
+        for entry in chain:
+            for ref in [*entry.doc["retained"], *([entry.doc["checkpoint"]] if entry.doc["checkpoint"] else [])]:
+                assert ref["id"] not in self.seen or self.seen[ref["id"]].sha256 == ref["sha256"], entry.seq
+        self._check_history()
+
+    def _check_history(self) -> None:
+        records = history(self._root)
+        assert [r["checkpoint_id"] for r in records] == sorted({r["checkpoint_id"] for r in records})
+        for record in records:
+            entry = self.seen.get(record["checkpoint_id"])
+            if entry is not None:
+                found = (entry.doc["kind"], entry.doc["generation"], entry.doc["ordinal"])
+                assert found == ("commit", record["generation"], record["ordinal"])
+
+
+def _check_later(before: Entry, after: Entry) -> None:
+    assert after.doc["job_uuid"] == before.doc["job_uuid"]
+    assert after.doc["generation"] >= before.doc["generation"], after.seq
+    if after.doc["generation"] == before.doc["generation"]:
+        assert after.doc["ordinal"] >= before.doc["ordinal"], after.seq
+
+
+def _check_next(before: Entry, after: Entry) -> None:
+    assert after.doc["parent"] == before.sha256, f"{after.seq} does not stand on {before.seq}"
+    kind, generation = after.doc["kind"], before.doc["generation"]
+    expected = {
+        "claim": (after.seq, 0),
+        "commit": (generation, max(after.doc["ordinal"], before.doc["ordinal"] + 1)),
+        "admin": (generation, before.doc["ordinal"]),
+    }[kind]
+    assert (after.doc["generation"], after.doc["ordinal"]) == expected, after.seq
+
+
+def history(root: Path) -> list[Document]:
+    """The records of committed checkpoints, in order of names."""
+    folder = root / "history"
+    return [json.loads(p.read_bytes()) for p in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
+    """All state of an operator at the head: (state name, key, map key or None) -> value.
+
+    Structs that are stored as arrays come back as lists.
+    """
+    manifest = read_manifest(root, head(root).doc["manifest"])
+    (operator,) = [o for o in manifest["operators"] if o["uid"] == uid]
+    names = {struct.pack(">I", xxhash.xxh32_intdigest(s["name"].encode())): s["name"] for s in operator["states"]}
+    found: dict[tuple[Any, ...], Any] = {}
+    for subtask in operator["subtasks"]:
+        for key, value in _stored(root, subtask):
+            (group,) = struct.unpack(">H", key[:2])
+            assert subtask["first_group"] <= group <= subtask["last_group"]
+            parsed = (names[key[2:6]], *_parse_key(key[6:]))
+            assert parsed not in found and value[:1] == b"\x01"
+            found[parsed] = msgspec.msgpack.decode(value[1:])
+    return found
+
+
+def _stored(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+    with tempfile.TemporaryDirectory() as folder:
+        for file in subtask["files"]:
+            (Path(folder) / file["local_name"]).write_bytes((root / file["handle"]["key"]).read_bytes())
+            if file["local_name"].startswith("MANIFEST-"):
+                (Path(folder) / "CURRENT").write_text(file["local_name"] + "\n")
+        store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())
+        yield from list(store.items())  # type: ignore[misc]
+        store.close()
+
+
+def _parse_key(data: bytes) -> tuple[tuple[Any, ...], Any]:
+    """``key | 0 | user key``; keys are text and whole numbers here."""
+    key, at = [], 0
+    while data[at] != 0:
+        part, at = _parse_part(data, at)
+        key.append(part)
+    user = _parse_part(data, at + 1)[0] if at + 1 < len(data) else None
+    return tuple(key), user
+
+
+def _parse_part(data: bytes, at: int) -> tuple[str | int, int]:
+    if data[at] == 0x02:
+        end = data.index(b"\0", at)
+        return data[at + 1 : end].decode(), end + 1
+    assert data[at] == 0x15, data.hex()
+    return struct.unpack_from(">Q", data, at + 1)[0] - (1 << 63), at + 9
+
+
+# -- the folder sink --------------------------------------------------------------------------------------------------
+
+
+def folder_rows(table: Path) -> list[Document]:
+    """The published rows of a folder sink's table."""
+    rows = []
+    for version in sorted((table / "versions").iterdir()):
+        for name in json.loads(version.read_bytes()).get("paths", []):
+            rows += [json.loads(line) for line in (table / "data" / name).read_text().splitlines()]
+    return rows
+
+
+def folder_tokens(table: Path) -> list[int]:
+    """The token of each version that published something."""
+    versions = [json.loads(p.read_bytes()) for p in sorted((table / "versions").iterdir())]
+    return [v["token"] for v in versions if v.get("paths")]
+
+
+def folder_leftovers(table: Path) -> list[str]:
+    """Files in a folder sink's table that no version names."""
+    named = {n for p in (table / "versions").iterdir() for n in json.loads(p.read_bytes()).get("paths", [])}
+    return sorted(set(os.listdir(table / "data")) - named) if (table / "data").is_dir() else []
+
+
+def scratch_generations(local: Path) -> dict[str, int]:
+    """Working folders of stores in the scratch space, and the generation that each belongs to."""
+    return {str(p.relative_to(local)): int(p.name.split(".")[0]) for p in local.glob("*/*/*/work/*")}
+
+
+
+def files_read(entry: Entry) -> int:
+    """How many files a file source has read, when one is one batch."""
+    offsets = [json.loads(s["offset"]) for s in entry.doc["sources"]]
+    return int(offsets[0]["logOffset"]) + 1 if offsets else 0

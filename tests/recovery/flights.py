@@ -1,0 +1,128 @@
+"""The job on Spark in a folder, and what must come out of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from tests.recovery import disk
+from tests.recovery.harness import Box, Expected, Row, multiset
+
+_ROWS = 300
+_SCHEMA = pa.schema([
+    ("number", pa.int64()), ("carrier", pa.string()), ("origin", pa.string()), ("aircraft", pa.string()),
+    ("delay", pa.float64()),
+])  # fmt: skip
+_FIRST_MTIME = 1_700_000_000
+
+
+class FlightsBox(Box):
+    """The job on Spark."""
+
+    def deliver(self, files: int) -> None:
+        """Makes that many files be there; they never change, and one of them is one batch."""
+        folder = self.folder / "flights"
+        folder.mkdir(exist_ok=True)
+        for i in range(files):
+            path = folder / f"{i:04d}.parquet"
+            if not path.exists():
+                pq.write_table(pa.Table.from_pylist(file_rows(i), _SCHEMA), folder / f".{path.name}")
+                os.utime(folder / f".{path.name}", (_FIRST_MTIME + i, _FIRST_MTIME + i))
+                (folder / f".{path.name}").rename(path)
+
+    @property
+    def delivered(self) -> int:
+        return len(list((self.folder / "flights").glob("[0-9]*.parquet")))
+
+    def check_results(self) -> None:
+        """Tables and state are what the oracle says; no row is there twice."""
+        wanted = expected(self.delivered)
+        legs, routes = (delta_rows(self.table(t)) for t in ("legs", "routes"))
+        assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
+        assert multiset(legs) == multiset(wanted.movements)
+        assert multiset(routes) == multiset(wanted.totals)
+        assert disk.read_state(self.root, "aircraft") == wanted.balances
+        assert disk.read_state(self.root, "by-route") == wanted.turnovers
+
+    def check_clean(self) -> None:
+        """One collection leaves nothing behind, and the last start has swept the tables."""
+        self.collect()
+        disk.check_no_orphans(self.root)
+        newest = disk.head(self.root).doc["generation"]
+        for table in ("legs", "routes"):
+            assert [g for g in map(_generation, delta_leftovers(self.table(table))) if g < newest] == []
+        older = {name: g for name, g in disk.scratch_generations(self.local).items() if g < newest}
+        assert older == {}
+
+
+def file_rows(file: int) -> list[Row]:
+    """The flights in one file."""
+    dice = random.Random(file)
+    return [
+        {
+            "number": file * _ROWS + n,
+            "carrier": dice.choice(["AA", "B6", "UA"]),
+            "origin": dice.choice(["EWR", "JFK", "LGA"]),
+            "aircraft": dice.choice([None, *(f"N{i:03d}" for i in range(60))]),
+            "delay": dice.choice([None, *(float(i) for i in range(-20, 60))]),
+        }
+        for n in range(_ROWS)
+    ]
+
+
+def expected(files: int) -> Expected:
+    """The oracle: plain dictionaries, one file after another."""
+    flights: Counter[str] = Counter()
+    totals: dict[str, float] = {}
+    batches: Counter[tuple[str, str]] = Counter()
+    seen: dict[tuple[str, str], Counter[str]] = {}
+    result = Expected([], [], {}, {})
+    for file in range(files):
+        rows = file_rows(file)
+        for row in rows:
+            aircraft, key = row["aircraft"] or "UNKNOWN", (row["carrier"], row["origin"])
+            flights[aircraft] += 1
+            totals[aircraft] = totals.get(aircraft, 0.0) + (row["delay"] or 0.0)
+            seen.setdefault(key, Counter())[aircraft] += 1
+            result.movements.append(
+                {"number": row["number"], "aircraft": aircraft, "flights": flights[aircraft], "total": totals[aircraft]}
+            )
+        for key in sorted({(r["carrier"], r["origin"]) for r in rows}):
+            batches[key] += 1
+            counted = {"flights": seen[key].total(), "aircraft": len(seen[key])}
+            result.totals.append({"carrier": key[0], "origin": key[1], "batch": batches[key], **counted})
+    result.balances.update({("flights", (a,), None): n for a, n in flights.items()})
+    result.balances.update({("total", (a,), None): t for a, t in totals.items()})
+    result.turnovers.update({("batches", key, None): n for key, n in batches.items()})
+    result.turnovers.update({("aircraft", key, a): n for key, c in seen.items() for a, n in c.items()})
+    return result
+
+
+def delta_rows(table: Path) -> list[Row]:
+    """The rows of the files that the newest version of a Delta table has."""
+    return [row for uri in DeltaTable(table).file_uris() for row in pq.read_table(uri).to_pylist()]
+
+
+def delta_leftovers(table: Path) -> list[str]:
+    """Data files that the newest version of a Delta table does not have; nothing removes any from these tables."""
+    named = {Path(uri).name for uri in DeltaTable(table).file_uris()}
+    return sorted({p.name for p in table.glob("*.parquet")} - named)
+
+
+def _generation(name: str) -> int:
+    match = re.search(r"-g(\d+)-o\d+-s\d+-", name)
+    assert match is not None, name
+    return int(match[1])
+
+
+def summary(entry: disk.Entry) -> dict[str, Any]:
+    """What a person wants to see of an entry when a test fails."""
+    return {k: entry.doc[k] for k in ("seq", "kind", "generation", "ordinal", "sources")}

@@ -1,0 +1,207 @@
+"""A job in a folder, run as often as it takes, and what must come out of it, computed with plain dictionaries."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.recovery import disk
+from tests.recovery.process import Ended, Launch, Running, fork
+
+JOBS = Path(__file__).parent / "jobs"
+SLICE = 10
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What tables and state must hold."""
+
+    movements: list[Row]
+    totals: list[Row]
+    balances: dict[tuple[Any, ...], Any]
+    turnovers: dict[tuple[Any, ...], Any]
+
+
+def events(number: int) -> list[Row]:
+    """The first events of the one script that all tests use."""
+    dice = random.Random(7)
+    return [
+        {
+            "number": n,
+            "account": f"account-{dice.randrange(9)}",
+            "shop": f"shop-{dice.randrange(6)}",
+            "amount": dice.choice([-2, -1, 1, 2]),
+        }
+        for n in range(number)
+    ]
+
+
+def expected(rows: Sequence[Row]) -> Expected:
+    """The oracle: works off the events one after another, ten to a batch."""
+    accounts: dict[str, tuple[int, int]] = {}
+    spent: Counter[tuple[str, str]] = Counter()
+    turnover: Counter[str] = Counter()
+    batches: Counter[str] = Counter()
+    customers: dict[str, dict[str, int]] = {}
+    result = Expected([], [], {}, {})
+    for start in range(0, len(rows), SLICE):
+        batch = rows[start : start + SLICE]
+        for row in batch:
+            account, shop, amount = row["account"], row["shop"], row["amount"]
+            n, balance = accounts.get(account, (0, 0))
+            accounts[account] = n + 1, balance + amount
+            spent[account, shop] += amount
+            turnover[shop] += amount
+            customers.setdefault(shop, {})[account] = balance + amount
+            figures = {"count": n + 1, "balance": balance + amount, "spent_here": spent[account, shop]}
+            result.movements.append({**row, **figures})
+        for shop in sorted({row["shop"] for row in batch}):
+            batches[shop] += 1
+            figures = {"turnover": turnover[shop], "customers": len(customers[shop])}
+            result.totals.append({"shop": shop, "batch": batches[shop], **figures})
+    result.balances.update({("account", (a,), None): list(figures) for a, figures in accounts.items()})
+    result.balances.update({("shops", (a,), s): total for (a, s), total in spent.items() if total})
+    result.turnovers.update({("turnover", (s,), None): total for s, total in turnover.items()})
+    result.turnovers.update({("batches", (s,), None): n for s, n in batches.items()})
+    result.turnovers.update({("customers", (s,), a): b for s, known in customers.items() for a, b in known.items()})
+    return result
+
+
+@dataclass
+class Box:
+    """One job root with all that belongs to it, and the processes that were started on it."""
+
+    folder: Path
+    settings: Mapping[str, object] = field(default_factory=dict)
+    job: str = "accounts"
+    launcher: Callable[[Launch], Running] = fork
+    processes: list[Running] = field(default_factory=list)
+    _numbers: Iterable[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    @property
+    def local(self) -> Path:
+        return self.folder / "local"
+
+    @property
+    def marker(self) -> Path:
+        """Created by a failpoint that was reached."""
+        return self.folder / "reached"
+
+    def table(self, name: str) -> Path:
+        return self.folder / "tables" / name
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def start(
+        self, failpoint: str = "", launcher: Callable[[Launch], Running] | None = None, **settings: object
+    ) -> Running:
+        """Starts a run.
+
+        Args:
+            failpoint: as ``STATEFLOW_FAILPOINT`` has it; it acts once, however many runs are started.
+            settings: names with two underscores for each dot.
+        """
+        given = {"job__folder": self.folder, "local_dir": self.local, **self.settings, **settings}
+        assignments = [a for n, v in given.items() for a in ("--set", f"{n.replace('__', '.')}={v}")]
+        job = str(JOBS / f"{self.job}.py")
+        environment = {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": str(self.marker)}
+        return self._start(launcher or self.launcher, ["run", job, "--job-root", str(self.root), *assignments], environment)
+
+    def run(self, failpoint: str = "", **settings: Any) -> Ended:
+        """Starts a run and waits for its end."""
+        return self.start(failpoint, **settings).wait()
+
+    def finish(self, **settings: Any) -> Ended:
+        """A run that must end well."""
+        ended = self.run(**settings)
+        assert ended.code == 0, str(ended)
+        return ended
+
+    def command(self, *arguments: str) -> Ended:
+        """Another command on the same job root."""
+        return self._start(fork, [*arguments, "--job-root", str(self.root)], {}).wait()
+
+    def collect(self) -> None:
+        """One ``stateflow gc``, which must be enough."""
+        assert self.command("gc").code == 0
+        dry = json.loads(self.command("gc", "--dry-run", "--json").out)
+        assert (dry["files"], dry["unknown"]) == (0, [])
+
+    def end_all(self) -> None:
+        """Kills what still runs."""
+        for process in self.processes:
+            process.kill()
+
+    def _start(
+        self, launcher: Callable[[Launch], Running], arguments: Sequence[str], environment: dict[str, str]
+    ) -> Running:
+        output = self.folder / "output" / f"{next(iter(self._numbers))}"
+        output.parent.mkdir(exist_ok=True)
+        running = launcher(Launch(arguments, output, environment, collect_batch=3))
+        self.processes.append(running)
+        return running
+
+
+class AccountsBox(Box):
+    """The job without Spark."""
+
+    def deliver(self, rows: int, *items: tuple[int, Row]) -> None:
+        """Makes the script that many events long.
+
+        Args:
+            items: (number of the event that it stands before, crash or pause).
+        """
+        lines: list[Row] = list(events(rows))
+        for position, item in sorted(items, key=lambda i: i[0], reverse=True):
+            lines.insert(position, item)
+        (self.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    @property
+    def delivered(self) -> list[Row]:
+        lines = map(json.loads, (self.folder / "events.jsonl").read_text().splitlines())
+        return [line for line in lines if "number" in line]
+
+    def requested(self) -> list[tuple[int, int]]:
+        """Every slice that the source was asked for."""
+        path = self.folder / "ledger.jsonl"
+        return [(a, b) for a, b in map(json.loads, path.read_text().splitlines())] if path.exists() else []
+
+    def check_results(self) -> None:
+        """Tables and state are what the oracle says; no row is there twice."""
+        wanted = expected(self.delivered)
+        assert multiset(disk.folder_rows(self.table("movements"))) == multiset(wanted.movements)
+        assert multiset(disk.folder_rows(self.table("totals"))) == multiset(wanted.totals)
+        assert disk.read_state(self.root, "balances") == wanted.balances
+        assert disk.read_state(self.root, "turnovers") == wanted.turnovers
+        newest = disk.head(self.root)
+        assert newest.position == len(self.delivered)
+
+    def check_clean(self) -> None:
+        """One collection leaves nothing behind: not in the job root, the tables or the scratch space."""
+        self.collect()
+        disk.check_no_orphans(self.root)
+        for table in ("movements", "totals"):
+            assert disk.folder_leftovers(self.table(table)) == []
+        newest = disk.head(self.root).doc["generation"]
+        older = {name: g for name, g in disk.scratch_generations(self.local).items() if g < newest}
+        assert older == {}
+
+
+def multiset(rows: Iterable[Row]) -> Counter[str]:
+    """Rows that can be compared whatever their order, with how often each is there."""
+    return Counter(json.dumps(row, sort_keys=True, default=str) for row in rows)

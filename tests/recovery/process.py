@@ -1,0 +1,218 @@
+"""Processes of the command line: started, waited for with deadlines, killed, stopped, resumed.
+
+Most are forked from a server that has imported everything, so that one costs 0.1 s instead of 1 s; they run the very
+same command line, and die by the very same signals. `spawn` starts one from nothing, as a user does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 240.0
+_POLL = 0.005
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start.
+
+    Attributes:
+        environment: added to that of the tests.
+        output: a path; standard output and error go to files of this name with another ending.
+        collect_batch: how many files a collection deletes at once; 0 leaves it as it is (`fork` only).
+    """
+
+    arguments: Sequence[str]
+    output: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    collect_batch: int = 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended; a signal is a negative exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}\n{self.out}{self.err[-6000:]}"
+
+
+class Running(ABC):
+    """A process that was started."""
+
+    def __init__(self, launch: Launch, pid: int) -> None:
+        self.launch = launch
+        self.pid = pid
+        self._family: dict[int, psutil.Process] = {}
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """The exit code, None while it runs."""
+
+    def wait(self, each: Callable[[], object] = lambda: None) -> Ended:
+        """Waits for the end; calls `each` now and then."""
+
+        def ended() -> bool:
+            each()
+            return self.poll() is not None
+
+        wait_for(ended, lambda: f"the end of {self}")
+        code = self.poll()
+        assert code is not None
+        return Ended(code, self._text("out"), self.errors)
+
+    def wait_stopped(self, each: Callable[[], object] = lambda: None) -> None:
+        """Waits until it has stopped itself by SIGSTOP."""
+
+        def stopped() -> bool:
+            each()
+            assert self.poll() is None, f"it ended instead of stopping: {self}"
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+
+        wait_for(stopped, lambda: f"a stop of {self}")
+
+    def resume(self) -> None:
+        """Lets a stopped process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def family(self) -> list[psutil.Process]:
+        """The processes below it that are alive now; remembered, because they may outlive it."""
+        try:
+            found = psutil.Process(self.pid).children(recursive=True) if self.poll() is None else []
+        except psutil.NoSuchProcess:
+            found = []
+        self._family |= {p.pid: p for p in found}
+        return found
+
+    def wait_family(self) -> None:
+        """Waits until nothing of what was below it is alive: it ends by itself when its driver is gone."""
+        wait_for(lambda: not any(map(_is_alive, self._family.values())), lambda: f"the processes below {self}")
+
+    def workers(self) -> list[psutil.Process]:
+        """Spark's Python workers: the children of its daemon."""
+        family = self.family()
+        daemons = {p.pid for p in family if "pyspark.daemon" in _command_of(p)}
+        return sorted((p for p in family if _parent_of(p) in daemons), key=lambda p: p.pid)
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._text("err")
+
+    def _text(self, ending: str) -> str:
+        path = self.launch.output.with_suffix(f".{ending}")
+        return path.read_text() if path.exists() else ""
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.launch.arguments)} {self.launch.environment}\n{self.errors[-2000:]}"
+
+
+class _Forked(Running):
+    def __init__(self, launch: Launch, process: BaseProcess) -> None:
+        assert process.pid is not None
+        super().__init__(launch, process.pid)
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+
+class _Spawned(Running):
+    def __init__(self, launch: Launch, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(launch, process.pid)
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    # pandas because pyarrow imports it when it first makes an array.
+    ["pytest", "pandas", "stateflow.cli", "stateflow.testing.sources", "stateflow.testing.sinks", __name__]
+)
+
+
+def fork(launch: Launch) -> Running:
+    """Starts the command line in a process that has imported it already."""
+    process = _context.Process(target=_command_line, args=(launch,), daemon=True)
+    process.start()
+    return _Forked(launch, process)
+
+
+def spawn(launch: Launch) -> Running:
+    """Starts ``python -m stateflow``."""
+    command = [sys.executable, "-m", "stateflow", *launch.arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **launch.environment}
+    with (
+        launch.output.with_suffix(".out").open("wb") as out,
+        launch.output.with_suffix(".err").open("wb") as err,
+    ):
+        return _Spawned(launch, subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err))
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: float = DEADLINE) -> None:
+    """Polls until the condition holds; fails with what was waited for at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what()}"
+        time.sleep(_POLL)
+
+
+def _command_line(launch: Launch) -> None:
+    warnings.simplefilter("error")
+    for ending, fd in (("out", 1), ("err", 2)):
+        file = os.open(launch.output.with_suffix(f".{ending}"), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        os.dup2(file, fd)
+    os.environ.update(launch.environment)
+    sys.argv = ["stateflow", *launch.arguments]
+    if launch.collect_batch:
+        from stateflow.checkpoint import collector
+
+        collector._BATCH = launch.collect_batch
+    from stateflow.cli import main
+
+    main()

@@ -1,0 +1,277 @@
+"""Damage to anything that a checkpoint consists of is reported by name before use, and nothing on disk changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+from tests.recovery.process import Ended
+
+Damage = Callable[[Path], None]
+
+
+def _flip(at: float) -> Damage:
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[min(len(data) - 1, int(len(data) * at))] ^= 0x10
+        path.write_bytes(data)
+
+    return damage
+
+
+def _cut(to: float) -> Damage:
+    def damage(path: Path) -> None:
+        data = path.read_bytes()
+        path.write_bytes(data[: min(len(data) - 1, int(len(data) * to))])
+
+    return damage
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+DAMAGES: dict[str, Damage] = {
+    "a bit of the first byte": _flip(0),
+    "a bit in the middle": _flip(0.5),
+    "a bit of the last byte": _flip(1),
+    "the last byte missing": _cut(1),
+    "half": _cut(0.5),
+    "empty": _cut(0),
+    "a byte more": _append,
+    "removed": Path.unlink,
+}
+
+
+@dataclass
+class Victim:
+    """A job at rest, another one of the same name, and a copy of both."""
+
+    box: AccountsBox
+    other: AccountsBox
+    copy: Path
+
+    @property
+    def root(self) -> Path:
+        return self.box.root
+
+    @property
+    def head(self) -> disk.Entry:
+        return disk.head(self.root)
+
+    def files(self, kind: str, root: Path | None = None) -> list[Path]:
+        """The files of a kind that the newest checkpoint needs."""
+        root = root or self.root
+        newest = disk.head(root)
+        if kind == "FORMAT":
+            return [root / "FORMAT"]
+        if kind == "log entry":
+            return [disk.entry_path(root, newest.seq)]
+        if kind == "manifest":
+            return [root / newest.doc["manifest"]["key"]]
+        paths = [root / h["key"] for h in disk.handles(disk.read_manifest(root, newest.doc["manifest"]))]
+        return [p for p in paths if (p.suffix == ".sst") == (kind == "sst")]
+
+    def reset(self) -> None:
+        """Everything as it was."""
+        for folder in (self.box.folder, self.other.folder):
+            shutil.rmtree(folder)
+            shutil.copytree(self.copy / folder.name, folder)
+
+    def run(self) -> Ended:
+        """A run after the damage, when there are new events; checks that it left everything as it was."""
+        before = self._everything()
+        asked = self.box.requested()
+        newest = max(int(p.name) for p in (self.root / "log").iterdir())
+        ended = self.box.run()
+        claimed = str(disk.entry_path(self.root, newest + 1))
+        after = self._everything()
+        # A run claims the job before it restores (design 4.1), so that its CLAIM may be there: the first entry of the
+        # next run comes behind it, and it refers to what was there before.
+        if claimed in after and claimed not in before:
+            assert disk.read_entry(Path(claimed)).doc["kind"] == "claim"
+            del after[claimed]
+        changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
+        assert (changed, self.box.requested()) == (set(), asked), str(ended)
+        return ended
+
+    def _everything(self) -> dict[str, str]:
+        return disk.digests(self.root, self.box.folder / "tables")
+
+
+@pytest.fixture(scope="module")
+def resting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    folder = tmp_path_factory.mktemp("corruption")
+    settings = {"checkpoints__retained": 3}
+    victim = Victim(AccountsBox(folder / "job", settings), AccountsBox(folder / "other", settings), folder / "copy")
+    for box, rows in ((victim.box, 50), (victim.other, 60)):
+        box.deliver(rows)
+        box.finish()
+        box.deliver(80)
+        # A later run must find everything in the job root itself.
+        shutil.rmtree(box.local)
+        shutil.copytree(box.folder, victim.copy / box.folder.name)
+    yield victim
+    victim.box.end_all()
+
+
+@pytest.fixture
+def victim(resting: Victim) -> Iterator[Victim]:
+    yield resting
+    resting.reset()
+
+
+KINDS = ["FORMAT", "log entry", "manifest", "sst", "store manifest"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named(victim: Victim, kind: str, damage: str) -> None:
+    path = victim.files(kind)[0]
+    if (kind, damage) == ("log entry", "removed"):
+        pytest.skip("has a test of its own")
+    DAMAGES[damage](path)
+    _refused(victim, path)
+
+
+@pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
+@pytest.mark.parametrize("kind", ["sst", "store manifest"])
+def test_no_file_is_left_out(victim: Victim, kind: str, damage: str) -> None:
+    count = len(victim.files(kind))
+    assert count >= 4
+    for i in range(1, count):
+        path = victim.files(kind)[i]
+        DAMAGES[damage](path)
+        _refused(victim, path)
+        victim.reset()
+
+
+@pytest.mark.parametrize("kind", ["sst", "store manifest"])
+def test_swapped_files_are_named(victim: Victim, kind: str) -> None:
+    first, second = victim.files(kind)[:2]
+    one, two = first.read_bytes(), second.read_bytes()
+    assert one != two
+    first.write_bytes(two)
+    second.write_bytes(one)
+    _refused(victim, first)
+
+
+def test_swapped_log_entries_are_named(victim: Victim) -> None:
+    path, older = victim.files("log entry")[0], disk.entry_path(victim.root, victim.head.seq - 1)
+    one, two = path.read_bytes(), older.read_bytes()
+    path.write_bytes(two)
+    older.write_bytes(one)
+    _refused(victim, path)
+
+
+def test_an_older_manifest_is_named(victim: Victim) -> None:
+    older = disk.kept_entries(victim.root)[-2]
+    path = victim.files("manifest")[0]
+    path.write_bytes((victim.root / older.doc["manifest"]["key"]).read_bytes())
+    _refused(victim, path)
+
+
+@pytest.mark.parametrize("kind", ["log entry", "manifest", "sst", "store manifest"])
+def test_a_file_of_another_job_is_named(victim: Victim, kind: str) -> None:
+    path = victim.files(kind)[0]
+    path.write_bytes(victim.files(kind, victim.other.root)[0].read_bytes())
+    _refused(victim, path)
+
+
+def test_the_format_of_another_job_of_this_name_is_found_out(victim: Victim) -> None:
+    path = victim.files("FORMAT")[0]
+    path.write_bytes(victim.files("FORMAT", victim.other.root)[0].read_bytes())
+    _refused(victim, victim.files("log entry")[0])
+
+
+def test_a_foreign_format_version_is_refused(victim: Victim) -> None:
+    path = victim.files("FORMAT")[0]
+    document, _ = disk.unsealed(path.read_bytes())
+    path.write_bytes(disk.sealed({**document, "version": 2}))
+    ended = victim.run()
+    assert ended.code == 2 and "error [wrong-job-root]" in ended.err and "found=2" in ended.err, str(ended)
+
+
+def test_a_newest_log_entry_that_is_gone_is_found_out_by_the_sinks(victim: Victim) -> None:
+    """The log alone cannot know: without its newest entry it is what it was one checkpoint ago. The tables do know."""
+    path = victim.files("log entry")[0]
+    before = disk.digests(victim.box.folder / "tables")
+    path.unlink()
+    for _ in range(3):
+        ended = victim.box.run()
+        assert ended.code == 4 and "error [sink-diverged]" in ended.err, str(ended)
+    assert disk.digests(victim.box.folder / "tables") == before
+
+
+@pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
+def test_a_large_source_log_is_named(victim: Victim, damage: str) -> None:
+    """Spark's source logs, where they are too large for the manifest, are files of their own."""
+    path = _add_source_log(victim)
+    DAMAGES[damage](path)
+    _refused(victim, path)
+
+
+@pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
+def test_a_retained_log_entry_is_named_when_it_is_adopted(victim: Victim, damage: str) -> None:
+    box = victim.box
+    assert box.run("commit.after:2").code == -9
+    newest = victim.head
+    (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
+    path = disk.entry_path(victim.root, newest.doc["retained"][-1]["id"])
+    DAMAGES[damage](path)
+    _refused(victim, path)
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_collection_finds_damage_before_it_deletes(victim: Victim, kind: str) -> None:
+    path = victim.files(kind)[0]
+    DAMAGES["a bit in the middle"](path)
+    before = disk.digests(victim.root)
+    ended = victim.box.command("gc")
+    assert (ended.code, disk.digests(victim.root)) == (4, before), str(ended)
+    assert str(path.relative_to(victim.root)) in ended.err
+
+
+def test_what_was_damaged_and_is_restored_runs_on(victim: Victim) -> None:
+    path = victim.files("sst")[0]
+    data = path.read_bytes()
+    DAMAGES["half"](path)
+    _refused(victim, path)
+    path.write_bytes(data)
+    victim.box.finish()
+    victim.box.check_results()
+    victim.box.check_clean()
+
+
+def _refused(victim: Victim, path: Path) -> None:
+    ended = victim.run()
+    assert ended.code == 4, str(ended)
+    assert str(path.relative_to(victim.root)) in ended.err, str(ended)
+    assert any(f"error [{code}]" in ended.err for code in ("corrupt-file", "missing-file", "data")), str(ended)
+
+
+def _add_source_log(victim: Victim) -> Path:
+    """Rewrites the newest checkpoint as one of a job whose source has a large log."""
+    newest = victim.head
+    manifest = disk.read_manifest(victim.root, newest.doc["manifest"])
+    path = victim.root / Path(newest.doc["manifest"]["key"]).with_name("sources-0-9.compact")
+    path.write_bytes(b"a line of a log\n" * 1000)
+    log = {"path": "0/9.compact", "content": None, "handle": disk.handle_of(victim.root, path)}
+    text = disk.encoded(b"v1\n{}\n{}")
+    manifest["spark"] = {
+        "batch_id": 9, "metadata": text, "offsets": text, "previous_offsets": None, "commit": text,
+        "source_files": [log],
+    }  # fmt: skip
+    stored = victim.root / newest.doc["manifest"]["key"]
+    stored.write_bytes(disk.sealed(manifest))
+    entry = {**newest.doc, "manifest": disk.handle_of(victim.root, stored)}
+    disk.entry_path(victim.root, newest.seq).write_bytes(disk.sealed(entry))
+    assert json.dumps(log) in json.dumps(disk.read_manifest(victim.root, entry["manifest"]))
+    return path

@@ -1,0 +1,107 @@
+"""Output that is deleted before it is published: the run goes back to the checkpoint before, and comes out once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+
+TABLES = ["movements", "totals"]
+
+
+@pytest.fixture
+def running(box: AccountsBox) -> AccountsBox:
+    """A job with a few checkpoints, and more to do."""
+    box.deliver(40)
+    box.finish()
+    box.deliver(100)
+    return box
+
+
+def _lose(box: AccountsBox, table: str) -> disk.Entry:
+    """Deletes a file of the newest checkpoint from a table's folder, as a VACUUM may."""
+    newest = disk.head(box.root)
+    (box.table(table) / "data" / newest.pending[table][0]).unlink()
+    return newest
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_run_goes_back_and_replays(running: AccountsBox, table: str) -> None:
+    assert running.run("commit.after:3").code == -9
+    lost = _lose(running, table)
+    asked = len(running.requested())
+    running.finish()
+    again = [start for start, _ in running.requested()[asked:]]
+    assert again == list(range(lost.position - 10, 100, 10)), "from the checkpoint before, and no further back"
+    tokens = disk.folder_tokens(running.table(table))
+    assert lost.seq not in tokens and tokens == sorted(set(tokens))
+    running.check_results()
+    running.check_clean()
+
+
+def test_a_kill_while_it_goes_back(running: AccountsBox) -> None:
+    """The CLAIM that adopts the older checkpoint is written, and nothing else happens."""
+    assert running.run("commit.after:3").code == -9
+    _lose(running, "movements")
+    running.marker.unlink()
+    assert running.run("log.created:2").code == -9
+    running.finish()
+    running.check_results()
+    running.check_clean()
+
+
+def test_lost_again_and_again(running: AccountsBox) -> None:
+    for table in (*TABLES, *TABLES):
+        assert running.run("commit.after:2").code == -9
+        running.marker.unlink()
+        _lose(running, table)
+    running.finish()
+    running.check_results()
+    running.check_clean()
+
+
+def test_what_is_published_in_another_sink_cannot_be_taken_back(running: AccountsBox) -> None:
+    """The run says so, and changes no table."""
+    assert running.run("publish.after:5").code == -9
+    newest = disk.head(running.root)
+    (published,) = [t for t in TABLES if newest.seq in disk.folder_tokens(running.table(t))]
+    (unpublished,) = set(TABLES) - {published}
+    _lose(running, unpublished)
+    before = disk.digests(running.folder / "tables")
+    ended = running.run()
+    assert ended.code == 4 and "error [missing-file]" in ended.err and published in ended.err, str(ended)
+    assert disk.digests(running.folder / "tables") == before
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_run_that_wrote_it_goes_on_behind(running: AccountsBox, table: str) -> None:
+    """It is stopped between COMMIT and publishing, and goes on when the other has replayed everything."""
+    stopped = running.start("commit.after:3:stop")
+    stopped.wait_stopped()
+    _lose(running, table)
+    running.finish()
+    stopped.resume()
+    ended = stopped.wait()
+    assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
+    running.check_results()
+    running.check_clean()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsBox, table: str) -> None:
+    """As before, but the other run is stopped too, when it has gone back and has not yet published again."""
+    stopped = running.start("commit.after:3:stop")
+    stopped.wait_stopped()
+    _lose(running, table)
+    running.marker.unlink()
+    other = running.start("log.created:2:stop")
+    other.wait_stopped()
+    stopped.resume()
+    ended = stopped.wait()
+    assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
+    other.resume()
+    ended = other.wait()
+    assert ended.code == 0, str(ended)
+    running.check_results()
+    running.check_clean()

@@ -1,0 +1,140 @@
+"""The same on Spark: kills at failpoints and at random moments, of drivers and of Python workers; two drivers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.flights import FlightsBox
+from tests.recovery.process import Running, spawn, wait_for
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("recovery-on-spark")]
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Iterator[FlightsBox]:
+    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark", "checkpoints__collect_every": 3}
+    box = FlightsBox(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()
+
+
+def test_kills_at_failpoints(flights: FlightsBox) -> None:
+    flights.deliver(11)
+    _reach(flights, "start.seeded:1", -9)
+    # A worker dies, and Spark tries its task again: the run goes on.
+    _reach(flights, "task.sink-closed:3", 0, run__max_batches=3)
+    _reach(flights, "batch.reported:2", -9)
+    _reach(flights, "commit.after:2", -9)
+    # The start publishes what is pending in both tables; the third is the first one's output of the next batch.
+    _reach(flights, "publish.after:3", -9)
+    flights.finish()
+    flights.check_results()
+    flights.check_clean()
+
+
+def test_kills_at_random_moments(flights: FlightsBox) -> None:
+    _random_kills(flights, drivers=3, workers=2)
+
+
+@pytest.mark.slow
+def test_many_kills_at_random_moments(flights: FlightsBox) -> None:
+    _random_kills(flights, drivers=30, workers=20)
+
+
+def test_two_drivers(flights: FlightsBox) -> None:
+    """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
+    flights.deliver(6)
+    chain = disk.Chain(flights.root)
+    first, second = flights.start(), flights.start()
+    codes = sorted(_end(run, chain) for run in (first, second))
+    assert codes in ([0, 0], [0, 3]), "\n".join(map(str, (first, second)))
+    flights.check_results()
+    flights.deliver(12)
+    stopped = flights.start("commit.after:2:stop")
+    stopped.wait_stopped(chain.look)
+    other = flights.start()
+    assert _end(other, chain) == 0, str(other)
+    stopped.resume()
+    assert _end(stopped, chain) == 3, str(stopped)
+    chain.check()
+    flights.check_results()
+    flights.check_clean()
+
+
+def _reach(flights: FlightsBox, failpoint: str, code: int, **settings: object) -> None:
+    flights.marker.unlink(missing_ok=True)
+    running = flights.start(failpoint, **settings)
+    ended = running.wait(running.family)
+    assert ended.code == code, str(ended)
+    assert flights.marker.exists(), f"{failpoint} was not reached"
+    running.wait_family()
+
+
+def _end(run: Running, chain: disk.Chain) -> int:
+    def look() -> None:
+        chain.look()
+        run.family()
+
+    ended = run.wait(look)
+    assert ended.code != 3 or "error [fenced]" in ended.err
+    return ended.code
+
+
+def _random_kills(flights: FlightsBox, drivers: int, workers: int) -> None:
+    """Kills at moments that a seed decides: a worker's in a run that goes on, a driver's ends the run."""
+    dice = random.Random(drivers)
+    victims = ["driver"] * drivers + ["worker"] * workers
+    dice.shuffle(victims)
+    done = 0
+    while done < len(victims):
+        flights.deliver(_files_done(flights) + 8)
+        run = flights.start()
+        while done < len(victims) and _strike(run, victims[done], dice):
+            done += 1
+            if victims[done - 1] == "driver":
+                break
+        ended = run.wait(run.family)
+        assert ended.code in (0, -9), str(ended)
+        run.wait_family()
+    flights.finish()
+    flights.check_results()
+    flights.check_clean()
+
+
+def _strike(run: Running, victim: str, dice: random.Random) -> bool:
+    """Waits for a random moment and kills; False when the run ended before."""
+    batches = len(run.errors.split(" committed ")) - 1 + dice.randrange(3)
+    delay, began = dice.uniform(0, 1), 0.0
+
+    def due() -> bool:
+        nonlocal began
+        if run.poll() is not None:
+            return True
+        run.family()
+        if not began and len(run.errors.split(" committed ")) - 1 >= batches:
+            began = time.monotonic()
+        return bool(began) and time.monotonic() - began >= delay and (victim == "driver" or bool(run.workers()))
+
+    wait_for(due, lambda: f"a moment to kill {run}")
+    target = psutil.Process(run.pid) if victim == "driver" else dice.choice(run.workers() or [None])
+    if run.poll() is not None or target is None:
+        return False
+    os.kill(target.pid, signal.SIGKILL)
+    return True
+
+
+def _files_done(flights: FlightsBox) -> int:
+    """How many files are in checkpoints."""
+    found = disk.entries(flights.root)
+    return disk.files_read(found[-1]) if found else 0

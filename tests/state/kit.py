@@ -1,0 +1,124 @@
+"""Backends under test, and what is wrapped around them."""
+
+from __future__ import annotations
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+from stateflow.clock import ManualClock
+from stateflow.config import RocksDBSettings
+from stateflow.serializers import encode_key
+from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.handles import StateFile
+from stateflow.state.keyed import KeyedState
+from stateflow.state.memory import DictBackend
+from stateflow.state.rocksdb import RocksDBBackend
+from stateflow.state.transfer import HostCache
+from stateflow.storage import MemoryStorage, Storage
+
+
+class Shelf(ABC):
+    """Opens stores of one kind, also again from a snapshot."""
+
+    @abstractmethod
+    def new(self) -> KeyedStateBackend:
+        """An empty store."""
+
+    @abstractmethod
+    def reopened(self, store: KeyedStateBackend) -> KeyedStateBackend:
+        """A store that is restored from a snapshot of `store`, which is closed."""
+
+
+class DictShelf(Shelf):
+    """Dictionaries; their snapshot is a copy."""
+
+    def new(self) -> KeyedStateBackend:
+        return DictBackend()
+
+    def reopened(self, store: KeyedStateBackend) -> KeyedStateBackend:
+        restored = DictBackend()
+        restored.write(dict(store.scan(b"")))
+        store.close()
+        return restored
+
+
+class RocksShelf(Shelf):
+    """RocksDB stores of one subtask on one host."""
+
+    def __init__(self, folder: Path, storage: Storage | None = None) -> None:
+        self.folder = folder
+        self.storage = storage or MemoryStorage()
+        self.settings = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20)
+        self._numbers = count(1)
+
+    def new(self) -> RocksDBBackend:
+        return self.open([])
+
+    def reopened(self, store: KeyedStateBackend) -> RocksDBBackend:
+        base = store.snapshot(self.prefix())
+        store.close()
+        return self.open(base)
+
+    def open(self, base: Sequence[StateFile], host: str = "host") -> RocksDBBackend:
+        """A store with `base` in it, on a host that may not have its files yet."""
+        number = next(self._numbers)
+        return RocksDBBackend(
+            self.folder / f"store-{number}", self.cache(host), base, self.settings, turn=0
+        )  # fmt: skip
+
+    def cache(self, host: str = "host") -> HostCache:
+        """The cache of immutable files on a host."""
+        return HostCache(self.folder / host, self.storage, ManualClock(next(self._numbers)))
+
+    def prefix(self) -> str:
+        """A name for the files of a snapshot that nobody used yet."""
+        return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
+
+
+class Watched(KeyedStateBackend):
+    """Counts what is asked of the store inside."""
+
+    def __init__(self, inside: KeyedStateBackend) -> None:
+        self.inside = inside
+        self.gets = 0
+        self.multi_gets = 0
+        self.scanned = 0
+        self.written = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.gets += 1
+        return self.inside.get(key)
+
+    def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.multi_gets += 1
+        return self.inside.multi_get(keys)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return map(self._count, self.inside.scan(prefix))
+
+    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        self.written += len(changes)
+        self.inside.write(changes)
+
+    def snapshot(self, name: str) -> list[StateFile]:
+        return self.inside.snapshot(name)
+
+    def close(self) -> None:
+        self.inside.close()
+
+    def _count(self, entry: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        self.scanned += 1
+        return entry
+
+
+def address(key: object) -> tuple[bytes, bytes]:
+    """Key group and bytes of a key; which group is of no importance here."""
+    return struct.pack(">H", 7), encode_key((key,))
+
+
+def switch(state: KeyedState, key: object) -> None:
+    """Makes `key` current."""
+    state.switch(*address(key))

@@ -1,0 +1,323 @@
+"""A keyed operator over Arrow batches: which rows and calls belong to which key, and what errors say."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.graph import Keying
+from stateflow.api.schema import RowSchema
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.clock import ManualClock
+from stateflow.config import RocksDBSettings
+from stateflow.descriptors import ValueStateDescriptor
+from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.keygroups import key_hash
+from stateflow.runtime.operator import KeyedOperator
+from stateflow.runtime.rows import to_batch
+from stateflow.runtime.specs import BARRIER_ORDER, CONTROL, GROUP_SHIFT, ORDER, REPORT, BatchInfo, LevelSpec, UnitSpec
+from stateflow.runtime.task import Barrier, run_level
+from stateflow.state.memory import DictBackend
+
+M = 128
+NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+class Row(msgspec.Struct):
+    key: str | None
+    number: int = 0
+
+
+class Out(msgspec.Struct):
+    key: str
+    seen: int
+
+
+class Trace(KeyedProcessFunction[Row, Any]):
+    """Counts a key's rows in state; emits what was called."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.seen = ctx.get_state(ValueStateDescriptor("seen", int))
+
+    def process_element(self, row: Any, ctx: Context) -> Iterator[Any]:
+        seen = (self.seen.value() or 0) + 1
+        self.seen.update(seen)
+        yield "row", ctx.get_current_key(), row.number, seen
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Any]:
+        yield "end", ctx.get_current_key(), self.seen.value()
+
+
+def _unit(function: KeyedProcessFunction[Any, Any], row_class: type[Any] = Row, columns: Sequence[str] = ("key",),
+          output: type[Any] = Out) -> UnitSpec:  # fmt: skip
+    schema = RowSchema.of(row_class)
+    types = tuple(schema.column(c).spark_type for c in columns)
+    return UnitSpec(uid="op", prefix="i0_", input=schema, keying=Keying(tuple(columns), (), types), function=function,
+                    output=RowSchema.of(output), sinks=(), feeds=False, bases=(b"",))  # fmt: skip
+
+
+def _operator(unit: UnitSpec, store: DictBackend | None = None) -> KeyedOperator:
+    return KeyedOperator(unit, TaskInfo("op", 0, 1, M, NOW), store or DictBackend())
+
+
+def _order(values: tuple[Any, ...], types: Sequence[str]) -> int:
+    """As both runners compute it: key group, then bits of the hash."""
+    if None in values:
+        return 0
+    digest = key_hash(values, types)
+    return (digest % M) << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
+
+
+def _sorted(unit: UnitSpec, rows: Iterable[Any]) -> list[tuple[int, Any]]:
+    assert unit.keying is not None
+    columns, types = unit.keying.columns, unit.keying.types
+    keyed = [(_order(tuple(getattr(r, c) for c in columns), types), r) for r in rows]
+    return sorted(keyed, key=lambda item: item[0])
+
+
+def _feed(operator: KeyedOperator, unit: UnitSpec, rows: Sequence[tuple[int, Any]]) -> list[Any]:
+    order = np.array([o for o, _ in rows], dtype=np.int64)
+    return operator.process(order, to_batch([r for _, r in rows], unit.input).columns)
+
+
+# -- keys and calls -----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "c\0", "é"]), max_size=20), st.sets(st.integers(0, 20)))
+def test_wherever_batches_end_each_key_gets_its_rows_and_one_end(keys: list[str], cuts: set[int]) -> None:
+    unit = _unit(Trace())
+    rows = _sorted(unit, [Row(key, number) for number, key in enumerate(keys)])
+    bounds = [0, *sorted(c for c in cuts if c < len(rows)), len(rows)]
+    operator = _operator(unit)
+    calls = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        calls += _feed(operator, unit, rows[start:end])
+    calls += operator.finish()
+
+    expected: list[Any] = []
+    for key, group in groupby([row for _, row in rows], key=lambda row: row.key):
+        numbers = [row.number for row in group]
+        expected += [("row", key, number, seen) for seen, number in enumerate(numbers, 1)]
+        expected.append(("end", key, len(numbers)))
+    assert calls == expected
+
+
+def test_state_goes_on_in_the_next_batch_with_a_new_function_object() -> None:
+    store = DictBackend()
+    for batch in (1, 2):
+        unit = _unit(Trace())
+        operator = _operator(unit, store)
+        calls = _feed(operator, unit, _sorted(unit, [Row("a"), Row("b")])) + operator.finish()
+        assert {c[-1] for c in calls} == {batch}
+
+
+def test_two_keys_with_one_order_are_kept_apart() -> None:
+    """47 bits of a hash collide sooner or later; the sort then goes by key."""
+    unit = _unit(Trace())
+    rows = [(5 << GROUP_SHIFT, Row(key, n)) for n, key in enumerate(["a", "a", "b", "c", "c"])]
+    operator = _operator(unit)
+    calls = _feed(operator, unit, rows[:4]) + _feed(operator, unit, rows[4:]) + operator.finish()
+    assert [c for c in calls if c[0] == "end"] == [("end", "a", 2), ("end", "b", 1), ("end", "c", 2)]
+
+
+def test_a_batch_without_rows_calls_nothing() -> None:
+    unit = _unit(Trace())
+    operator = _operator(unit)
+    assert _feed(operator, unit, []) == []
+    assert operator.finish() == []
+
+
+class Measured(msgspec.Struct):
+    key: float
+    number: int = 0
+
+
+def test_nan_is_one_key_and_both_zeros_are_one() -> None:
+    unit = _unit(Trace(), Measured)
+    rows = _sorted(unit, [Measured(k) for k in (math.nan, 0.0, -math.nan, -0.0, math.nan)])
+    operator = _operator(unit)
+    calls = _feed(operator, unit, rows) + operator.finish()
+    assert sorted(repr(c[2]) for c in calls if c[0] == "end") == ["2", "3"]
+
+
+class Pair(msgspec.Struct, kw_only=True):
+    a: str
+    b: int
+    number: int = 0
+
+
+def test_a_key_of_several_columns_is_a_tuple() -> None:
+    unit = _unit(Trace(), Pair, ("b", "a"))
+    operator = _operator(unit)
+    rows = _sorted(unit, [Pair(a="x", b=1), Pair(a="x", b=2), Pair(a="y", b=1)])
+    calls = _feed(operator, unit, rows) + operator.finish()
+    assert {c[1] for c in calls} == {(1, "x"), (2, "x"), (1, "y")}
+
+
+def test_a_function_may_return_nothing_a_list_or_a_generator() -> None:
+    class Mixed(KeyedProcessFunction[Row, Any]):
+        def process_element(self, row: Row, ctx: Context) -> Iterable[Any] | None:
+            return None if row.number == 0 else [row.number] * row.number
+
+    unit = _unit(Mixed())
+    operator = _operator(unit)
+    assert _feed(operator, unit, _sorted(unit, [Row("a", n) for n in range(3)])) == [1, 2, 2]
+    assert operator.finish() == []
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_null_key_names_operator_column_and_row() -> None:
+    unit = _unit(Trace())
+    with pytest.raises(StateError, match="key is null") as refused:
+        _feed(_operator(unit), unit, _sorted(unit, [Row("a", 1), Row(None, 77), Row("b", 2)]))
+    facts = refused.value.facts
+    assert (facts["operator"], facts["column"]) == ("op", "key")
+    assert "77" in str(facts["row"])
+
+
+class Failing(Trace):
+    """Raises in the method that it is told."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def open(self, ctx: RuntimeContext) -> None:
+        super().open(ctx)
+        self._maybe("open")
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Any]:
+        if row.number == 13:
+            self._maybe("process_element")
+        yield from super().process_element(row, ctx)
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Any]:
+        if ctx.get_current_key() == "b":
+            self._maybe("on_batch_end")
+        return iter(())
+
+    def close(self) -> None:
+        self._maybe("close")
+
+    def _maybe(self, where: str) -> None:
+        if where == self.where:
+            raise LookupError(f"no such thing in {where}")
+
+
+RAISING_LINE = inspect.getsourcelines(Failing._maybe)[1] + 2
+
+
+@pytest.mark.parametrize(("where", "key", "row"), [
+    ("open", "None", "None"),
+    ("process_element", "{'key': 'b'}", "Row(key='b', number=13)"),
+    ("on_batch_end", "{'key': 'b'}", "None"),
+    ("close", "None", "None"),
+])  # fmt: skip
+def test_an_error_of_the_user_names_operator_key_row_and_line(where: str, key: str, row: str) -> None:
+    unit = _unit(Failing(where))
+    with pytest.raises(UserCodeError) as raised:
+        operator = _operator(unit)
+        _feed(operator, unit, _sorted(unit, [Row("a", 12), Row("b", 13)]))
+        operator.finish()
+    error = raised.value
+    assert error.message == f"{where} of an operator raised LookupError: no such thing in {where}"
+    assert (error.facts["operator"], error.facts["key"], error.facts["row"]) == ("op", key, row)
+    assert error.facts["where"] == f"{__file__}:{RAISING_LINE}"
+    assert isinstance(error.__cause__, LookupError)
+
+
+def test_an_error_of_ours_passes_as_it_is() -> None:
+    class Misuse(KeyedProcessFunction[Row, Any]):
+        def open(self, ctx: RuntimeContext) -> None:
+            ctx.get_state(ValueStateDescriptor("x", int)).update(1)
+
+    with pytest.raises(StateError, match="without a key"):
+        _operator(_unit(Misuse()))
+
+
+# -- as a task ----------------------------------------------------------------------------------------------------
+
+
+class Emits(KeyedProcessFunction[Row, Any]):
+    """Emits whatever it was made with; remembers in a file that it was closed."""
+
+    def __init__(self, emitted: Any, log: Path) -> None:
+        self.emitted = emitted
+        self.log = log
+
+    def process_element(self, row: Row, ctx: Context) -> list[Any]:
+        return [self.emitted]
+
+    def close(self) -> None:
+        with self.log.open("a") as file:
+            file.write("closed\n")
+
+
+def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskReport:
+    """One task over two rows of one key; returns what it reported."""
+    unit = _unit(function)
+    batch = BatchInfo(
+        job_uuid=ManualClock(1).new_id(), root_uri=(tmp_path / "root").as_uri(), generation=1, ordinal=1,
+        processing_time=NOW, max_parallelism=M, local_folder=tmp_path / "local", rocksdb=RocksDBSettings(),
+    )  # fmt: skip
+    spec = LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
+    rows = _sorted(unit, [Row("a", 1), Row("a", 2)])
+    columns = to_batch([r for _, r in rows], unit.input).columns
+    names = [ORDER, CONTROL, REPORT, *(unit.prefix + n for n in unit.input.names)]
+    barrier = msgspec.msgpack.encode(Barrier(1, 1))
+    given = [
+        pa.RecordBatch.from_arrays(
+            [pa.array([o for o, _ in rows]), pa.nulls(2, pa.binary()), pa.nulls(2, pa.binary()), *columns], names=names
+        ),
+        pa.RecordBatch.from_arrays(
+            [pa.array([BARRIER_ORDER]), pa.array([barrier]), pa.nulls(1, pa.binary()),
+             *(pa.nulls(1, c.arrow_type) for c in unit.input.columns)], names=names
+        ),
+    ]  # fmt: skip
+    (answer,) = run_level(spec, 0, "a1", given)
+    return msgspec.msgpack.decode(answer.column(REPORT)[0].as_py(), type=TaskReport)
+
+
+def _failure(report: TaskReport) -> StateflowError:
+    assert report.failure is not None and report.state is None
+    return report.failure.to_error()
+
+
+@pytest.mark.parametrize(("emitted", "column"), [
+    (Row("a", 1), "seen"), (Out("a", "many"), "seen"), (Out(7, 1), "key"), ({"key": "a", "seen": 1}, "key"),  # type: ignore[arg-type]
+    (Out("a", 1 << 70), "seen"), (Out("a", 1.5), "seen"), (Out(None, 1), "key"),  # type: ignore[arg-type]
+])  # fmt: skip
+def test_a_row_that_is_not_of_the_output_class_names_the_column(
+    tmp_path: Path, emitted: Any, column: str
+) -> None:
+    error = _failure(_run_task(Emits(emitted, tmp_path / "log"), tmp_path))
+    assert isinstance(error, SchemaMismatch)
+    assert error.facts["column"] == column
+
+
+def test_a_function_is_closed_once_also_after_a_failure(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert _run_task(Emits(Out("a", 1), log), tmp_path).failure is None
+    assert log.read_text() == "closed\n"
+    _failure(_run_task(Emits("no row", log), tmp_path / "again"))
+    assert log.read_text() == "closed\nclosed\n"
+
+
+def test_a_failed_task_leaves_no_store_behind(tmp_path: Path) -> None:
+    _failure(_run_task(Emits("no row", tmp_path / "log"), tmp_path))
+    stores = list((tmp_path / "local").glob("*/op/0/work/*"))
+    assert stores == []

@@ -1,0 +1,278 @@
+"""RocksDB stores: what a snapshot writes, what a restore accepts, what stays on the host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stateflow.config import RocksDBSettings
+from stateflow.errors import CorruptFile, MissingFile, StateflowError, StorageError
+from stateflow.state.handles import StateFile
+from stateflow.state.rocksdb import RocksDBBackend
+from stateflow.state.transfer import hash_file
+from stateflow.storage import MemoryStorage, PosixStorage
+from tests.state.kit import RocksShelf
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> RocksShelf:
+    return RocksShelf(tmp_path / "host-files")
+
+
+def _content(store: RocksDBBackend) -> dict[bytes, bytes]:
+    return dict(store.scan(b""))
+
+
+def _keys(shelf: RocksShelf) -> set[str]:
+    return {blob.key for blob in shelf.storage.list("")}
+
+
+def _data_files(files: list[StateFile]) -> list[StateFile]:
+    return [f for f in files if f.local_name.endswith(".sst")]
+
+
+# -- snapshots ----------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_uploads_only_what_is_new(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    first = store.snapshot("data/x/first-")
+    before = _keys(shelf)
+    store.write({b"b": b"2"})
+    second = store.snapshot("data/x/second-")
+    store.close()
+
+    new = {f.handle.key for f in second} - {f.handle.key for f in first}
+    assert _keys(shelf) - before == new
+    assert all(key.startswith("data/x/second-") for key in new)
+    assert sorted(Path(key).suffix == ".sst" for key in new) == [False, True]
+    assert _data_files(first)[0] in second
+
+
+def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    assert store.snapshot("data/x/empty-") == []
+    store.write({b"a": b"1"})
+    store.write({})
+    first = store.snapshot("data/x/first-")
+    before = _keys(shelf)
+    assert store.snapshot("data/x/second-") == first
+    store.close()
+
+    restored = shelf.open(first)
+    assert restored.snapshot("data/x/third-") == first
+    restored.close()
+    assert _keys(shelf) == before
+
+
+def test_a_handle_has_size_and_hash_of_what_is_stored(shelf: RocksShelf, tmp_path: Path) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    for file in store.snapshot(shelf.prefix()):
+        path = tmp_path / file.local_name
+        shelf.storage.fetch(file.handle.key, path)
+        assert (file.handle.size, file.handle.sha256) == (path.stat().st_size, hash_file(path))
+    store.close()
+
+
+def test_an_upload_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    class Failing(MemoryStorage):
+        broken = True
+
+        def put_file(self, key: str, source: Path) -> None:
+            if self.broken and key.endswith(".sst"):
+                raise StorageError("the disk is full", key=key)
+            super().put_file(key, source)
+
+    storage = Failing()
+    shelf = RocksShelf(tmp_path, storage)
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    with pytest.raises(StorageError, match="full"):
+        store.snapshot(shelf.prefix())
+    storage.broken = False
+    files = store.snapshot(shelf.prefix())
+    assert _content(store) == {b"a": b"1"}
+    store.close()
+    assert os.listdir(tmp_path) == ["host"]
+
+    restored = shelf.open(files)
+    assert _content(restored) == {b"a": b"1"}
+    restored.close()
+
+
+# -- restoring ----------------------------------------------------------------------------------------------------
+
+
+def test_a_restored_store_is_what_was_snapshotted(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1", b"b": b"2", b"c": b"3"})
+    store.snapshot(shelf.prefix())
+    store.write({b"a": None, b"b": b"22"})
+    files = store.snapshot(shelf.prefix())
+    store.write({b"d": b"is not in the snapshot"})
+    store.close()
+
+    restored = shelf.open(files, host="another host")
+    assert _content(restored) == {b"b": b"22", b"c": b"3"}
+    assert restored.multi_get([b"a", b"b", b"d"]) == [None, b"22", None]
+    assert restored.multi_get([]) == []
+    assert list(restored.scan(b"c")) == [(b"c", b"3")]
+    restored.close()
+
+
+def test_every_snapshot_stays_restorable_while_the_store_lives_on(tmp_path: Path) -> None:
+    """Stored files are links to those that RocksDB has open: it must never change one."""
+    storage = PosixStorage(tmp_path / "root")
+    shelf = RocksShelf(tmp_path / "host-files", storage)
+    shelf.settings = RocksDBSettings(compact_at_files=3)
+    snapshots: list[list[StateFile]] = []
+    store = shelf.new()
+    for number in range(5):
+        store.write({b"key": str(number).encode(), str(number).encode(): b""})
+        snapshots.append(store.snapshot(shelf.prefix()))
+        if number == 2:
+            store.close()
+            store = shelf.open(snapshots[-1])
+    store.close()
+
+    for blob in storage.list(""):
+        (handle,) = {f.handle for files in snapshots for f in files if f.handle.key == blob.key}
+        assert handle.sha256 == hash_file(storage.root / blob.key)
+    for number, files in enumerate(snapshots):
+        old = shelf.open(files, host=f"host {number}")
+        assert old.get(b"key") == str(number).encode()
+        assert len(_content(old)) == number + 2
+        old.close()
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _swap(path: Path) -> None:
+    """Another file of the same snapshot takes the place."""
+    other = next(p for p in path.parent.iterdir() if p != path)
+    path.write_bytes(other.read_bytes())
+
+
+@pytest.mark.parametrize("ending", [".sst", "MANIFEST-*"])
+@pytest.mark.parametrize(("damage", "error"), [
+    (_flip, CorruptFile), (_truncate, CorruptFile), (_append, CorruptFile), (_swap, CorruptFile),
+    (Path.unlink, MissingFile),
+])  # fmt: skip
+def test_a_damaged_base_file_is_refused_by_name_and_nothing_is_opened(
+    tmp_path: Path, ending: str, damage: Change, error: type[StateflowError]
+) -> None:
+    storage = PosixStorage(tmp_path / "root")
+    shelf = RocksShelf(tmp_path / "host-files", storage)
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    files = store.snapshot(shelf.prefix())
+    store.close()
+    (victim,) = [f.handle.key for f in files if Path(f.local_name).match(f"*{ending}")]
+    damage(storage.root / victim)
+
+    with pytest.raises(error) as refused:
+        shelf.open(files, host="another host")
+    assert victim in refused.value.facts.values()
+    assert sorted(os.listdir(shelf.folder)) == ["another host", "host"]
+    assert not [n for n in os.listdir(shelf.folder / "another host") if n.startswith("incoming")]
+
+
+@pytest.mark.parametrize("names", [
+    ["000008.sst"], ["MANIFEST-000005", "MANIFEST-000006"], ["MANIFEST-000005", "../../escape.sst"],
+    ["MANIFEST-000005", "CURRENT"], ["MANIFEST-000005", ".."], ["../MANIFEST-000005"], ["MANIFEST-/../../x"],
+])  # fmt: skip
+def test_names_that_no_store_has_are_refused(shelf: RocksShelf, names: list[str]) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix())]
+    store.close()
+    with pytest.raises(CorruptFile):
+        shelf.open([StateFile(handle=handle, local_name=name) for name in names])
+    assert os.listdir(shelf.folder) == ["host"]
+
+
+def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    files = store.snapshot(shelf.prefix())
+    store.close()
+    hostile = [
+        msgspec.structs.replace(f, handle=msgspec.structs.replace(f.handle, key="../outside")) for f in files
+    ]
+    with pytest.raises(StateflowError) as refused:
+        shelf.open(hostile, host="another host")
+    assert refused.value.facts["key"] == "../outside"
+
+
+# -- compaction ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: int) -> None:
+    settings = RocksDBSettings(compact_at_files=3)
+    store = RocksDBBackend(shelf.folder / "store", shelf.cache(), [], settings, turn)
+    counts = []
+    for number in range(4):
+        store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})
+        counts.append(len(_data_files(store.snapshot(shelf.prefix()))))
+    assert counts == ([1, 2, 1, 2] if turn == 0 else [1, 2, 3, 1])
+    assert _content(store) == {b"a": b"3", b"m0": b"", b"m1": b"", b"m2": b"", b"m3": b"", b"z": b""}
+    store.close()
+
+
+# -- the host -----------------------------------------------------------------------------------------------------
+
+
+def test_a_host_that_has_the_files_fetches_nothing(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    files = store.snapshot(shelf.prefix())
+    store.close()
+    shelf.open(files, host="another host").close()
+    shelf.storage.delete(_keys(shelf))
+
+    for host in ("host", "another host"):
+        restored = shelf.open(files, host=host)
+        assert _content(restored) == {b"a": b"1"}
+        restored.close()
+    with pytest.raises(MissingFile):
+        shelf.open(files, host="a third host")
+
+
+def test_a_host_keeps_only_files_of_the_newest_snapshot(shelf: RocksShelf) -> None:
+    shelf.settings = RocksDBSettings(compact_at_files=2)
+    store = shelf.new()
+    for number in range(4):
+        store.write({b"%d" % number: b"x"})
+        files = store.snapshot(shelf.prefix())
+        assert set(os.listdir(shelf.folder / "host")) == {f.handle.sha256 for f in files}
+    store.close()
+
+
+def test_a_closed_store_leaves_no_folder(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    store.snapshot(shelf.prefix())
+    assert len(os.listdir(shelf.folder)) == 2
+    store.close()
+    assert os.listdir(shelf.folder) == ["host"]
