@@ -191,8 +191,12 @@ def _convert(value: Any, kind: str, name: str) -> Any:
     try:
         return _parse(value, kind)
     except (ValueError, TypeError, OverflowError) as e:
-        wanted = next((words for start, words in _WORDS.items() if kind.startswith(start)), "a group of settings")
-        raise ConfigError("a setting's value does not fit", hint=f"it must be {wanted}", name=name, value=value) from e
+        wanted = next(
+            (words for start, words in _WORDS.items() if kind.startswith(start)), "a group of settings"
+        )
+        raise ConfigError(
+            "a setting's value does not fit", hint=f"it must be {wanted}", name=name, value=value
+        ) from e
 
 
 def _parse(value: Any, kind: str) -> Any:

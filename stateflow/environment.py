@@ -154,15 +154,18 @@ def _run_on_spark(
     graph: Graph, settings: Settings, storage: Storage, request: RunRequest
 ) -> tuple[JobRun, str]:
     # Spark takes a second to import, and runs without it do not need it.
+    from stateflow.runtime.exchange import check_transforms
     from stateflow.runtime.session import open_session
     from stateflow.runtime.spark import SparkExecutor
-    from stateflow.runtime.spark_run import SparkRun, check_root
+    from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
     spark = open_session(settings, request.job_file)
     check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
+    check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
     source = graph.sources[0].source
     assert isinstance(source, Source)
     source.check(spark)
+    check_transforms(spark, plan_job(graph, settings.parallelism))
     run = JobRun(assemble(graph, settings, storage, SystemClock()), SparkExecutor())
     run.start(request.note)
     request.on_start(run)

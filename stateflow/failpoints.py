@@ -17,8 +17,8 @@ from stateflow.errors import ConfigError, InternalError
 NAMES: dict[str, str] = {
     "claim.before": "before the CLAIM is written",
     "claim.after": "the CLAIM is written, nothing restored yet",
-    "start.seeded": "the Spark checkpoint location is seeded, nothing published yet",
-    "start.published": "pending output is published, the first batch not yet begun",
+    "start.published": "pending output is published, nothing seeded yet",
+    "start.seeded": "the Spark checkpoint location is seeded, the first batch not yet begun",
     "batch.begin": "source positions are captured, no task has run",
     "task.restored": "a task has its base state, no row processed",
     "task.processed": "a task has processed its rows, nothing is written back",

@@ -48,9 +48,12 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
         retain: keep only this many checkpoints, from now on until the next run's own setting; None keeps them all.
     """
     root = _open(job_root)
-    if retain is not None and not dry_run:
-        root.retain(retain)
-    found = Collector(root).collect(dry_run)
+    if dry_run:
+        found = Collector(root).preview(retain)
+    else:
+        if retain is not None:
+            root.retain(retain)
+        found = Collector(root).collect()
     return GarbageReport(root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown,
                          found.dry_run)  # fmt: skip
 

@@ -77,7 +77,7 @@ class ValueSerializer(Generic[T]):
             raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
         try:
             return self._decoder.decode(memoryview(data)[1:])
-        except (msgspec.DecodeError, RecursionError) as e:
+        except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
                               declared=self.type_name, reason=str(e)) from e  # fmt: skip
 
@@ -88,7 +88,7 @@ def decode_untyped(data: bytes) -> Any:
         raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
     try:
         return msgspec.msgpack.decode(memoryview(data)[1:])
-    except (msgspec.DecodeError, RecursionError) as e:
+    except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 

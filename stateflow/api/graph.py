@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,12 +138,3 @@ def level_of(node: Node) -> int:
     if isinstance(node, TransformNode):
         return level_of(node.parent)
     return level_of(node.parent) + 1
-
-
-def lineage(node: Node) -> Iterator[Node]:
-    """`node`, its parent, and so on up to the source."""
-    while True:
-        yield node
-        if isinstance(node, SourceNode):
-            return
-        node = node.parent

@@ -53,6 +53,7 @@ class RowSchema:
         Raises JobDefinitionError for a class or field type that has no columns.
         """
         names = _field_names(row_class)
+        _check_names(row_class, names)
         hints = typing.get_type_hints(row_class, include_extras=True)
         return cls(row_class, tuple(_column(row_class, name, hints[name]) for name in names))
 
@@ -87,6 +88,17 @@ def _field_names(row_class: type[Any]) -> list[str]:
         return [f.name for f in dataclasses.fields(row_class)]
     raise JobDefinitionError("a row class must be a msgspec.Struct or a dataclass", hint="declare one field per column",
                              given=repr(row_class))  # fmt: skip
+
+
+def _check_names(row_class: type[Any], names: list[str]) -> None:
+    """Spark does not tell columns apart by case, and the runtime adds columns of its own."""
+    folded = [name.lower() for name in names]
+    twice = sorted(n for n in names if folded.count(n.lower()) > 1)
+    taken = [n for n in names if n.lower().startswith("_sf_")]
+    if twice or taken:
+        raise JobDefinitionError("a row class has field names that cannot be columns", hint="names must differ in more "
+                                 "than case, and not begin with _sf_", row_class=row_class.__name__,
+                                 fields=twice or taken)  # fmt: skip
 
 
 def _column(row_class: type[Any], name: str, hint: object) -> Column:

@@ -74,9 +74,18 @@ class SinkTable(Protocol):
 class Sink(ABC):
     """Where a stream ends. One object describes it; it is sent to tasks, so it holds settings, never connections."""
 
-    def check(self, context: SinkContext) -> None:  # noqa: B027 - a sink without a table before its first run has none
-        """Raises SinkRefused or SchemaMismatch when there is a table already that cannot be honoured; changes nothing.
-        Called before the job root is touched, so `context.job_uuid` may be empty."""
+    @abstractmethod
+    def check(self, context: SinkContext) -> str | None:
+        """The id of the table when there is one; changes nothing. Called before the job root is touched, so
+        `context.job_uuid` may be empty.
+
+        Raises SinkRefused or SchemaMismatch when there is a table that cannot be honoured.
+        """
+
+    @property
+    def host_local(self) -> bool:
+        """Whether only processes of this host can see what it writes."""
+        return False
 
     @abstractmethod
     def prepare(self, context: SinkContext) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from stateflow import failpoints
+from stateflow.checkpoint import entries
 from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.garbage import find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -37,10 +40,21 @@ class Collector:
         self.root = root
         self._files: dict[str, frozenset[str]] = {}
 
-    def collect(self, dry_run: bool = False) -> Collection:
+    def preview(self, retain: int | None = None) -> Collection:
+        """What `collect` would delete, after `JobRoot.retain` of so many checkpoints; changes nothing."""
+        head = self.root.head()
+        if retain is not None:
+            left = entries.newest(head.entry.retained, retain - 1)
+            head = Head(replace(head.entry, retained=left), head.sha256)
+        return self._collect(head, self.live(head), dry_run=True)
+
+    def collect(self) -> Collection:
         """Deletes everything that is garbage at the newest entry. Raises DataError when a kept checkpoint is damaged,
         before anything is deleted."""
         head, live = self._live_at_head()
+        return self._collect(head, live, dry_run=False)
+
+    def _collect(self, head: Head, live: frozenset[str], dry_run: bool) -> Collection:
         # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
         blobs = [blob for area in _AREAS for blob in self.root.storage.list(area)]
         findings = find_garbage(head.entry, live, blobs)

@@ -54,7 +54,6 @@ class SparkPosition(Document, frozen=True, kw_only=True):
     """What a fresh Spark checkpoint location is seeded with to go on after this checkpoint."""
 
     batch_id: int
-    metadata: bytes
     offsets: bytes
     previous_offsets: bytes | None
     commit: bytes

@@ -24,6 +24,11 @@ Admin = Callable[[Head], LogEntry]
 """Makes an ADMIN entry on top of an existing one."""
 
 
+Published = dict[str, PublishedOutput]
+Settled = frozenset[tuple[int, str]]
+"""(checkpoint id, sink) of output that is published by now."""
+
+
 @dataclass(frozen=True)
 class Author:
     """Who writes an entry, for people who read the log; `nonce` tells two tries apart."""
@@ -42,9 +47,8 @@ class Commit:
     manifest: FileHandle
     sources: list[SourcePosition]
     output: list[PendingOutput] = field(default_factory=list)
-    published: dict[str, PublishedOutput] = field(default_factory=dict)
-    settled: frozenset[tuple[int, str]] = frozenset()
-    """(checkpoint id, sink) of earlier output that is published by now."""
+    published: Published = field(default_factory=dict)
+    settled: Settled = frozenset()
 
 
 def claim(
@@ -79,7 +83,7 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, retain: int)
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
     return replace(
         entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources,
-        retained=_newest(older, retain - 1), pending=[*unsettled, *new.output],
+        retained=newest(older, retain - 1), pending=[*unsettled, *new.output],
         published={**entry.published, **new.published},
     )  # fmt: skip
 
@@ -99,7 +103,14 @@ def unpin(job: JobFormat, base: Head, author: Author, pin_id: str) -> LogEntry:
 def retain(job: JobFormat, base: Head, author: Author, keep: int) -> LogEntry:
     """The ADMIN that keeps only the newest `keep` checkpoints, the present one included."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
-    return replace(entry, retained=_newest(entry.retained, keep - 1))
+    return replace(entry, retained=newest(entry.retained, keep - 1))
+
+
+def settle(job: JobFormat, base: Head, author: Author, published: Published, settled: Settled) -> LogEntry:
+    """The ADMIN by which a run that ends tells what it has published since its last COMMIT."""
+    entry = _successor(job, base, author, EntryKind.ADMIN)
+    left = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in settled]
+    return replace(entry, pending=left, published={**entry.published, **published})
 
 
 def pending_of(head: Head) -> list[PendingOutput]:
@@ -122,5 +133,6 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
     )  # fmt: skip
 
 
-def _newest(refs: list[EntryRef], count: int) -> list[EntryRef]:
+def newest(refs: list[EntryRef], count: int) -> list[EntryRef]:
+    """The last `count` of `refs`."""
     return refs[max(0, len(refs) - count) :]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
-from stateflow.errors import MissingFile
+from stateflow.errors import DataError, StorageError
 from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history
 
+log = logging.getLogger(__name__)
+
 KEEP = 10_000
 """How many records are kept by default."""
-_SWEEP_EVERY = 500
 
 
 class CheckpointRecord(Document, frozen=True, kw_only=True):
@@ -30,10 +33,16 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
 
 
 def write_record(storage: Storage, record: CheckpointRecord) -> None:
-    """Adds a record. What exists under its name already is the same record, from before a lost answer."""
-    storage.put_new(history(record.checkpoint_id, "checkpoint"), msgspec.json.encode(record))
-    if record.ordinal % _SWEEP_EVERY == 0:
-        storage.delete(blob.key for blob in storage.list(HISTORY)[:-KEEP])
+    """Adds a record. One that cannot be written is told in the log of this process, and fails nothing."""
+    try:
+        storage.put_new(history(record.checkpoint_id, "checkpoint"), msgspec.json.encode(record))
+    except StorageError as e:
+        log.warning("the history record of checkpoint %d was not written: %s", record.checkpoint_id, e)
+
+
+def trim_history(storage: Storage, keep: int = KEEP) -> None:
+    """Removes all but the newest records."""
+    storage.delete(blob.key for blob in storage.list(HISTORY)[:-keep])
 
 
 def read_records(storage: Storage, newest: int = KEEP) -> list[CheckpointRecord]:
@@ -42,6 +51,6 @@ def read_records(storage: Storage, newest: int = KEEP) -> list[CheckpointRecord]
     for blob in storage.list(HISTORY)[-newest:]:
         try:
             records.append(msgspec.json.decode(storage.get(blob.key, 1 << 20), type=CheckpointRecord))
-        except (msgspec.DecodeError, MissingFile):
+        except (msgspec.DecodeError, UnicodeDecodeError, DataError):
             continue
     return records

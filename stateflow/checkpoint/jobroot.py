@@ -13,6 +13,7 @@ from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, WrongJobRoot
+from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
@@ -110,6 +111,17 @@ class JobRoot:
             return entries.commit(self.job, base, self._author(), new, retain)
 
         return self.log.append(parent, draft)
+
+    def settle(
+        self, head: Head, published: entries.Published, settled: entries.Settled
+    ) -> Appended | Overtaken:
+        """Tells what the run whose `head` is the newest entry has published since its last commit."""
+
+        def draft(base: Head | None) -> LogEntry:
+            assert base is not None
+            return entries.settle(self.job, base, self._author("published"), published, settled)
+
+        return self.log.append(head, draft)
 
     def pin(self, ref: EntryRef, owner: str, reason: str) -> Pin:
         """Keeps a checkpoint that the newest entry still has, until `unpin`; works beside a run.
@@ -210,6 +222,7 @@ def read_format(storage: Storage) -> JobFormat:
     if document.version != FORMAT_VERSION:
         raise WrongJobRoot("the job root has a format that this version does not know", hint="use the version of "
                            "stateflow that wrote it", found=document.version, known=FORMAT_VERSION)  # fmt: skip
+    check_name("a job's uuid", document.job_uuid)
     return document
 
 

@@ -31,7 +31,7 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
         storage.delete([key])
         if len(winners) != 1 or stored != _bid(winners[0]):
             raise EnvironmentUnsupported(
-                "the storage lets several writers create one object",
+                "the storage does not let exactly one of several writers create an object",
                 hint="a checkpoint log needs an atomic put-if-absent; use another storage",
                 storage=storage.uri, winners=len(winners),
             )  # fmt: skip

@@ -43,6 +43,7 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
         return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, ())
     operators = {o.uid: o for o in manifest.operators}
     _refuse_dropped(operators, wanted)
+    operators = {uid: state for uid, state in operators.items() if uid in wanted.key_types}
     for uid, state in operators.items():
         _check_operator(state, wanted.key_types[uid], wanted.parallelism)
     _check_sources(manifest.sources, wanted.sources)

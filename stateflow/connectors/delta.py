@@ -67,7 +67,11 @@ class DeltaSink(Sink):
         # A head that another process knows is of no use to a task.
         return DeltaSink, (self.table,)
 
-    def check(self, context: SinkContext) -> None:
+    @property
+    def host_local(self) -> bool:
+        return True
+
+    def check(self, context: SinkContext) -> str | None:
         if self._root.exists() and not self._root.is_dir():
             raise ConfigError(
                 "the Delta table's path is not a folder", hint="choose another", table=self.table
@@ -76,9 +80,10 @@ class DeltaSink(Sink):
         if head is None:
             new_table("", context.schema, 0)
             self._check_vacant()
-        else:
-            check_table(self.table, head, context.schema)
-            self._check_writable()
+            return None
+        check_table(self.table, head, context.schema)
+        self._check_writable()
+        return head.metadata.id
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)

@@ -12,6 +12,7 @@ from stateflow.api.source import Source
 from stateflow.config import SourceSettings
 from stateflow.errors import ConfigError, SchemaMismatch
 
+_REFUSED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
     "double": {"float", "int", "smallint", "tinyint"},
@@ -34,6 +35,10 @@ class FileSource(Source):
     def __init__(
         self, path: str | Path, *, schema: type[Any], format: str = "parquet", **options: str
     ) -> None:
+        refused = sorted(o for o in options if o.lower() in _REFUSED)
+        if refused:
+            raise ConfigError("an option of the file source cannot be honoured", hint="files that are moved or deleted "
+                              "cannot be read again after a restore; limits are settings", options=refused)  # fmt: skip
         self.path = str(path)
         self.schema = RowSchema.of(schema)
         self.format = format

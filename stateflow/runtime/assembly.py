@@ -22,6 +22,9 @@ from stateflow.runtime.run import Job
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
+_loaded: set[str] = set()
+"""Names of the job files that this process has loaded."""
+
 
 def load_job(path: Path) -> ModuleType:
     """The module of a job file, importable under its own name here and on workers.
@@ -34,10 +37,12 @@ def load_job(path: Path) -> ModuleType:
     if not name.isidentifier():
         raise JobDefinitionError("a job file's name must be one that Python can import", hint="use letters, digits "
                                  "and _", path=str(path))  # fmt: skip
+    _check_free(name, path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _loaded.add(name)
     try:
         spec.loader.exec_module(module)
     except StateflowError:
@@ -49,6 +54,13 @@ def load_job(path: Path) -> ModuleType:
         raise JobDefinitionError("the job file has no build(env)", hint="define def build(env: "
                                  "StreamExecutionEnvironment) -> None", path=str(path))  # fmt: skip
     return module
+
+
+def _check_free(name: str, path: Path) -> None:
+    """A job file that took the name of a library would break whoever imports that library after it."""
+    if name in sys.stdlib_module_names or (name in sys.modules and name not in _loaded):
+        raise JobDefinitionError("the job file has the name of another module", hint="rename the file", path=str(path),
+                                 module=name)  # fmt: skip
 
 
 def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
@@ -66,8 +78,6 @@ def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
     sinks = {
         n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in graph.sinks
     }
-    for bound in sinks.values():
-        bound.sink.prepare(bound.context)
     return Job(root, plan, settings, sinks, source_descriptions(plan))
 
 

@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 
 from stateflow.api.graph import Node, TransformNode
 from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch
-from stateflow.runtime.plan import Level, Unit, producer
+from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.runtime.plan import JobPlan, Level, Unit, producer
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     CONTROL,
@@ -32,7 +32,7 @@ from stateflow.runtime.specs import (
 )
 from stateflow.runtime.task import Barrier
 
-_ROUTES = "_routes"
+_ROUTES = "_sf_routes"
 
 
 def first_exchange(level: Level, source: DataFrame, barrier: Barrier, max_parallelism: int) -> DataFrame:
@@ -61,7 +61,24 @@ def apply_transforms(node: Node, frame: DataFrame) -> DataFrame:
     """`frame` after the Spark expressions between its producer and `node`, with exactly the declared columns."""
     if not isinstance(node, TransformNode):
         return frame
-    return conform(node.function(apply_transforms(node.parent, frame)), node.schema)
+    before = apply_transforms(node.parent, frame)
+    try:
+        result = node.function(before)
+    except StateflowError:
+        raise
+    except Exception as e:
+        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
+                            function=getattr(node.function, "__qualname__", repr(node.function))) from e  # fmt: skip
+    return conform(result, node.schema)
+
+
+def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
+    """Applies every Spark expression of the job to an empty frame, so that a wrong one is told before a run begins.
+
+    Raises UserCodeError or SchemaMismatch.
+    """
+    for node in {id(unit.input): unit.input for unit in plan.units}.values():
+        apply_transforms(node, spark.createDataFrame([], producer(node).schema.ddl))
 
 
 def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:

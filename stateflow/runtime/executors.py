@@ -91,6 +91,7 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         output=operator.schema if operator else None,
         sinks=tuple((s.sink, SinkContext(work.info.job_uuid, s.uid, schema)) for s in unit.sinks),
         feeds=unit.feeds, bases=tuple(subtasks.get(s, b"") for s in range(level.parallelism)),
+        known_states=tuple(state.states) if state else (),
     )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from stateflow import failpoints
 from stateflow.api.source import LocalSource
 from stateflow.checkpoint.documents import SourcePosition
 from stateflow.runtime import stores
@@ -33,7 +32,6 @@ def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult]
         on_batch(run.run_batch(found.rows, lambda _, here=here: Positions([here])))  # type: ignore[misc]
         bounds.count_batch()
         reached = bounds.reached
-    run.collect()
+    run.finish()
     stores.close_all()
-    failpoints.hit("run.end")
     return reached

@@ -42,7 +42,7 @@ class KeyedOperator:
         self._key_indexes = [spec.input.names.index(c) for c in spec.keying.columns]
         self._maker = row_maker(spec.input)
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedProcessFunction.on_batch_end
-        self._state = KeyedState(backend)
+        self._state = KeyedState(backend, spec.known_states)
         self._context = Context(info)
         self._open: tuple[bytes, bytes, Key] | None = None
         """The last key of the batch before: whether it has more rows is not known yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,22 +18,24 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     SparkPosition,
 )
-from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.entries import Commit, pending_of
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import CheckpointRecord, write_record
+from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
 from stateflow.config import Settings
-from stateflow.errors import BatchFailed, Fenced, MissingFile
+from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, MissingFile, SinkDiverged
 from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
 from stateflow.runtime.specs import BatchInfo
 from stateflow.storage.paths import DataKey, data_folder
+
+log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
 
@@ -110,7 +113,8 @@ class JobRun:
         """
         checked = self._check_before_claim()
         self.head = self.job.root.claim(note)
-        with self._fenced_first():
+        with self.fenced_first():
+            self._prepare_sinks()
             self._restore(checked)
 
     def _restore(self, checked: frozenset[str]) -> None:
@@ -132,7 +136,7 @@ class JobRun:
             Fenced: a newer run owns the job.
             BatchFailed: the batch did not come back whole; nothing of it exists.
         """
-        with self._fenced_first():
+        with self.fenced_first():
             return self._run_batch(rows, capture)
 
     def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
@@ -153,8 +157,22 @@ class JobRun:
         return result
 
     def collect(self) -> None:
-        """Collects garbage now."""
-        self._collector.collect()
+        """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
+        data is safe: it is told in the log, and `stateflow gc` fails for it."""
+        try:
+            self._collector.collect()
+        except DataError as e:
+            log.warning("nothing was collected: %s", e)
+
+    def finish(self) -> None:
+        """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
+        the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
+        with self.fenced_first():
+            if pending_of(self.head):
+                self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
+            self.collect()
+            trim_history(self.job.root.storage)
+        failpoints.hit("run.end")
 
     @property
     def positions(self) -> list[SourcePosition]:
@@ -162,7 +180,7 @@ class JobRun:
         return self.head.entry.sources
 
     @contextmanager
-    def _fenced_first(self) -> Iterator[None]:
+    def fenced_first(self) -> Iterator[None]:
         """What a newer run sweeps or collects fails this one in many ways; that it is fenced is the reason of all."""
         try:
             yield
@@ -186,6 +204,7 @@ class JobRun:
         head = self.job.root.log.read_head()
         if head is None:
             return frozenset()
+        self._check_sinks(head)
         try:
             manifest = self.job.root.manifest(head)
             self._check(head, manifest, frozenset())
@@ -202,6 +221,26 @@ class JobRun:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
         return plan
+
+    def _prepare_sinks(self) -> None:
+        """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""
+        known = self.head.entry.published
+        for uid, bound in self.job.sinks.items():
+            if uid not in known:
+                bound.sink.prepare(bound.context)
+
+    def _check_sinks(self, head: Head) -> None:
+        orphans = sorted({p.sink for p in pending_of(head)} - self.job.sinks.keys())
+        if orphans:
+            raise ConfigError("a sink was removed while output for it is not published", hint="run the job once with "
+                              "the sink, then remove it", sinks=orphans)  # fmt: skip
+        for uid, known in head.entry.published.items():
+            bound = self.job.sinks.get(uid)
+            found = bound.sink.check(bound.context) if bound else known.table_id
+            if found != known.table_id:
+                raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
+                                   "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
+                                   found=found or "no table")  # fmt: skip
 
     def _sweep_sinks(self) -> None:
         """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this
@@ -244,8 +283,9 @@ class JobRun:
                      self._publisher.settled)  # fmt: skip
         outcome = root.commit(self.head, new, self.job.settings.checkpoints.retained)
         if isinstance(outcome, Overtaken):
-            raise Fenced("a newer run has claimed the job", hint="let the other run work; this one's last batch does "
-                         "not exist", generation=self.head.entry.generation, ordinal=pending.ordinal)  # fmt: skip
+            raise Fenced("a newer run has claimed the job", hint="let the other run work; the log decides whether this "
+                         "one's last batch exists", generation=self.head.entry.generation,
+                         ordinal=pending.ordinal)  # fmt: skip
         self.head = outcome.head
         self._ordinal = pending.ordinal
         self._base = {o.uid: o for o in manifest.operators}

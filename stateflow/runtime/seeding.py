@@ -62,12 +62,12 @@ class SparkLocation:
         if offsets is None:
             raise InternalError("Spark has not written the offsets of a batch that it runs", batch=batch_id)
         return SparkPosition(
-            batch_id=batch_id, metadata=self._read("metadata") or b"", offsets=offsets,
+            batch_id=batch_id, offsets=offsets,
             previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None, commit=_COMMIT,
-            source_files=[self._source_file(path, folder) for path in self._source_paths(batch_id)],
+            source_files=[self._source_file(path, folder) for path in self._source_paths()],
         )  # fmt: skip
 
-    def _source_paths(self, batch_id: int) -> list[str]:
+    def _source_paths(self) -> list[str]:
         """Of each source's log: the newest compacted entry and all behind it; of other files: all."""
         root = self.folder / "sources"
         result = []

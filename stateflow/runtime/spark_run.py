@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stateflow import failpoints
+from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
 from stateflow.runtime.bounds import CAUGHT_UP, Bounds
@@ -31,6 +32,14 @@ class _Outcome:
     error: BaseException | None = None
     reached: str | None = None
     batches: int = 0
+
+
+def check_sinks(sinks: Iterable[SinkNode], master: str, shared: bool) -> None:
+    """Raises ConfigError for a sink whose files tasks on other hosts would write to their own disks."""
+    local = [node.uid for node in sinks if node.sink.host_local]
+    if local and not is_local(master) and not shared:
+        raise ConfigError("a sink's table is on this host only, but tasks run on others", hint="use a path that all "
+                          "hosts see, and set storage.shared=true", sinks=local, master=master)  # fmt: skip
 
 
 def check_root(storage: Storage, master: str, shared: bool) -> None:
@@ -62,6 +71,12 @@ class SparkRun:
 
     def run(self) -> str:
         """Runs until caught up with what the source held at the start, or until a bound; returns which."""
+        with self._run.fenced_first():
+            reached = self._until_reached()
+        self._run.finish()
+        return reached
+
+    def _until_reached(self) -> str:
         source = self._run.job.plan.source.source
         assert isinstance(source, Source)
         reached = self._bounds.reached
@@ -72,8 +87,6 @@ class SparkRun:
             reached = outcome.reached
             if reached is None and (source.ends_by_itself or outcome.batches == 0):
                 reached = CAUGHT_UP
-        self._run.collect()
-        failpoints.hit("run.end")
         return reached
 
     def _seeded_location(self) -> SparkLocation:

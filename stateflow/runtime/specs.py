@@ -13,18 +13,19 @@ from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings
+from stateflow.state.handles import StateSchema
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder
 
-ORDER = "_order"
-CONTROL = "_control"
-TARGET = "_target"
-POSITION = "_position"
-UNIT = "_unit"
-REPORT = "_report"
+ORDER = "_sf_order"
+CONTROL = "_sf_control"
+TARGET = "_sf_target"
+POSITION = "_sf_position"
+UNIT = "_sf_unit"
+REPORT = "_sf_report"
 
 GROUP_SHIFT = 47
-"""`_order` is key group times 2^47, plus 47 bits of the key's hash: a key's rows lie together, key groups in order."""
+"""`ORDER` is key group times 2^47, plus 47 bits of the key's hash: a key's rows lie together, key groups in order."""
 BARRIER_ORDER = (1 << 63) - 1
 """Sorts behind every row: a barrier ends a batch's input."""
 
@@ -59,6 +60,7 @@ class UnitSpec:
     Attributes:
         prefix: of the columns that carry its input rows.
         bases: msgpack of the base `SubtaskState` of each subtask, empty for one without.
+        known_states: what the base was written with.
     """
 
     uid: str
@@ -70,6 +72,7 @@ class UnitSpec:
     sinks: tuple[tuple[Sink, SinkContext], ...]
     feeds: bool
     bases: tuple[bytes, ...]
+    known_states: tuple[StateSchema, ...] = ()
 
 
 @dataclass(frozen=True)

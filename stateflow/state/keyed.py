@@ -11,7 +11,7 @@ name: two subtasks agree on it without talking, and it stays when other states c
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import xxhash
@@ -36,10 +36,16 @@ def state_id(name: str) -> bytes:
 
 
 class KeyedState:
-    """All states of one operator's subtask, for one key at a time."""
+    """All states of one operator's subtask, for one key at a time.
 
-    def __init__(self, backend: KeyedStateBackend) -> None:
+    Args:
+        known: the states that the base was written with; declaring one of them as something else is refused, because
+            its bytes would be taken for what they are not.
+    """
+
+    def __init__(self, backend: KeyedStateBackend, known: Iterable[StateSchema] = ()) -> None:
         self.backend = backend
+        self._known = {schema.name: schema for schema in known}
         self._states: dict[str, ValueState[Any] | MapState[Any, Any]] = {}
         self._values: list[ValueState[Any]] = []
         self.pending: dict[bytes, bytes | None] = {}
@@ -122,12 +128,21 @@ class KeyedState:
                 raise StateError("a state name is used for two different states", hint="use another name",
                                  name=schema.name, first=found.schema.value_type, second=schema.value_type)  # fmt: skip
             return found
+        stored = self._known.get(schema.name, schema)
+        if stored != schema:
+            raise StateError("a state is declared as something else than what is stored", hint="give the new "
+                             "state a new name", name=schema.name, stored=_describe(stored),
+                             declared=_describe(schema))  # fmt: skip
         for other in self._states.values():
             if other.id == wanted.id:
                 raise StateError("two state names have the same id", hint="rename one of them", first=schema.name,
                                  second=other.schema.name)  # fmt: skip
         self._states[schema.name] = wanted
         return wanted
+
+
+def _describe(schema: StateSchema) -> str:
+    return f"{schema.kind} {schema.key_type}{' -> ' if schema.key_type else ''}{schema.value_type}"
 
 
 class ValueState(Generic[T]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +45,7 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
 
 
 _INCOMING = "incoming"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class HostCache:
@@ -85,6 +87,10 @@ class HostCache:
                 (self.folder / name).unlink(missing_ok=True)
 
     def _path(self, handle: FileHandle) -> Path:
+        if not _SHA256.fullmatch(handle.sha256):
+            raise CorruptFile(
+                "a reference to a stored file has no hash", file=handle.key, sha256=handle.sha256[:100]
+            )
         return self.folder / handle.sha256
 
     def _fetch(self, handle: FileHandle, target: Path) -> None:

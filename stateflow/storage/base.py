@@ -8,6 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from stateflow.errors import DataError
+
+
+def key_parts(key: str, uri: str) -> list[str]:
+    """The segments of a key; raises DataError for one that could lead out of the storage `uri`."""
+    parts = key.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in key:
+        raise DataError("an object's name leaves its storage", key=key, storage=uri)
+    return parts
+
 
 GONE = "put the file back from a copy, under the same name"
 """What to do when an object that was referred to is missing."""

@@ -21,7 +21,7 @@ def open_storage(uri: str) -> Storage:
     if "://" not in uri and not uri.startswith("file:"):
         return PosixStorage(Path(uri).expanduser())
     parts = urlsplit(uri)
-    if parts.scheme == "file":
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return PosixStorage(unquote(parts.path))
     if parts.scheme == "memory":
         return _memory.setdefault(uri, MemoryStorage(uri))

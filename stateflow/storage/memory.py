@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.errors import DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
 
 
 class MemoryStorage(Storage):
@@ -19,6 +19,7 @@ class MemoryStorage(Storage):
         self._lock = threading.Lock()
 
     def put_new(self, key: str, data: bytes) -> PutResult:
+        key_parts(key, self.uri)
         with self._lock:
             if key in self._objects:
                 return PutResult.EXISTS
@@ -30,6 +31,7 @@ class MemoryStorage(Storage):
             raise StorageError("an object name was used twice", key=key)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        key_parts(key, self.uri)
         data = self._objects.get(key)
         if data is None:
             raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
@@ -41,6 +43,7 @@ class MemoryStorage(Storage):
         target.write_bytes(self.get(key))
 
     def size(self, key: str) -> int | None:
+        key_parts(key, self.uri)
         data = self._objects.get(key)
         return None if data is None else len(data)
 
@@ -54,4 +57,5 @@ class MemoryStorage(Storage):
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
             for key in keys:
+                key_parts(key, self.uri)
                 self._objects.pop(key, None)

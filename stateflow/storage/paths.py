@@ -15,9 +15,9 @@ PROBE = "probe/"
 HISTORY = "history/"
 
 _SEQ = 20
-_ENTRY = re.compile(r"log/(\d{20})")
-_DATA = re.compile(r"data/(\d{20})/(\d{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-9._-]{1,200})")
-_OWNED = re.compile(r"(spark|probe)/(\d{20})/.+")
+_ENTRY = re.compile(r"log/([0-9]{20})")
+_DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-9._-]{1,200})")
+_OWNED = re.compile(r"(spark|probe)/([0-9]{20})/.+")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 

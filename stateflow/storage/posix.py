@@ -11,12 +11,13 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
@@ -50,7 +51,7 @@ class PosixStorage(Storage):
         try:
             with path.open("rb") as file:
                 data = file.read(limit + 1)
-        except FileNotFoundError as e:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
             raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
         except OSError as e:
             raise _storage_error(e, key) from e
@@ -67,14 +68,15 @@ class PosixStorage(Storage):
                 if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
                 shutil.copyfile(path, target)
-        except FileNotFoundError as e:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
             raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
         except OSError as e:
             raise _storage_error(e, key) from e
 
     def size(self, key: str) -> int | None:
         try:
-            return self._path(key).lstat().st_size
+            found = self._path(key).lstat()
+            return found.st_size if stat.S_ISREG(found.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
@@ -82,8 +84,9 @@ class PosixStorage(Storage):
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder, _, _ = prefix.rpartition("/")
+        start = self._path(folder) if folder else self.root
         try:
-            found = [b for b in self._walk(self.root / folder, folder) if b.key.startswith(prefix)]
+            found = [b for b in self._walk(start, folder) if b.key.startswith(prefix)]
         except OSError as e:
             raise _storage_error(e, prefix) from e
         return sorted((b for b in found if b.key > start_after), key=lambda b: b.key)
@@ -94,7 +97,7 @@ class PosixStorage(Storage):
             path = self._path(key)
             try:
                 path.unlink()
-            except FileNotFoundError:
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
                 continue
             except OSError as e:
                 raise _storage_error(e, key) from e
@@ -106,10 +109,7 @@ class PosixStorage(Storage):
         return self._path(key)
 
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\0" in key:
-            raise DataError("an object's name leaves its storage", key=key, storage=self.uri)
-        return self.root.joinpath(*parts)
+        return self.root.joinpath(*key_parts(key, self.uri))
 
     def _put_nameless(self, key: str, data: bytes) -> PutResult:
         with self._nameless_file(key) as (fd, path):
@@ -227,9 +227,11 @@ def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return ConfigError("the storage does not let us write or read", hint="check owner and permissions",
                            path=e.filename or key, reason=e.strerror)  # fmt: skip
+    if e.errno == errno.EEXIST:
+        return StorageError("an object name was used twice", key=key)
     if e.errno == errno.ENOTDIR:
-        return ConfigError("the storage's path leads through something that is not a folder", hint="choose another path",
-                           path=e.filename or key)  # fmt: skip
+        return ConfigError("the storage's path leads through something that is not a folder",
+                           hint="choose another path", path=e.filename or key)  # fmt: skip
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR) and e.filename:
         return ConfigError("the file system cannot create files without a name (O_TMPFILE)",
                            hint="use a local or clustered Linux file system, not NFS", path=e.filename)  # fmt: skip

@@ -12,9 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.clock import SystemClock
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage, PutResult
 
+_clock = SystemClock()
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([^-]+)-(.+)\.json")
 
 
@@ -28,9 +30,17 @@ class FolderSink(Sink):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
+    @property
+    def host_local(self) -> bool:
+        return True
+
+    def check(self, context: SinkContext) -> str | None:
+        return _versions(self.folder)[0]["id"] if (self.folder / "versions").is_dir() else None
+
     def prepare(self, context: SinkContext) -> str:
-        PosixStorage(self.folder).put_new("versions/00000000", b"{}")
-        return str(self.folder)
+        first = json.dumps({"id": _clock.new_id()}).encode()
+        PosixStorage(self.folder).put_new("versions/00000000", first)
+        return str(_versions(self.folder)[0]["id"])
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
         name = (
@@ -92,7 +102,7 @@ class _Table:
         self._folder = folder
         self._application = application
         versions = _versions(folder)
-        self.table_id = str(folder)
+        self.table_id = str(versions[0]["id"])
         self.version = len(versions) - 1
         self.token = max((v["token"] for v in versions if v.get("application") == application), default=0)
 

@@ -102,16 +102,22 @@ class History:
             self._play()
         finally:
             self.world.close()
-        stats = self.world.stats
-        stats["steps"], stats["entries in stale slots"] = self.world.steps, self.site.checker.stale_slots
-        stats["entries"] = self.site.checker.head.seq
+        stats, checker = self.world.stats, self.site.checker
+        stats["steps"], stats["entries"] = self.world.steps, checker.head.seq
+        stats["entries in stale slots"], stats["publications seen"] = (
+            checker.stale_slots,
+            checker.publications,
+        )
         return stats
 
     def _play(self) -> None:
         self._populate()
         for _ in range(self.plan.steps // 10):
             self.world.run(10)
-            if self.rng.random() < 10 * self.plan.newcomers or not self.world.alive("run"):
+            if not self.world.alive("run"):
+                for _ in range(self.plan.crowd):
+                    self._start_run(0)
+            elif self.rng.random() < 10 * self.plan.newcomers:
                 self._start_run(0)
         self._calm()
         self._rest()

@@ -70,6 +70,7 @@ class Checker:
         self.chain: list[Fact] = [_START]
         self.generation = 0
         self.stale_slots = 0
+        self.publications = 0
         self.pins: set[str] = set()
         """Ids of pins that were acknowledged and not yet removed."""
         self.line: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
@@ -114,6 +115,7 @@ class Checker:
         position, line = self.visible[sink], self.line[sink]
         if position < len(line) and line[position] == (token, paths):
             self.visible[sink] = position + 1
+            self.publications += 1
             return
         ids = [c for c, _ in line]
         if token not in ids:

@@ -188,11 +188,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "pin-checked-once": Mutant(
         "a pin is not checked again when it comes to stand on another ADMIN",
-        ((JobRoot, "pin"),), _pin_checked_once, ("I3",),
+        ((JobRoot, "pin"),), _pin_checked_once, ("I3",), plan="commands",
     ),
     "adoption-checked-once": Mutant(
         "a checkpoint to go back to is not checked again when the CLAIM comes to stand on an ADMIN",
-        ((JobRoot, "_append_claim"),), _claim_checked_once, ("I3",),
+        ((JobRoot, "_append_claim"),), _claim_checked_once, ("I3",), plan="commands",
     ),
     "collected-once": Mutant(
         "a collector takes what another let go and collected meanwhile for damage",

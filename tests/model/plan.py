@@ -40,6 +40,9 @@ class Plan:
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
     newcomers: float = 0.01
+    """How likely, at each step, another run starts beside those that work."""
+    crowd: int = 1
+    """How many runs start when none is left."""
     pause: float = 0.02
     hold: float = 0.0
     """How likely an adversary holds back a call to a log slot until something happens to that slot: a put until the
@@ -74,7 +77,7 @@ HELD = Plan(
 before the newest: the way to a slot that is created anew under a collector's eyes."""
 
 VACUUM = Plan(
-    steps=300, drivers=1, batches=4, collectors=1, sinks=2, retain=3, vacuum=True, newcomers=0.02, pause=0.0,
+    steps=300, drivers=1, batches=4, collectors=1, sinks=2, retain=3, vacuum=True, newcomers=0.0, crowd=2, pause=0.0,
     crash=0.01, faults=0.0,
 )  # fmt: skip
 """Runs die, and while none works somebody deletes output that waits to be published."""
@@ -85,7 +88,13 @@ BUSY = Plan(
 )  # fmt: skip
 """One healthy run among many collectors and commands that shorten the retention."""
 
-PLANS: dict[str, Plan | None] = {"": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY}
+COMMANDS = Plan(
+    steps=250, drivers=2, batches=2, collectors=1, admins=5, shorten=0.5, sinks=0, adopts=0.8, retain=3,
+    newcomers=0.02, faults=0.0,
+)  # fmt: skip
+"""Pins, adoptions and shortened retentions meet at the head."""
+
+PLANS: dict[str, Plan | None] = {"": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY, "commands": COMMANDS}
 """Directed searches by name; without a name each history draws its own plan."""
 
 

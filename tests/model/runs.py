@@ -47,6 +47,7 @@ class Run:
             self.start()
             for _ in range(self.batches):
                 self.batch()
+            self.finish()
         except Fenced:
             site.count("fenced")
             if self.generation:
@@ -70,6 +71,9 @@ class Run:
     def batch(self) -> None:
         """One micro-batch, up to its barrier, its commit, and the publishing of its output."""
         raise NotImplementedError
+
+    def finish(self) -> None:
+        """Ends the run in good order."""
 
     def open(self) -> JobRoot:
         """The job root, after what a run leaves of its race probe when it dies in between (the real one needs
@@ -269,6 +273,11 @@ class RealRun(Run):
         self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
         self.acknowledge(self.run.head)
         self.site.count("commits")
+
+    def finish(self) -> None:
+        assert self.run is not None
+        self.run.finish()
+        self.site.count("runs that finished")
 
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
+from stateflow.api.sink import SinkContext
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 from tests.model.plan import READ, TABLE, WRITE
@@ -23,8 +23,8 @@ class Observer(Protocol):
         """A file is about to be removed as a leftover."""
 
 
-class SimSink(Sink):
-    """A sink of one job, and what is in its table."""
+class SimSink:
+    """What a run needs of a `stateflow.api.sink.Sink` beside its writers, and what is in its table."""
 
     def __init__(self, world: World, uid: str, observer: Observer) -> None:
         self.uid = uid
@@ -35,19 +35,20 @@ class SimSink(Sink):
         self._world = world
         self._observer = observer
 
-    def prepare(self, context: SinkContext) -> str:
-        return f"id-{self.uid}"
+    def check(self, context: SinkContext) -> str:
+        """The table's id; it was made before the history began."""
+        return self._world.call(READ, "check", self.uid, lambda: f"id-{self.uid}")
 
-    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        raise AssertionError("the simulator writes without a writer")
+    prepare = check
 
     def open_table(self, context: SinkContext) -> SimTable:
-        table_id = self.prepare(context)
+        """The table as it is now."""
         return self._world.call(
-            READ, "open", self.uid, lambda: SimTable(self, table_id, self.version, self.token)
+            READ, "open", self.uid, lambda: SimTable(self, f"id-{self.uid}", self.version, self.token)
         )
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        """Removes files that no version of the table has and that `is_leftover` is true of."""
         # The files before the table: one that is published in between is then known.
         written = self._world.call(READ, "files", self.uid, lambda: sorted(self.files))
         known = self._world.call(READ, "table", self.uid, lambda: set(self.visible))

@@ -1,0 +1,224 @@
+"""What every storage must do, as tests that anybody can run over a storage of their own.
+
+Subclass `StorageConformance` in a test module and give it a fixture::
+
+    import pytest
+    from stateflow.testing.storage import StorageConformance
+
+    class TestMyStorage(StorageConformance):
+        @pytest.fixture
+        def storage(self, tmp_path):
+            return MyStorage(...)          # empty, and this test's own
+
+A storage that passes may hold a job root, as far as tests in one process can tell; the race probe looks again at every
+start. ``pytest.register_assert_rewrite("stateflow.testing.storage")`` in a conftest makes failures show their values.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from stateflow.errors import DataError, MissingFile, StorageError
+from stateflow.storage import BlobInfo, PutResult, Storage
+
+R = TypeVar("R")
+
+ESCAPES = ("", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/..", "a/../../b", "./a", "a/./b", "a\0b")
+"""Keys that could lead out of a storage, or that have a second spelling."""
+
+_KEYS = ("a", "a-b", "a.b", "ab/1", "ab/10", "ab/2", "ab/x/y/z", "abc", "b/a", "Ä", "é/e")
+
+
+class StorageConformance:
+    """The promises of `stateflow.storage.Storage`, one by one."""
+
+    racers = 8
+    """How many threads race for a name."""
+    rounds = 20
+    """How many names they race for."""
+
+    # -- one object ---------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("data", [b"", b"x", b"\0\r\n\xff", bytes(range(256)) * 5000], ids=len)
+    def test_what_was_put_is_got(self, storage: Storage, data: bytes) -> None:
+        assert storage.put_new("folder/object", data) is PutResult.CREATED
+        assert storage.get("folder/object") == data
+        assert storage.size("folder/object") == len(data)
+        assert storage.list("") == [BlobInfo("folder/object", len(data))]
+
+    def test_a_name_is_given_once(self, storage: Storage) -> None:
+        storage.put_new("a/b", b"first")
+        assert storage.put_new("a/b", b"second") is PutResult.EXISTS
+        assert storage.put_new("a/b", b"first") is PutResult.EXISTS
+        assert storage.get("a/b") == b"first"
+
+    def test_what_is_not_there(self, storage: Storage, tmp_path: Path) -> None:
+        storage.put_new("folder/object", b"x")
+        for key in ("nothing", "folder/nothing", "folder", "folder/objec", "folder/object/below"):
+            assert storage.size(key) is None
+            for read in (lambda k: storage.get(k), lambda k: storage.fetch(k, tmp_path / "target")):
+                with pytest.raises(MissingFile) as missing:
+                    read(key)
+                assert missing.value.facts["key"] == key
+        assert not (tmp_path / "target").exists()
+
+    def test_a_limit_is_kept(self, storage: Storage) -> None:
+        storage.put_new("object", b"12345")
+        assert storage.get("object", 5) == b"12345"
+        with pytest.raises(DataError) as refused:
+            storage.get("object", 4)
+        assert refused.value.facts["key"] == "object"
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def test_a_file_is_stored_and_fetched(self, storage: Storage, tmp_path: Path) -> None:
+        source, target = tmp_path / "source", tmp_path / "target"
+        data = bytes(range(256)) * 5000
+        source.write_bytes(data)
+        storage.put_file("folder/file", source)
+        source.unlink()
+        assert storage.get("folder/file") == data
+        storage.fetch("folder/file", target)
+        assert target.read_bytes() == data
+        target.unlink()
+        assert storage.size("folder/file") == len(data)
+
+    def test_a_file_takes_no_name_that_is_taken(self, storage: Storage, tmp_path: Path) -> None:
+        source = tmp_path / "source"
+        source.write_bytes(b"second")
+        storage.put_new("a/b", b"first")
+        with pytest.raises(StorageError):
+            storage.put_file("a/b", source)
+        assert storage.get("a/b") == b"first"
+
+    def test_a_local_path_is_the_object_itself(self, storage: Storage) -> None:
+        storage.put_new("folder/object", b"x")
+        path = storage.local_path("folder/object")
+        assert path is None or path.read_bytes() == b"x"
+
+    # -- listing ------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "prefix", ["", "a", "a-", "ab", "ab/", "ab/1", "ab/x/", "b/", "c", "é/", "ab/x/y/z"]
+    )
+    def test_a_list_is_everything_with_a_prefix_in_order(self, storage: Storage, prefix: str) -> None:
+        for key in reversed(_KEYS):
+            storage.put_new(key, key.encode())
+        wanted = [BlobInfo(key, len(key.encode())) for key in sorted(_KEYS) if key.startswith(prefix)]
+        assert storage.list(prefix) == wanted
+        for after in (*_KEYS, "", "ab", "ab/", "ab/100", "zz"):
+            assert storage.list(prefix, after) == [blob for blob in wanted if blob.key > after]
+
+    def test_an_empty_storage_lists_nothing(self, storage: Storage) -> None:
+        assert storage.list("") == [] and storage.list("a/") == [] and storage.list("a/", "a/b") == []
+
+    # -- deleting -----------------------------------------------------------------------------------------------
+
+    def test_what_was_deleted_is_gone_and_the_rest_stays(self, storage: Storage) -> None:
+        for key in _KEYS:
+            storage.put_new(key, b"x")
+        storage.delete(["ab/1", "ab/x/y/z", "nothing", "ab", "ab/2/below"])
+        storage.delete(iter(["ab/1"]))
+        storage.delete([])
+        assert [blob.key for blob in storage.list("")] == sorted({*_KEYS} - {"ab/1", "ab/x/y/z"})
+        assert storage.size("ab/1") is None
+        assert storage.put_new("ab/1", b"again") is PutResult.CREATED
+
+    # -- races --------------------------------------------------------------------------------------------------
+
+    def test_of_many_who_want_a_name_one_gets_it(self, storage: Storage) -> None:
+        for number in range(self.rounds):
+            key = f"log/{number:020d}"
+            bids = [f"{racer} ".encode() * 1000 for racer in range(self.racers)]
+            results = at_once([partial(storage.put_new, key, bid) for bid in bids])
+            assert results.count(PutResult.CREATED) == 1
+            assert results.count(PutResult.EXISTS) == self.racers - 1
+            assert storage.get(key) == bids[results.index(PutResult.CREATED)]
+
+    def test_nobody_sees_a_part_of_an_object(self, storage: Storage) -> None:
+        data = bytes(range(256)) * 4096
+        done = threading.Event()
+
+        def write() -> None:
+            for number in range(4):
+                storage.put_new(f"data/{number}", data)
+            done.set()
+
+        def read() -> list[int]:
+            sizes: list[int] = []
+            while not done.is_set():
+                for blob in storage.list("data/"):
+                    sizes += [blob.size, len(storage.get(blob.key))]
+            return sizes
+
+        _, *seen = at_once([write, read, read])
+        assert {size for sizes in seen if sizes for size in sizes} <= {len(data)}
+
+    def test_putting_goes_on_while_others_delete_the_last_of_a_folder(
+        self, storage: Storage, tmp_path: Path
+    ) -> None:
+        source = tmp_path / "source"
+        source.write_bytes(b"x")
+
+        def come_and_go(racer: int) -> list[PutResult]:
+            results = []
+            for number in range(self.rounds):
+                key = f"data/folder/{racer}-{number}"
+                results.append(storage.put_new(key, b"x"))
+                storage.put_file(f"{key}-file", source)
+                storage.delete([key, f"{key}-file"])
+            return results
+
+        racers = [partial(come_and_go, racer) for racer in range(4)]
+        assert {result for results in at_once(racers) for result in results} == {PutResult.CREATED}
+        assert storage.list("") == []
+
+    # -- names --------------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("key", ESCAPES)
+    def test_a_key_cannot_leave_the_storage(self, storage: Storage, tmp_path: Path, key: str) -> None:
+        file = tmp_path / "file"
+        file.write_bytes(b"x")
+        uses: list[Callable[[], object]] = [
+            lambda: storage.put_new(key, b"x"),
+            lambda: storage.put_file(key, file),
+            lambda: storage.get(key),
+            lambda: storage.fetch(key, tmp_path / "target"),
+            lambda: storage.size(key),
+            lambda: storage.delete([key]),
+        ]
+        for use in uses:
+            with pytest.raises(DataError) as refused:
+                use()
+            assert not isinstance(refused.value, MissingFile)
+            assert refused.value.facts["key"] == key
+        assert not (tmp_path / "target").exists()
+        assert storage.list("") == []
+
+    @pytest.mark.parametrize("prefix", ["../", "a/../", "a/../../", "./"])
+    def test_a_list_does_not_leave_the_storage(self, storage: Storage, prefix: str) -> None:
+        storage.put_new("a/b", b"x")
+        try:
+            found = storage.list(prefix)
+        except DataError:
+            found = []
+        assert found == []
+
+
+def at_once(works: Sequence[Callable[[], R]]) -> list[R]:
+    """Does all of it in threads that start together; returns what each returned."""
+    start = threading.Barrier(len(works))
+
+    def wait_and_work(work: Callable[[], R]) -> R:
+        start.wait()
+        return work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(wait_and_work, works))

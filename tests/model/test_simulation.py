@@ -1,0 +1,88 @@
+"""20,000 histories of the protocol break no rule; with any one rule taken out the simulator finds the mistake."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import pytest
+
+from tests.model.__main__ import main
+from tests.model.history import Report, Search, explore, play
+from tests.model.invariants import Violation
+from tests.model.mutants import MUTANTS
+from tests.model.plan import PLANS, VERDICTS
+
+_CHUNKS = 8
+_CHUNK = 2_500
+_DIRECTED = 300
+_BOUND = 5_000
+
+_AT_LEAST = {
+    "steps": 400_000, "commits": 10_000, "fenced": 5_000, "deletions": 50_000, "publications seen": 10_000,
+    "adoptions": 100, "checkpoints given up": 1_000, "pins": 1_000, "unpins": 1_000, "retentions shortened": 1_000,
+    "entries in stale slots": 300, "late writes landed": 500,
+} | dict.fromkeys(VERDICTS[1:], 200)  # fmt: skip
+"""What so many histories must have seen, or they show nothing."""
+
+
+def _assert_sound(report: Report) -> None:
+    assert not report.failures, report.failures[0].story()
+
+
+@pytest.mark.parametrize("chunk", range(_CHUNKS))
+def test_no_history_breaks_a_rule(chunk: int) -> None:
+    report = explore(range(chunk * _CHUNK, (chunk + 1) * _CHUNK))
+    _assert_sound(report)
+    assert {what: report.stats[what] for what, least in _AT_LEAST.items() if report.stats[what] < least} == {}
+
+
+@pytest.mark.parametrize("plan", [name for name in PLANS if name])
+def test_no_directed_search_breaks_a_rule(plan: str) -> None:
+    _assert_sound(explore(range(_DIRECTED), Search(plan=plan)))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_taken_out_is_missed(name: str) -> None:
+    report = explore(range(_BOUND), Search(name))
+    assert report.failures, f"{_BOUND} histories did not show that {MUTANTS[name].what}"
+    assert report.failures[0].rule in MUTANTS[name].rules, report.failures[0].story()
+
+
+def test_a_seed_decides_everything() -> None:
+    traces: list[deque[str]] = [deque(), deque()]
+    stats = [play(7, trace=trace) for trace in traces]
+    assert traces[0] == traces[1]
+    assert stats[0] == stats[1] == play(7)
+
+
+def test_mistakes_are_gone_after_a_mutant() -> None:
+    before = [play(seed) for seed in range(5)]
+    for name in MUTANTS:
+        explore(range(2), Search(name))
+    assert [play(seed) for seed in range(5)] == before
+
+
+def test_a_failure_tells_its_last_steps_and_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = explore(range(_BOUND), Search("no-list")).failures[0]
+    story = failure.story(steps=20).splitlines()
+    assert story[0] == f"seed {failure.seed}: {failure.text}"
+    assert len(story) == 22
+    assert main(["--seed", str(failure.seed), "--mutant", "no-list", "--trace", "20"]) == 1
+    assert capsys.readouterr().out.splitlines()[:20] == story[1:21]
+    with pytest.raises(Violation, match="I6"):
+        play(failure.seed, Search("no-list"))
+
+
+def test_the_command_counts_and_tells_by_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["20"]) == 0
+    assert "20  histories" in capsys.readouterr().out
+    assert main(["100", "--mutant", "no-read-back"]) == 1
+    assert "broke a rule" in capsys.readouterr().out
+
+
+def test_reports_add_up() -> None:
+    whole, parts = explore(range(20)), Report()
+    for start in (0, 10):
+        parts.add(explore(range(start, start + 10)))
+    assert (whole.histories, whole.stats, whole.failures) == (parts.histories, parts.stats, [])
+    assert isinstance(whole.stats, Counter)

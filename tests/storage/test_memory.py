@@ -1,0 +1,28 @@
+"""Objects in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.storage import MemoryStorage, Storage, open_storage
+from stateflow.testing.storage import StorageConformance
+
+
+class TestMemoryStorage(StorageConformance):
+    @pytest.fixture
+    def storage(self) -> Storage:
+        return MemoryStorage()
+
+
+def test_one_name_is_one_storage_in_a_process() -> None:
+    first, again, other = (open_storage(uri) for uri in ("memory://a", "memory://a", "memory://b"))
+    first.put_new("x", b"1")
+    assert again.get("x") == b"1" and other.list("") == []
+    assert first.local_path("x") is None
+
+
+def test_what_was_put_is_a_copy() -> None:
+    storage, data = MemoryStorage(), bytearray(b"1")
+    storage.put_new("x", data)
+    data[0] = 0
+    assert storage.get("x") == b"1"

@@ -1,0 +1,80 @@
+"""The race probe lets only a storage pass whose put-if-absent is one."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from stateflow.checkpoint.probe import probe_storage
+from stateflow.clock import ManualClock
+from stateflow.errors import EnvironmentUnsupported
+from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
+
+RACERS = 8
+
+
+class CheckThenWrite(MemoryStorage):
+    """Looks whether the name is free, then writes: everybody who looks in time creates.
+
+    The barrier makes the race that a slow network makes now and then: all have looked before the first writes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("memory://check-then-write")
+        self.together = threading.Barrier(RACERS)
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        free = self.size(key) is None
+        self.together.wait(10)
+        if not free:
+            return PutResult.EXISTS
+        self.delete([key])
+        return super().put_new(key, data)
+
+
+class LastWins(MemoryStorage):
+    """Tells one caller that it created, and keeps what another one wrote."""
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        result = super().put_new(key, data)
+        if result is PutResult.EXISTS:
+            self.delete([key])
+            super().put_new(key, data)
+        return result
+
+
+class NobodyWins(MemoryStorage):
+    """Writes, and says that somebody else did."""
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        super().put_new(key, data)
+        return PutResult.EXISTS
+
+
+@pytest.mark.parametrize("storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__)
+def test_a_storage_without_put_if_absent_is_refused(storage: Storage) -> None:
+    with pytest.raises(EnvironmentUnsupported, match="several writers") as refused:
+        probe_storage(storage, ManualClock(), 1)
+    assert refused.value.facts["storage"] == storage.uri
+    assert refused.value.hint
+    assert storage.list("") == []
+
+
+def test_a_good_storage_passes_and_keeps_nothing(tmp_path: Path) -> None:
+    for storage in (MemoryStorage(), PosixStorage(tmp_path / "root")):
+        storage.put_new("log/1", b"x")
+        probe_storage(storage, ManualClock(), 1)
+        assert [blob.key for blob in storage.list("")] == ["log/1"]
+        assert storage.get("log/1") == b"x"
+
+
+def test_two_drivers_may_probe_at_once(tmp_path: Path) -> None:
+    storage = PosixStorage(tmp_path / "root")
+    threads = [threading.Thread(target=probe_storage, args=(storage, ManualClock(n), 1)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert storage.list("") == []

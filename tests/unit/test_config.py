@@ -1,0 +1,182 @@
+"""Settings: layers, values, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.config import (
+    CheckpointSettings,
+    RunSettings,
+    Settings,
+    parse_assignments,
+    parse_duration,
+    read_toml,
+    resolve,
+)
+from stateflow.errors import ConfigError
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
+
+
+# -- layers -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_set_is_the_defaults() -> None:
+    assert resolve() == resolve({}, {}) == Settings()
+
+
+def test_code_is_weaker_than_a_file_and_a_file_than_the_command_line(tmp_path: Path) -> None:
+    code = {"parallelism": 1, "checkpoints.retained": 1, "name": "code"}
+    file = tmp_path / "settings.toml"
+    file.write_text('parallelism = 3\nname = "file"\n[run]\nmax_batches = 3\n')
+    found = resolve(code, read_toml(file), parse_assignments(("name=line", "run.max_duration=90s")))
+    assert (found.checkpoints.retained, found.parallelism, found.name) == (1, 3, "line")
+    assert found.run == RunSettings(max_batches=3, max_duration=timedelta(seconds=90))
+
+
+def test_a_group_keeps_what_a_later_layer_does_not_name() -> None:
+    found = resolve({"checkpoints.retained": 5}, {"checkpoints.collect_every": 2})
+    assert found.checkpoints == CheckpointSettings(retained=5, collect_every=2)
+
+
+def test_parameters_and_settings_of_spark_are_passed_on_as_texts() -> None:
+    found = resolve({"job.tables": "/t", "job.strict": True, "spark.conf.spark.executor.memory": "2g"})
+    assert found.job == {"tables": "/t", "strict": "True"}
+    assert found.spark.conf == {"spark.executor.memory": "2g"}
+
+
+@pytest.mark.parametrize(("given", "found"), [
+    (("a=b",), {"a": "b"}), (("a.b=c=d", "x="), {"a.b": "c=d", "x": ""}), ((" a = b",), {"a": " b"}), ((), {}),
+    (("a=1", "a=2"), {"a": "2"}),
+])  # fmt: skip
+def test_an_assignment_is_a_name_and_a_value(given: tuple[str, ...], found: dict[str, str]) -> None:
+    assert parse_assignments(given) == found
+
+
+@pytest.mark.parametrize("text", ["a", "", "=b"])
+def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="key=value") as refused:
+        parse_assignments((text,))
+    assert refused.value.facts == {"given": text}
+
+
+# -- values -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "duration"), [
+    ("500ms", timedelta(milliseconds=500)), ("90s", timedelta(seconds=90)), ("10m", timedelta(minutes=10)),
+    ("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("1.5h", timedelta(minutes=90)), (" 3 s ", timedelta(seconds=3)),
+])  # fmt: skip
+def test_a_duration_has_a_unit(text: str, duration: timedelta) -> None:
+    assert parse_duration(text) == duration
+    assert resolve({"run.max_duration": text}).run.max_duration == duration
+    assert resolve({"run.max_duration": duration}).run.max_duration == duration
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("parallelism", "two"), ("parallelism", "2.0"), ("parallelism", 2.0), ("parallelism", True), ("parallelism", None),
+    ("parallelism", "0"), ("run.max_batches", -1), ("checkpoints.retained", 0), ("checkpoints.collect_every", "0"),
+    ("rocksdb.compact_at_files", ""), ("run.max_duration", "90"), ("run.max_duration", 90), ("run.max_duration", "s"),
+    ("run.max_duration", "-1s"), ("run.max_duration", "0s"), ("run.max_duration", "infs"), ("run.max_duration", "nans"),
+    ("run.max_duration", timedelta()), ("storage.shared", "maybe"), ("storage.shared", 2), ("run", 5), ("job", "x"),
+    ("spark.conf", "x"),
+])  # fmt: skip
+def test_a_value_that_does_not_fit_is_refused_by_the_setting_s_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="does not fit") as refused:
+        resolve({name: value})
+    assert refused.value.facts == {"name": name, "value": value}
+    assert refused.value.hint.startswith("it must be ")
+
+
+@pytest.mark.parametrize("name", [
+    "paralelism", "run.batches", "run", "run.", "", ".", "run.max_batches.x", "parallelism.x", "checkpoints..retained",
+    "Parallelism", "spark.x",
+])  # fmt: skip
+def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve({name: "1"})
+    assert refused.value.facts["name"] == name
+
+
+def test_an_unknown_setting_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError, match="known here: max_batches, max_duration"):
+        resolve({"run.batches": 1})
+
+
+@pytest.mark.parametrize("settings", [{"parallelism": 200, "max_parallelism": 100}, {"max_parallelism": 1}])
+def test_parallelism_is_at_most_max_parallelism(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="parallelism is out of range") as refused:
+        resolve(settings)
+    assert refused.value.facts["max_parallelism"] == settings["max_parallelism"]
+
+
+@pytest.mark.parametrize("value", ["true", "yes", "1", "TRUE", True, 1])
+def test_yes(value: Any) -> None:
+    assert resolve({"storage.shared": value}).storage.shared is True
+
+
+@pytest.mark.parametrize("value", ["false", "no", "0", False, 0])
+def test_no(value: Any) -> None:
+    assert resolve({"storage.shared": value}).storage.shared is False
+
+
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3))
+def test_whatever_is_set_is_taken_or_refused_as_a_setting(layer: dict[str, Any]) -> None:
+    try:
+        resolve(layer)
+    except ConfigError as e:
+        assert e.facts
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"a = ", "no TOML"), (b"\xff", "no TOML")])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as refused:
+        read_toml(file)
+    assert refused.value.facts["path"] == str(file)
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
+    for path, says in ((tmp_path / "none.toml", "not there"), (tmp_path, "cannot be read")):
+        with pytest.raises(ConfigError, match=says) as refused:
+            read_toml(path)
+        assert refused.value.facts["path"] == str(path)
+
+
+# -- what people read ---------------------------------------------------------------------------------------------
+
+
+def _names(cls: Any, prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.default):
+            found |= _names(type(field.default), f"{prefix}{field.name}.")
+        else:
+            found.add(f"{prefix}{field.name}" + (".NAME" if "Mapping" in str(field.type) else ""))
+    return found
+
+
+def test_the_documentation_lists_every_setting() -> None:
+    assert set(re.findall(r"^\| `([\w.]+)` \|", DOCS.read_text(), re.M)) == _names(Settings)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().parallelism = 3  # type: ignore[misc]
+
+
+def test_scratch_space_is_this_user_s_own() -> None:
+    assert Settings(local_dir="/scratch").local_folder == Path("/scratch")
+    assert Settings().local_folder.name.startswith("stateflow-")

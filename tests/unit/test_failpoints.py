@@ -1,0 +1,91 @@
+"""Failpoints: each that is named is in the code, each in the code is named, and they do what they are told."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stateflow import failpoints
+from stateflow.errors import ConfigError, InternalError
+
+SOURCE = Path(failpoints.__file__).parent
+
+
+def _in_the_source() -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in SOURCE.rglob("*.py"):
+        if path.name != "failpoints.py":
+            text = path.read_text()
+            found.update(re.findall(r'failpoints\.hit\("([^"]+)"\)', text))
+            assert text.count("failpoints.hit(") == len(re.findall(r'failpoints\.hit\("', text)), path
+    return found
+
+
+def test_every_failpoint_is_listed_and_every_listed_one_is_somewhere() -> None:
+    found = _in_the_source()
+    assert set(found) == set(failpoints.NAMES)
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_without_being_asked_for_nothing_happens() -> None:
+    for name in failpoints.NAMES:
+        failpoints.hit(name)
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.gebin")
+    with pytest.raises(ConfigError, match=r"batch\.begin"):
+        failpoints.hit("batch.begin")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failpoints, "_hits", Counter())
+
+
+@pytest.mark.usefixtures("fresh")
+def test_it_acts_at_the_time_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end:3:error")
+    for passed in (1, 2):
+        failpoints.hit("batch.begin")
+        failpoints.hit("batch.end")
+        assert failpoints._hits["batch.end"] == passed
+    with pytest.raises(InternalError, match=r"batch\.end"):
+        failpoints.hit("batch.end")
+    failpoints.hit("batch.end")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_once_means_once_over_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end::error")
+    monkeypatch.setenv("STATEFLOW_FAILPOINT_ONCE", str(marker))
+    with pytest.raises(InternalError):
+        failpoints.hit("batch.end")
+    assert marker.read_text() == f"{os.getpid()}\n"
+    failpoints._hits.clear()
+    failpoints.hit("batch.end")
+
+
+@pytest.mark.parametrize(("action", "code"), [("", -signal.SIGKILL), (":1:kill", -signal.SIGKILL)])
+def test_it_kills(action: str, code: int) -> None:
+    """In a process that has nothing but this one file."""
+    script = (
+        "import importlib.util, sys, types\n"
+        "sys.modules['stateflow'] = types.ModuleType('stateflow')\n"
+        f"sys.modules['stateflow'].__path__ = [{str(SOURCE)!r}]\n"
+        "from stateflow import failpoints\n"
+        "failpoints.hit('batch.begin')\nprint('passed')\nfailpoints.hit('batch.end')\nprint('not reached')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-u", "-c", script], env={"STATEFLOW_FAILPOINT": f"batch.end{action}"}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (code, "passed\n"), ended.stderr
