@@ -1,0 +1,186 @@
+"""What a start refuses, so that nothing is lost in silence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stateflow import (
+    Context,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+)
+from stateflow.checkpoint.entries import pending_of
+from stateflow.clock import SystemClock
+from stateflow.environment import declare
+from stateflow.errors import ConfigError, JobDefinitionError, SinkDiverged, StateError
+from stateflow.ops import collect_garbage
+from stateflow.runtime import stores
+from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.local_run import run_local
+from stateflow.runtime.run import JobRun
+from stateflow.storage import open_storage
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+
+class Row(msgspec.Struct):
+    key: str
+    number: int
+
+
+class Count(KeyedProcessFunction[Row, Row]):
+    def __init__(self, value_type: type[Any] = int) -> None:
+        self.value_type = value_type
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.count = ctx.get_state(ValueStateDescriptor("count", self.value_type))
+
+    def process_element(self, row: Row, ctx: Context) -> tuple[Row]:
+        count = (self.count.value() or 0) + 1
+        self.count.update(count)
+        return (Row(row.key, count),)
+
+
+class Bench:
+    """A job root, a script of rows, and runs over them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows = [Row(f"k{i % 3}", i) for i in range(30)]
+
+    def run(self, build: Callable[[StreamExecutionEnvironment], object], **settings: str) -> JobRun:
+        layer = {"local_dir": str(self.folder / "scratch"), **settings}
+        env, resolved = declare(build, "job", (layer,))
+        run = JobRun(
+            assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock()),
+            LocalExecutor(),
+        )
+        source = env.graph.sources[0].source
+        assert isinstance(source, ScriptedSource)
+        try:
+            run.start()
+            run_local(run, source, lambda result: None)
+        finally:
+            stores.close_all()
+        return run
+
+    def source(self) -> ScriptedSource:
+        return ScriptedSource(Row, self.rows, self.folder / "ledger")
+
+    def build(
+        self, *sinks: str, value_type: type[Any] = int
+    ) -> Callable[[StreamExecutionEnvironment], object]:
+        def build(env: StreamExecutionEnvironment) -> None:
+            counts = env.from_source(self.source(), uid="rows").key_by("key").process(
+                Count(value_type), output=Row, uid="count"
+            )  # fmt: skip
+            for name in sinks:
+                counts.sink_to(FolderSink(self.folder / name), uid=name)
+
+        return build
+
+    def entries(self) -> int:
+        return len(list((self.folder / "root" / "log").iterdir()))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_run_that_ended_well_has_told_the_log_that_everything_is_published(bench: Bench) -> None:
+    run = bench.run(bench.build("a", "b"))
+    head = run.job.root.head()
+    assert pending_of(head) == []
+    assert {name: p.checkpoint_id for name, p in head.entry.published.items()} == {"a": 4, "b": 4}
+
+
+def test_a_sink_can_be_removed_after_a_run_that_ended_well(bench: Bench) -> None:
+    bench.run(bench.build("a", "b"))
+    bench.rows += [Row("k0", 30)]
+    bench.run(bench.build("a"))
+    assert len(FolderSink(bench.folder / "a").rows()) == 31
+    assert len(FolderSink(bench.folder / "b").rows()) == 30
+
+
+def test_a_sink_with_unpublished_output_cannot_be_removed(bench: Bench) -> None:
+    bench.run(bench.build("a", "b"), **{"run.max_batches": "1"})
+    run = _stopped_before_settling(bench)
+    before = bench.entries()
+    with pytest.raises(ConfigError, match="a sink was removed"):
+        bench.run(bench.build("a"))
+    assert bench.entries() == before
+    assert pending_of(run.job.root.head())
+
+
+def _stopped_before_settling(bench: Bench) -> JobRun:
+    """A run that ended after its last publication, as by SIGKILL."""
+    env, resolved = declare(bench.build("a", "b"), "job", ({"local_dir": str(bench.folder / "scratch")},))
+    run = JobRun(
+        assemble(env.graph, resolved, open_storage(str(bench.folder / "root")), SystemClock()),
+        LocalExecutor(),
+    )
+    run.finish = lambda: None  # type: ignore[method-assign]
+    source = env.graph.sources[0].source
+    assert isinstance(source, ScriptedSource)
+    run.start()
+    run_local(run, source, lambda result: None)
+    return run
+
+
+def test_a_table_that_was_dropped_is_not_made_anew(bench: Bench) -> None:
+    bench.run(bench.build("a"))
+    shutil.rmtree(bench.folder / "a")
+    before = bench.entries()
+    with pytest.raises(SinkDiverged, match="no table"):
+        bench.run(bench.build("a"))
+    assert bench.entries() == before
+    assert not (bench.folder / "a").exists()
+
+
+def test_another_table_in_the_place_of_ours_is_refused(bench: Bench) -> None:
+    bench.run(bench.build("a"))
+    bench.run(bench.build("a", "other"))
+    shutil.rmtree(bench.folder / "a")
+    shutil.copytree(bench.folder / "other", bench.folder / "a")
+    with pytest.raises(SinkDiverged, match="not the one that this job published to"):
+        bench.run(bench.build("a", "other"))
+
+
+def test_a_state_of_another_type_is_refused_before_a_value_is_read(bench: Bench) -> None:
+    bench.run(bench.build("a"), **{"run.max_batches": "1"})
+    with pytest.raises(StateError, match="declared as something else"):
+        bench.run(bench.build("a", value_type=float))
+    bench.run(bench.build("a"))
+    assert len(FolderSink(bench.folder / "a").rows()) == 30
+
+
+def test_a_preview_of_retention_tells_what_retention_then_does(bench: Bench) -> None:
+    bench.run(bench.build("a"))
+    root = str(bench.folder / "root")
+    preview = collect_garbage(root, retain=1, dry_run=True)
+    done = collect_garbage(root, retain=1)
+    assert preview.files > 0
+    # The entry that lets the older checkpoints go is in the log only afterwards.
+    assert (preview.files, preview.bytes_freed, preview.retained) == (
+        done.files,
+        done.bytes_freed,
+        done.retained,
+    )
+
+
+@pytest.mark.parametrize("name", ["json", "msgspec"])
+def test_a_job_file_may_not_take_the_name_of_another_module(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text("def build(env): ...\n")
+    with pytest.raises(JobDefinitionError, match="name of another module"):
+        load_job(path)

@@ -1,0 +1,159 @@
+"""What `build` may declare, and what it is told when it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stateflow.api.graph import Graph, level_of
+from stateflow.api.streams import DataStream
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import ConfigError, JobDefinitionError
+from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
+
+
+def _rows(env: StreamExecutionEnvironment) -> DataStream:
+    return env.from_source(Nothing(), uid="rows")
+
+
+def _processed(stream: DataStream, uid: str = "op") -> DataStream:
+    return stream.key_by("key").process(Pass(), output=Row, uid=uid)
+
+
+def test_a_job_is_a_graph_of_what_was_declared() -> None:
+    env = environment()
+    rows = _rows(env)
+    first = _processed(rows, "first")
+    _processed(first.transform(lambda df: df), "second").sink_to(Nowhere(), uid="out")
+    rows.sink_to(Nowhere(), uid="raw")
+    env.graph.check()
+    assert [n.uid for n in env.graph.sources] == ["rows"]
+    assert [n.uid for n in env.graph.operators] == ["first", "second"]
+    assert [n.uid for n in env.graph.sinks] == ["out", "raw"]
+    assert [level_of(n) for n in env.graph.operators] == [1, 2]
+    assert [level_of(n.parent) for n in env.graph.sinks] == [2, 0]
+
+
+def test_a_key_keeps_columns_order_and_types() -> None:
+    env = environment()
+    _rows(env).key_by("number", "key", order_by=["other"]).process(Pass(), output=Row, uid="op")
+    keying = env.graph.operators[0].keying
+    assert (keying.columns, keying.order_by, keying.types) == (("number", "key"), ("other",), ("bigint", "string"))
+
+
+def test_a_transform_may_change_the_row_class() -> None:
+    class Other(Row):
+        more: int = 0
+
+    rows = _rows(environment())
+    assert rows.transform(lambda df: df).schema is rows.schema
+    assert rows.transform(lambda df: df, Other).schema.names == ("key", "number", "other", "more")
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+def _twice(kind: str) -> Callable[[StreamExecutionEnvironment], object]:
+    def declare(env: StreamExecutionEnvironment) -> None:
+        rows = env.from_source(Nothing(), uid="x" if kind == "source" else "rows")
+        stream = _processed(rows, "x" if kind == "operator" else "op")
+        if kind == "sink":
+            stream.sink_to(Nowhere(), uid="x")
+        stream.sink_to(Nowhere(), uid="x")
+
+    return declare
+
+
+MISTAKES: dict[str, tuple[Callable[[StreamExecutionEnvironment], object], str, dict[str, Any]]] = {
+    "a source without uid": (lambda env: env.from_source(Nothing()), "a source has no uid", {}),
+    "an operator without uid": (lambda env: _processed(_rows(env), ""), "an operator has no uid|a operator has no uid", {}),
+    "a sink without uid": (lambda env: _rows(env).sink_to(Nowhere()), "a sink has no uid", {}),
+    "a uid of a source again": (_twice("source"), "a uid is used twice", {"uid": "x"}),
+    "a uid of an operator again": (_twice("operator"), "a uid is used twice", {"uid": "x"}),
+    "a uid of a sink again": (_twice("sink"), "a uid is used twice", {"uid": "x"}),
+    "no key column": (lambda env: _rows(env).key_by(), "at least one column", {}),
+    "an unknown key column": (lambda env: _rows(env).key_by("kye"), "no such column", {"column": "kye", "row_class": "Row"}),
+    "an unknown order column": (
+        lambda env: _rows(env).key_by("key", order_by=["time"]), "no such column", {"column": "time", "row_class": "Row"},
+    ),
+    "no source object": (
+        lambda env: env.from_source("path", uid="rows"), "needs a source", {"given": "'path'", "uid": "rows"},  # type: ignore[arg-type]
+    ),
+    "a class for a function": (
+        lambda env: _rows(env).key_by("key").process(Pass, output=Row, uid="op"),  # type: ignore[arg-type]
+        "KeyedProcessFunction object", {"given": repr(Pass), "uid": "op"},
+    ),
+    "a function for a function": (
+        lambda env: _rows(env).key_by("key").process(len, output=Row, uid="op"),  # type: ignore[arg-type]
+        "KeyedProcessFunction object", {"given": repr(len), "uid": "op"},
+    ),
+    "no sink object": (
+        lambda env: _rows(env).sink_to("table", uid="out"), "needs a sink", {"given": "'table'", "uid": "out"},  # type: ignore[arg-type]
+    ),
+    "a transform that cannot be called": (
+        lambda env: _rows(env).transform("upper"), "needs a function", {"given": "'upper'"},  # type: ignore[arg-type]
+    ),
+    "an output class without columns": (
+        lambda env: _rows(env).key_by("key").process(Pass(), output=dict, uid="op"), "msgspec.Struct or a dataclass",
+        {"given": repr(dict)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("declare", "says", "facts"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_where_it_is_made(declare: Any, says: str, facts: dict[str, Any]) -> None:
+    with pytest.raises(JobDefinitionError, match=says) as refused:
+        declare(environment())
+    assert refused.value.facts == facts
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("uid", ["../x", "a/b", "a b", ".hidden", "ü", "x" * 101, "a\n", 5])
+def test_a_uid_becomes_part_of_paths(uid: Any) -> None:
+    with pytest.raises(ConfigError, match="not a usable name") as refused:
+        environment().from_source(Nothing(), uid=uid)
+    assert refused.value.facts == {"name": uid}
+
+
+def test_a_graph_needs_a_source() -> None:
+    with pytest.raises(JobDefinitionError, match="reads nothing"):
+        Graph().check()
+
+
+def test_a_graph_needs_an_operator_or_a_sink() -> None:
+    env = environment()
+    _rows(env).transform(lambda df: df)
+    with pytest.raises(JobDefinitionError, match="does nothing"):
+        env.graph.check()
+    _processed(_rows(environment()))
+
+
+def test_an_operator_without_a_sink_is_enough() -> None:
+    env = environment()
+    _processed(_rows(env))
+    env.graph.check()
+
+
+def test_two_sources_are_refused_by_their_uids() -> None:
+    env = environment()
+    _rows(env).sink_to(Nowhere(), uid="out")
+    env.from_source(Nothing(), uid="more")
+    with pytest.raises(JobDefinitionError, match="one source") as refused:
+        env.graph.check()
+    assert refused.value.facts == {"sources": ["rows", "more"]}
+
+
+def test_parameters_are_asked_for_by_name() -> None:
+    env = StreamExecutionEnvironment({"tables": "/t"})
+    assert (env.parameter("tables"), env.parameter("none", "default")) == ("/t", "default")
+    with pytest.raises(JobDefinitionError, match=r"--set job\.none=") as refused:
+        env.parameter("none")
+    assert refused.value.facts == {"name": "none"}
+
+
+def test_defaults_in_code_have_dots() -> None:
+    env = environment()
+    env.configure(checkpoints__retained=5, parallelism=3)
+    assert env.defaults == {"checkpoints.retained": 5, "parallelism": 3}
