@@ -123,7 +123,7 @@ class Graph:
 def keying(parent: Node, columns: tuple[str, ...], order_by: tuple[str, ...]) -> Keying:
     """Checks the columns of a `key_by`. Raises JobDefinitionError or ConfigError."""
     if not columns:
-        raise JobDefinitionError("key_by needs at least one column")
+        raise JobDefinitionError("key_by needs at least one column", hint="name the columns of the key")
     found = [parent.schema.column(name) for name in columns]
     for name in order_by:
         parent.schema.column(name)

@@ -67,7 +67,8 @@ class SinkTable(Protocol):
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         """Adds the files and sets the token, in one step; returns the table's new version.
 
-        None when another commit of the same application came after this handle was made: open again and decide anew.
+        None when the table changed after this handle was made, by this application or another: open again and decide
+        anew.
         """
 
 

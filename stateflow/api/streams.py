@@ -36,6 +36,9 @@ class DataStream:
             function: from frame to frame; must be deterministic and may not count, collect or write.
             schema: row class of the result; by default that of this stream.
         """
+        if not callable(function):
+            raise JobDefinitionError("transform needs a function", hint="from DataFrame to DataFrame",
+                                     given=repr(function))  # fmt: skip
         result = RowSchema.of(schema) if schema else self._node.schema
         return DataStream(self._graph, TransformNode(self._node, function, result))
 
@@ -50,6 +53,9 @@ class DataStream:
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> None:
         """Writes the rows to `sink`. The uid is what the sink's table remembers this stream by."""
+        if not isinstance(sink, Sink):
+            raise JobDefinitionError("sink_to needs a sink", hint="an object such as DeltaSink(path)", given=repr(sink),
+                                     uid=uid)  # fmt: skip
         self._graph.add_sink(SinkNode(uid, self._node, sink))
 
 
@@ -72,8 +78,7 @@ class KeyedStream:
             uid: what the operator's state is matched by, over all versions of the job.
         """
         if not isinstance(function, KeyedProcessFunction):
-            raise JobDefinitionError(
-                "process needs a KeyedProcessFunction object", given=repr(function), uid=uid
-            )
+            raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object of your class: "
+                                     "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
         node = ProcessNode(uid, self._node, self._keys, function, RowSchema.of(output))
         return DataStream(self._graph, self._graph.add_operator(node))

@@ -31,7 +31,6 @@ _PLAIN = f"CREATE TABLE {{t}} ({_COLUMNS}) USING delta"
 
 _HONOURED = {
     "plain": _PLAIN,
-    "comments": "CREATE TABLE {t} (id BIGINT COMMENT 'x', text STRING) USING delta COMMENT 'y'",
     "appendOnly": _with("delta.appendOnly = true"),
     "deletionVectors": _with("delta.enableDeletionVectors = true"),
     "changeDataFeed": _with("delta.enableChangeDataFeed = true"),
@@ -40,8 +39,8 @@ _HONOURED = {
     "checkConstraints": f"{_with('delta.enableDeletionVectors = true')};"
     "ALTER TABLE {t} ADD CONSTRAINT positive CHECK (id > 0); ALTER TABLE {t} DROP CONSTRAINT positive",
     "generatedColumns": _with("delta.feature.generatedColumns = 'supported'"),
-    "further columns": "CREATE TABLE {t} (more STRUCT<a: INT>, text STRING, id BIGINT) USING delta",
-    "old protocol": _with("delta.minReaderVersion = 1, delta.minWriterVersion = 4"),
+    "old protocol, comments, further columns": "CREATE TABLE {t} (more STRUCT<a: INT>, text STRING COMMENT 'x', "
+    "id BIGINT) USING delta COMMENT 'y' TBLPROPERTIES (delta.minReaderVersion = 1, delta.minWriterVersion = 4)",
 }
 
 _REFUSED = {

@@ -1,0 +1,158 @@
+"""What CLAIM, COMMIT and ADMIN entries take over, and what they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+
+from stateflow.checkpoint import entries
+from stateflow.checkpoint.documents import EntryKind, LogEntry, PendingOutput, Pin, PublishedOutput, SourcePosition
+from stateflow.checkpoint.entries import Author, Commit, pending_of
+from stateflow.checkpoint.log import Head
+from tests.unit.kit import JOB, entry, handle, head, ref
+
+AUTHOR = Author("writer", "nonce", "2026-01-01", "why")
+SOURCES = [SourcePosition(uid="rows", description="d", offset="7")]
+
+
+def _pending(checkpoint: int, sink: str = "out") -> PendingOutput:
+    return PendingOutput(checkpoint_id=checkpoint, sink=sink, committables=[])
+
+
+def _published(checkpoint: int) -> PublishedOutput:
+    return PublishedOutput(table_id="t", version=checkpoint, checkpoint_id=checkpoint)
+
+
+def _pin(seq: int) -> Pin:
+    return Pin(id=f"pin{seq}", checkpoint=ref(seq), owner="o", reason="r", since="now")
+
+
+FULL: dict[str, Any] = {
+    "generation": 4, "ordinal": 2, "manifest": handle(4, 2), "retained": [ref(5), ref(6)], "pinned": [_pin(3)],
+    "sources": SOURCES, "published": {"out": _published(6)}, "requests": ["r1"],
+}  # fmt: skip
+COMMITTED = head(7, EntryKind.COMMIT, pending=[_pending(6), _pending(0)], **FULL)
+"""A COMMIT: its own output is pending under the number 0, because it could not know its own."""
+ADMIN = head(8, EntryKind.ADMIN, checkpoint=ref(7), pending=[_pending(7)], **FULL)
+
+
+def _changes(found: LogEntry, base: Head) -> dict[str, Any]:
+    """What differs from the entry before, apart from who wrote it."""
+    ours = {"kind", "writer", "nonce", "at", "note", "seq", "parent"}
+    before, after = asdict(base.entry), asdict(found)
+    return {name: value for name, value in after.items() if value != before[name] and name not in ours}
+
+
+def _check_link(found: LogEntry, base: Head, kind: EntryKind) -> None:
+    assert (found.kind, found.seq, found.parent) == (kind, base.entry.seq + 1, base.sha256)
+    assert (found.writer, found.nonce, found.at, found.job_uuid) == ("writer", "nonce", "2026-01-01", JOB.job_uuid)
+
+
+# -- CLAIM --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_claim_begins_everything() -> None:
+    found = entries.claim(JOB, None, AUTHOR, None)
+    assert (found.kind, found.seq, found.generation, found.ordinal, found.parent) == (EntryKind.CLAIM, 1, 1, 0, "")
+    assert (found.note, found.checkpoint, found.manifest, found.retained) == ("why", None, None, [])
+
+
+def test_a_claim_is_a_new_generation_that_continues() -> None:
+    found = entries.claim(JOB, COMMITTED, AUTHOR, None)
+    _check_link(found, COMMITTED, EntryKind.CLAIM)
+    assert _changes(found, COMMITTED) == {
+        "generation": 8, "ordinal": 0, "checkpoint": ref(7), "pending": [_pending(6), _pending(7)],
+    }  # fmt: skip
+
+
+def test_a_claim_on_another_entry_keeps_its_checkpoint() -> None:
+    found = entries.claim(JOB, ADMIN, AUTHOR, None)
+    assert _changes(found, ADMIN) == {"generation": 9, "ordinal": 0}
+
+
+def test_going_back_drops_what_came_after() -> None:
+    old = entry(5, EntryKind.COMMIT, generation=2, manifest=handle(2, 9),
+                sources=[SourcePosition(uid="rows", description="d", offset="3")])  # fmt: skip
+    base = head(9, EntryKind.COMMIT, **{**FULL, "retained": [ref(4), ref(5), ref(6)]},
+                pending=[_pending(4), _pending(5), _pending(6), _pending(0)])  # fmt: skip
+    found = entries.claim(JOB, base, AUTHOR, (ref(5), old))
+    assert (found.generation, found.ordinal) == (10, 0)
+    assert (found.checkpoint, found.manifest, found.sources) == (ref(5), old.manifest, old.sources)
+    assert found.retained == [ref(4)]
+    assert [p.checkpoint_id for p in found.pending] == [4, 5]
+    assert (found.pinned, found.published) == (base.entry.pinned, base.entry.published)
+
+
+# -- COMMIT -------------------------------------------------------------------------------------------------------
+
+
+def test_a_commit_brings_a_checkpoint_and_retains_the_one_before() -> None:
+    new = Commit(3, handle(4, 3), SOURCES, [_pending(0, "a")], {"a": _published(7)}, frozenset({(7, "out")}))
+    found = entries.commit(JOB, COMMITTED, AUTHOR, new, retain=3)
+    _check_link(found, COMMITTED, EntryKind.COMMIT)
+    assert _changes(found, COMMITTED) == {
+        "ordinal": 3, "manifest": handle(4, 3), "retained": [ref(6), ref(7)],
+        "pending": [_pending(6), _pending(0, "a")], "published": {"out": _published(6), "a": _published(7)},
+    }  # fmt: skip
+
+
+def test_a_checkpoint_id_is_the_sequence_number_of_its_commit() -> None:
+    found = entries.commit(JOB, ADMIN, AUTHOR, Commit(3, handle(4, 3), SOURCES), retain=2)
+    assert Head(found, "x").checkpoint_id == 9
+    assert found.retained == [ref(7)]
+
+
+def test_the_first_commit_retains_nothing() -> None:
+    claim = Head(entries.claim(JOB, None, AUTHOR, None), "sha1")
+    found = entries.commit(JOB, claim, AUTHOR, Commit(1, handle(1, 1), SOURCES), retain=3)
+    assert (found.seq, found.retained, found.checkpoint) == (2, [], None)
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_so_many_are_retained_as_are_asked_for_and_the_newest(retain: int, older: int) -> None:
+    base = head(20, EntryKind.COMMIT, retained=[ref(n) for n in range(1, older + 1)])
+    found = entries.commit(JOB, base, AUTHOR, Commit(1, handle(1, 1), SOURCES), retain)
+    assert found.retained == [*(ref(n) for n in range(1, older + 1)), ref(20)][-(retain - 1) :] if retain > 1 else True
+    assert len(found.retained) + 1 == min(retain, older + 2)
+
+
+# -- ADMIN --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pin_adds_itself_and_nothing_else() -> None:
+    found = entries.pin(JOB, COMMITTED, AUTHOR, _pin(6))
+    _check_link(found, COMMITTED, EntryKind.ADMIN)
+    assert _changes(found, COMMITTED) == {
+        "pinned": [_pin(3), _pin(6)], "checkpoint": ref(7), "pending": [_pending(6), _pending(7)],
+    }  # fmt: skip
+    assert (found.generation, found.ordinal) == (4, 2)
+
+
+def test_unpinning_removes_one() -> None:
+    base = head(8, EntryKind.ADMIN, checkpoint=ref(7), pinned=[_pin(3), _pin(6)])
+    assert _changes(entries.unpin(JOB, base, AUTHOR, "pin3"), base) == {"pinned": [_pin(6)]}
+    assert _changes(entries.unpin(JOB, base, AUTHOR, "no such"), base) == {}
+
+
+def test_shortening_the_retention_counts_the_present_checkpoint() -> None:
+    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 1), ADMIN) == {"retained": []}
+    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 2), ADMIN) == {"retained": [ref(6)]}
+    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 9), ADMIN) == {}
+
+
+def test_settling_drops_what_is_published() -> None:
+    found = entries.settle(JOB, COMMITTED, AUTHOR, {"out": _published(7)}, frozenset({(6, "out"), (7, "out")}))
+    _check_link(found, COMMITTED, EntryKind.ADMIN)
+    assert _changes(found, COMMITTED) == {"pending": [], "published": {"out": _published(7)}, "checkpoint": ref(7)}
+
+
+# -- pending output -----------------------------------------------------------------------------------------------
+
+
+def test_pending_output_has_its_checkpoint_s_number_from_the_next_entry_on() -> None:
+    assert [p.checkpoint_id for p in pending_of(COMMITTED)] == [6, 7]
+    following = Head(entries.pin(JOB, COMMITTED, AUTHOR, _pin(6)), "sha8")
+    assert [p.checkpoint_id for p in pending_of(following)] == [6, 7]

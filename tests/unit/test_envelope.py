@@ -1,0 +1,123 @@
+"""Small stored documents: damage is told before anything in them is believed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
+from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.checkpoint.files import read_manifest, write_manifest
+from stateflow.checkpoint.history import CheckpointRecord, read_records, trim_history, write_record
+from stateflow.errors import CorruptFile, MissingFile
+from stateflow.storage import MemoryStorage
+from stateflow.storage.paths import data_folder, history
+from tests.unit.kit import entry
+
+DOCUMENT = JobFormat(version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]})
+SEALED, DIGEST = seal(DOCUMENT)
+
+
+def test_a_document_comes_back_with_its_hash() -> None:
+    assert unseal(SEALED, JobFormat, "FORMAT") == (DOCUMENT, DIGEST)
+    line, digest, rest = SEALED.split(b"\n")
+    assert (hashlib.sha256(line).hexdigest(), digest.decode(), rest) == (DIGEST, DIGEST, b"")
+
+
+def _refused(data: bytes, kind: Any = JobFormat) -> CorruptFile:
+    with pytest.raises(CorruptFile) as refused:
+        unseal(data, kind, "the/file")
+    assert refused.value.facts["file"] == "the/file"
+    return refused.value
+
+
+def test_every_flipped_bit_is_told() -> None:
+    for bit in range(len(SEALED) * 8):
+        damaged = bytearray(SEALED)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptFile, match="the/file"):
+            unseal(bytes(damaged), JobFormat, "the/file")
+
+
+def test_every_cut_is_told() -> None:
+    for size in range(len(SEALED)):
+        _refused(SEALED[:size])
+
+
+@pytest.mark.parametrize("data", [SEALED + b"x", SEALED + b"\n", b"\n" + SEALED, SEALED * 2, b"", b"\n", b"\0" * 200])
+def test_more_or_other_bytes_are_told(data: bytes) -> None:
+    _refused(data)
+
+
+@given(st.binary(max_size=100))
+def test_no_bytes_pass_by_chance(data: bytes) -> None:
+    _refused(data)
+
+
+def _sealed(line: bytes) -> bytes:
+    """A document whose hash is right, whatever it says."""
+    return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+
+@pytest.mark.parametrize("line", [
+    b"{}", b"[]", b"null", b'{"version": "one"}', b"not json", b'{"job": "\xff"}', b"",
+    SEALED.split(b"\n")[0].replace(b"128", b'"128"'),
+])  # fmt: skip
+def test_a_whole_document_of_another_shape_is_told(line: bytes) -> None:
+    assert "another shape" in _refused(_sealed(line)).message
+
+
+def test_a_document_of_another_kind_is_told() -> None:
+    _refused(seal(entry(1))[0])
+    _refused(SEALED, LogEntry)
+    _refused(SEALED, Manifest)
+
+
+def test_a_newer_version_s_fields_are_passed_over() -> None:
+    line = SEALED.split(b"\n")[0]
+    assert unseal(_sealed(line[:-1] + b', "later": [1]}'), JobFormat, "FORMAT")[0] == DOCUMENT
+
+
+# -- manifests ----------------------------------------------------------------------------------------------------
+
+
+def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
+    """Another whole manifest under its name is not it."""
+    storage = MemoryStorage()
+    first, second = (
+        write_manifest(storage, data_folder(1, n, "driver"),
+                       Manifest(job_uuid="j", generation=1, ordinal=n, operators=[], sources=[])) for n in (1, 2)
+    )  # fmt: skip
+    assert read_manifest(storage, first).ordinal == 1
+    with pytest.raises(CorruptFile) as refused:
+        read_manifest(storage, msgspec.structs.replace(first, key=second.key))
+    assert refused.value.facts["file"] == second.key
+    storage.delete([first.key])
+    with pytest.raises(MissingFile, match=first.key):
+        read_manifest(storage, first)
+
+
+# -- history ------------------------------------------------------------------------------------------------------
+
+
+def _record(checkpoint: int) -> CheckpointRecord:
+    return CheckpointRecord(checkpoint_id=checkpoint, generation=1, ordinal=checkpoint, committed_at="now",
+                            duration_ms=1.5, increment_bytes=1, full_bytes=2, files=3, rows_in=4, rows_out={})  # fmt: skip
+
+
+def test_history_is_for_people_so_a_record_that_is_damaged_is_left_out() -> None:
+    storage = MemoryStorage()
+    for number in range(1, 5):
+        write_record(storage, _record(number))
+    write_record(storage, _record(4))
+    for number, data in ((5, b"{}"), (6, b'{"committed_at": "\xff"}'), (7, b"x" * (2 << 20))):
+        storage.put_new(history(number, "checkpoint"), data)
+    assert [r.checkpoint_id for r in read_records(storage)] == [1, 2, 3, 4]
+    assert read_records(storage, newest=3) == []
+    trim_history(storage, keep=4)
+    assert [r.checkpoint_id for r in read_records(storage)] == [4]

@@ -1,0 +1,68 @@
+"""What a start takes from a checkpoint, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
+from stateflow.checkpoint.restore import Wanted, plan_restore
+from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
+from stateflow.state.handles import SubtaskState
+
+STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
+
+
+def _operator(uid: str, types: list[str] | None = None, parallelism: int = 2, empty: bool = False) -> OperatorState:
+    return OperatorState(uid=uid, parallelism=parallelism, key_types=types or ["string"], states=[],
+                         subtasks=[] if empty else STATE)  # fmt: skip
+
+
+def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -> Manifest:
+    positions = [SourcePosition(uid=uid, description=f"reads {uid}", offset=uid) for uid in sources]
+    return Manifest(job_uuid="j", generation=1, ordinal=1, operators=list(operators), sources=positions)
+
+
+def _wanted(**changes: Any) -> Wanted:
+    given: dict[str, Any] = {"parallelism": 2, "key_types": {"a": ["string"], "b": ["string"]},
+                             "sources": (("rows", "reads rows"),), **changes}  # fmt: skip
+    return Wanted(**given)
+
+
+def test_without_a_checkpoint_everything_is_new() -> None:
+    plan = plan_restore(0, None, _wanted())
+    assert (plan.checkpoint_id, plan.matched, plan.new, plan.operators, plan.positions) == (0, (), ("a", "b"), {}, ())
+
+
+def test_state_is_matched_by_uid() -> None:
+    manifest = _manifest(_operator("b"))
+    plan = plan_restore(7, manifest, _wanted())
+    assert (plan.checkpoint_id, plan.matched, plan.new) == (7, ("b",), ("a",))
+    assert plan.operators == {"b": manifest.operators[0]}
+    assert plan.positions == tuple(manifest.sources)
+
+
+def test_an_operator_that_is_gone_and_never_had_state_is_forgotten() -> None:
+    plan = plan_restore(7, _manifest(_operator("a"), _operator("gone", empty=True)), _wanted())
+    assert set(plan.operators) == {"a"} and plan.matched == ("a",)
+
+
+@pytest.mark.parametrize(("manifest", "changes", "error", "says"), [
+    (_manifest(_operator("gone"), _operator("lost"), _operator("a")), {}, ConfigError, ["gone", "lost"]),
+    (_manifest(_operator("a", ["bigint"])), {}, WrongJobRoot, ["'a'", "bigint", "string"]),
+    (_manifest(_operator("a", ["string", "string"])), {}, WrongJobRoot, ["'a'"]),
+    (_manifest(_operator("a", parallelism=3)), {}, ConfigError, ["'a'", "parallelism=3", "found=3", "wanted=2"]),
+    (_manifest(sources=("other",)), {}, ConfigError, ["other", "rows"]),
+    (_manifest(sources=()), {}, ConfigError, ["rows"]),
+    (_manifest(sources=("rows", "more")), {}, ConfigError, ["more"]),
+    (_manifest(), {"sources": (("rows", "reads another folder"),)}, ConfigError, ["'rows'", "reads rows", "reads another"]),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(
+    manifest: Manifest, changes: dict[str, Any], error: type[StateflowError], says: list[str]
+) -> None:
+    with pytest.raises(StateflowError) as refused:
+        plan_restore(7, manifest, _wanted(**changes))
+    assert type(refused.value) is error
+    assert [word for word in says if word not in str(refused.value)] == []
+    assert refused.value.hint
