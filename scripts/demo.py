@@ -6,6 +6,7 @@ what the demo left (or runs the demo first), and keeps it up until Ctrl-C.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,8 @@ def main(arguments: list[str]) -> int:
     """The program; returns its exit code."""
     screen, layout = Screen(), Layout()
     # As Ctrl-C: everything that was started is ended on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         match arguments:
             case []:
@@ -105,7 +107,7 @@ def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
             f" checkpoint {told['started_from']} to {told['checkpoint_id']}"
         )
         rounds.append(done)
-    with screen.step("The retention DAG deletes what no checkpoint needs any more") as news:
+    with screen.step("The retention DAG keeps one checkpoint, and deletes what it does not need") as news:
         report = collect_garbage(stage, news)
     kept = ", ".join(map(str, report["retained"]))
     screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; checkpoints kept: {kept}")
@@ -140,8 +142,10 @@ def show_ui(screen: Screen, layout: Layout) -> int:
         screen.say(f"Airflow: {airflow.url}/dags/{DAG}   user: {USER}   password: {airflow.password}")
         screen.say(f"Checkpoints: .venv/bin/stateflow status --job-root {layout.job_root}")
         screen.say("Ctrl-C ends it.")
-        poll(lambda: not airflow.is_running(), float("inf"), interval=2)
-        raise AirflowError("a component of Airflow has ended")
+        with contextlib.suppress(KeyboardInterrupt):
+            poll(lambda: not airflow.is_running(), float("inf"), interval=2)
+            raise AirflowError("a component of Airflow has ended")
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.table import Table
 from stateflow import ops
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, run_job
-from stateflow.errors import InternalError, StateflowError
+from stateflow.errors import ConfigError, InternalError, StateflowError
 from stateflow.runtime.run import BatchResult, JobRun
 
 R = TypeVar("R")
@@ -30,8 +31,15 @@ ROOT = click.option(
 log = logging.getLogger("stateflow")
 
 
+def _version() -> str:
+    try:
+        return metadata.version("stateflow")
+    except metadata.PackageNotFoundError:
+        return "of a checkout"
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="stateflow")
+@click.version_option(version=_version())
 def main() -> None:
     """Checkpoints, recovery and managed state for PySpark jobs."""
 
@@ -56,16 +64,20 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     progress = _progress(options["log_format"])
 
     def work() -> RunResult:
+        if result_file and not result_file.parent.is_dir():
+            raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
         request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
         return run_job(request)
 
     result, error = _attempt(work)
+    if error:
+        progress.failed(error)
     progress.ended()
-    if result_file:
+    if result_file and result_file.parent.is_dir():
         _write_result(result_file, result, error)
     if error:
-        _fail(error)
+        sys.exit(error.exit_code)
     assert result is not None
     click.echo(
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, checkpoint {result.started_from} → "
@@ -75,7 +87,7 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
 
 @main.command()
 @ROOT
-@click.option("--retain", type=int, help="Keep only this many checkpoints.")
+@click.option("--retain", type=click.IntRange(min=1), help="Keep only this many checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @click.option("--json", "as_json", is_flag=True)
 def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
@@ -153,6 +165,11 @@ class _Progress:
         self._status.update(f"batch {self._batches}: {self._rows:,} rows, checkpoint {result.checkpoint_id}, "
                             f"{result.seconds:.2f} s, +{_bytes(result.increment_bytes)}")  # fmt: skip
 
+    def failed(self, error: StateflowError) -> None:
+        """The run ends with an error."""
+        self._status.stop()
+        _tell(error)
+
     def ended(self) -> None:
         """Nothing more comes."""
         self._status.stop()
@@ -160,31 +177,52 @@ class _Progress:
 
 class _LogProgress(_Progress):
     def __init__(self, as_json: bool) -> None:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(
+        self._as_json = as_json
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.setFormatter(
             _JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
         )
-        log.addHandler(handler)
+        log.addHandler(self._handler)
         log.setLevel(logging.INFO)
         log.propagate = False
 
     def started(self, run: JobRun) -> None:
-        entry = run.head.entry
-        log.info("restored job=%s run=%d checkpoint=%d matched=%s new=%s", run.job.root.job.job, entry.generation,
-                 run.restored.checkpoint_id, list(run.restored.matched), list(run.restored.new))  # fmt: skip
+        restored = run.restored
+        _log(logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
+             checkpoint=restored.checkpoint_id, matched=list(restored.matched), new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
-        log.info("committed checkpoint=%d batch=%d rows=%d seconds=%.3f increment_bytes=%d full_bytes=%d",
-                 result.checkpoint_id, result.ordinal, result.rows_in, result.seconds, result.increment_bytes,
-                 result.full_bytes)  # fmt: skip
+        _log(logging.INFO, "committed", checkpoint=result.checkpoint_id, batch=result.ordinal, rows=result.rows_in,
+             seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
+             full_bytes=result.full_bytes)  # fmt: skip
 
-    def ended(self) -> None: ...
+    def failed(self, error: StateflowError) -> None:
+        if self._as_json:
+            _log(logging.ERROR, "failed", code=error.code, error=str(error))
+        else:
+            _tell(error)
+
+    def ended(self) -> None:
+        log.removeHandler(self._handler)
+
+
+def _log(level: int, event: str, **facts: object) -> None:
+    text = " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
+    log.log(level, text, extra={"event": event, "facts": facts})
 
 
 class _JsonFormatter(logging.Formatter):
+    """One object a line, also for records that have no facts."""
+
     def format(self, record: logging.LogRecord) -> str:
-        event, _, facts = record.getMessage().partition(" ")
-        return json.dumps({"level": record.levelname, "event": event, "facts": facts, "logger": record.name})
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname, "logger": record.name,
+            "event": getattr(record, "event", record.getMessage()), "facts": getattr(record, "facts", {}),
+        }  # fmt: skip
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 def _progress(log_format: str) -> _Progress:
@@ -199,7 +237,7 @@ def _attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
     except StateflowError as e:
         return None, e
     except Exception as e:
-        traceback.print_exc()
+        log.exception("unexpected error")
         return None, InternalError(f"{type(e).__name__}: {e}", hint="please report this with the lines above")
 
 
@@ -207,16 +245,16 @@ def _or_fail(work: Callable[[], R]) -> R:
     result, error = _attempt(work)
     if error:
         _fail(error)
-    assert result is not None
-    return result
+    return cast(R, result)  # which may well be None
 
 
 def _fail(error: StateflowError) -> None:
-    click.echo(f"error [{error.code}]: {error}", err=True)
-
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _tell(error)
     sys.exit(error.exit_code)
+
+
+def _tell(error: StateflowError) -> None:
+    click.echo(f"error [{error.code}]: {error}", err=True)
 
 
 def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
-settings.register_profile("ci", max_examples=60, stateful_step_count=15, derandomize=True, deadline=None, report_multiple_bugs=False)
-settings.register_profile("nightly", max_examples=3000, stateful_step_count=80, deadline=None, print_blob=True)
+settings.register_profile(
+    "ci", max_examples=60, stateful_step_count=15, derandomize=True, deadline=None, report_multiple_bugs=False
+)
+settings.register_profile(
+    "nightly", max_examples=3000, stateful_step_count=80, deadline=None, print_blob=True
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {
@@ -27,6 +31,14 @@ _SPARK = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Compiling a query takes longer than running it over a few rows.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    # VACUUM lists a folder in as many tasks: 10,000 by default.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
 
 
@@ -51,8 +63,10 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         builder = SparkSession.builder.master("local[2,4]").appName("tests")
         for key, value in _SPARK.items():
             builder = builder.config(key, value)
-        if jars := sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar"))):
-            builder = builder.config("spark.jars", ",".join(jars))
+        jars = sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))
+        if not jars:
+            pytest.fail("Delta's JARs are not in .venv/jars: run scripts/fetch_jars.py")
+        builder = builder.config("spark.jars", ",".join(jars))
         session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     yield session
     session.stop()

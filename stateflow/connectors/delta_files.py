@@ -25,7 +25,7 @@ from stateflow.connectors.delta_stats import DoubleBounds, statistics
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
 from stateflow.state.handles import Committable
 
-# Half the size of snappy on typical rows, faster on large batches, and 0.3 ms slower on a file of ten rows.
+# 40 % of snappy's size on a million rows of a keyed aggregation, for a quarter more CPU; 0.3 ms more for ten rows.
 _COMPRESSION = "zstd"
 _NAME = re.compile(
     r"stateflow-(?P<job_uuid>[A-Za-z0-9]{1,64})-(?P<uid>[A-Za-z0-9][A-Za-z0-9._-]{0,99})"

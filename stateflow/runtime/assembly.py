@@ -15,12 +15,12 @@ from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_f
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.clock import Clock
 from stateflow.config import Settings
-from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
 from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.run import Job
 from stateflow.storage import Storage
-from stateflow.storage.paths import FORMAT
+from stateflow.storage.paths import FORMAT, LOG
 
 _loaded: set[str] = set()
 """Names of the job files that this process has loaded."""
@@ -89,6 +89,9 @@ def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
 def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
     writer = f"{socket.gethostname()}:{os.getpid()}"
     generation = 1
+    if storage.list(LOG) and storage.size(FORMAT) is None:
+        raise MissingFile("the job root has a log but no FORMAT", hint="restore it from a copy: a new one would be "
+                          "another job's", file=FORMAT, root=storage.uri)  # fmt: skip
     if storage.size(FORMAT) is not None:
         head = JobRoot.open(storage, clock, writer).log.read_head()
         generation = head.entry.seq + 1 if head else 1

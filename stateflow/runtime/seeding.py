@@ -117,7 +117,7 @@ def needed_entries(names: list[str]) -> list[str]:
     return (
         ([f"{newest}.compact"] if compacted else [])
         + kept
-        + [n for n in names if not n.split(".")[0].isdigit()]
+        + sorted(n for n in names if not n.split(".")[0].isdigit())
     )
 
 
@@ -135,6 +135,6 @@ def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) ->
 
 def _checked(path: str) -> str:
     parts = path.split("/")
-    if not 2 <= len(parts) <= 4 or any(p in ("", ".", "..") for p in parts):
+    if not 2 <= len(parts) <= 4 or any(p in ("", ".", "..") for p in parts) or "\0" in path:
         raise CorruptFile("a manifest names a source log outside its folder", path=path)
     return path

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RESULT = {
+RESULT: dict[str, object] = {
     "status": "finished",
     "error": None,
     "job": "fake",

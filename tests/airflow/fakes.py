@@ -62,7 +62,7 @@ class FakeRun:
         self._tries = 0
         self.events: dict[Any, FakeEvent] = defaultdict(FakeEvent)
 
-    def next_try(self) -> dict[str, Any]:
+    def next_try(self) -> Any:
         """The context of the next try."""
         self._tries += 1
         ti = replace(self.ti, try_number=self._tries)

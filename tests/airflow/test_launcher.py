@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,7 +187,7 @@ def test_a_reused_process_id_is_not_the_launch(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"boot": "another"}])
-def test_processes_of_another_host_or_boot_are_not_ours(bench: Workbench, change: dict[str, str]) -> None:
+def test_processes_of_another_host_or_boot_are_not_ours(bench: Workbench, change: dict[str, Any]) -> None:
     launch = bench.start(PAUSE)
     foreign = dataclasses.replace(launch, **change)
     assert not foreign.is_local
@@ -216,7 +217,8 @@ def test_old_folders_go_and_live_ones_stay(bench: Workbench) -> None:
 
 
 def test_follower_emits_whole_lines_and_the_rest_at_its_end(tmp_path: Path) -> None:
-    path, seen = tmp_path / "log", []
+    path = tmp_path / "log"
+    seen: list[str] = []
     path.write_bytes(b"")
     with path.open("ab", buffering=0) as writer, LogFollower(path, seen.append) as log:
         writer.write(b"one\ntw")

@@ -35,7 +35,7 @@ def job_root(tmp_path: Path) -> Path:
 
 def run(**arguments: Any) -> dict[str, Any]:
     operator = StateflowRetentionOperator(task_id="collect", **arguments)
-    return dict(operator.execute(FakeRun().next_try()))  # type: ignore[arg-type]
+    return dict(operator.execute(FakeRun().next_try()))
 
 
 def garbage(job_root: Path) -> list[Path]:
@@ -94,6 +94,7 @@ def test_templates_and_retries() -> None:
         task = StateflowRetentionOperator(
             task_id="collect", job_root="{{ root }}", retain="{{ keep }}", preview="{{ look }}"
         )
-    task.render_template_fields({"root": "/jobs/flights", "keep": 5, "look": True})  # type: ignore[typeddict-item]
+    context: Any = {"root": "/jobs/flights", "keep": 5, "look": True}
+    task.render_template_fields(context)
     assert (task.job_root, task.retain, task.preview) == ("/jobs/flights", "5", "True")
     assert isinstance(task.retry_policy, RetryByErrorCode)

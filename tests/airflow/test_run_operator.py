@@ -54,13 +54,13 @@ def operator(tmp_path: Path) -> Make:
 class InBackground:
     """A try that goes on while the test looks."""
 
-    def __init__(self, operator: StateflowRunOperator, context: dict[str, Any]) -> None:
+    def __init__(self, operator: StateflowRunOperator, context: Any) -> None:
         self.returned: Any = None
         self.failure: StateflowTaskFailed | None = None
         self._thread = threading.Thread(target=self._run, args=(operator, context))
         self._thread.start()
 
-    def _run(self, operator: StateflowRunOperator, context: dict[str, Any]) -> None:
+    def _run(self, operator: StateflowRunOperator, context: Any) -> None:
         try:
             self.returned = operator.execute(context)
         except StateflowTaskFailed as failure:
@@ -132,7 +132,9 @@ def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -
         ("die", TransientFailure, "signal"),
     ],
 )
-def test_failures(spark: FakeSpark, operator: Make, script: str, kind: type, code: str) -> None:
+def test_failures(
+    spark: FakeSpark, operator: Make, script: str, kind: type[StateflowTaskFailed], code: str
+) -> None:
     spark.script(script)
     with pytest.raises(kind) as caught:
         operator().execute(FakeRun().next_try())
@@ -303,7 +305,8 @@ def test_templates_reach_settings_configuration_and_environment(tmp_path: Path) 
             settings={"job.day": "{{ day }}"},
             spark=SparkSubmit(conf={"spark.x": "{{ day }}"}, env_vars={"DAY": "{{ day }}"}),
         )
-    task.render_template_fields({"folder": "/data", "day": "monday"})
+    context: Any = {"folder": "/data", "day": "monday"}
+    task.render_template_fields(context)
     rendered = (task.job, task.job_root, task.settings, task.conf, task.env_vars)
     assert rendered == (
         "/data/job.py",

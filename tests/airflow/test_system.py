@@ -23,7 +23,12 @@ from flights_demo.patience import poll
 from stateflow_airflow import processes
 from tests.airflow.conftest import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.xdist_group("airflow-system"),
+]
 
 PATIENCE = 300.0
 ROWS = 10

@@ -177,6 +177,9 @@ class Process:
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 

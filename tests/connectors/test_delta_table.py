@@ -212,6 +212,22 @@ def test_two_applications_commit_at_once_without_loss(sink: DeltaSink, table: Pa
     assert _entries(table) == [f"{v:020d}.json" for v in range(61)]
 
 
+@pytest.mark.parametrize("version", [3, 20])
+def test_a_kill_leaves_whole_entries_and_nothing_else(sink: DeltaSink, table: Path, version: int) -> None:
+    process = Process("append", table, "a", 10**6)
+    process.go()
+    while not entry_path(table, version).exists():
+        pass
+    process.kill()
+    assert process.end()[0] == -9
+    token = sink.open_table(context(uid="a")).token
+    assert token >= version
+    assert ids(table) == list(range(1, token + 1))
+    others = [n for n in os.listdir(table / "_delta_log") if n not in _entries(table)]
+    assert _entries(table) == [f"{v:020d}.json" for v in range(token + 1)]
+    assert all("checkpoint" in name for name in others)
+
+
 def test_a_handle_of_a_table_that_was_made_again_commits_nothing(sink: DeltaSink, table: Path) -> None:
     put(sink, _ABOUT, 1, pairs(0, 1))
     stale = sink.open_table(_ABOUT)

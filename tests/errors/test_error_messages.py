@@ -217,7 +217,9 @@ def _format(change: Callable[[JobFormat], JobFormat]) -> Callable[[Bench], objec
 
 
 def _newer(document: JobFormat) -> JobFormat:
-    return JobFormat(version=99, job=document.job, job_uuid=document.job_uuid, max_parallelism=document.max_parallelism)
+    return JobFormat(
+        version=99, job=document.job, job_uuid=document.job_uuid, max_parallelism=document.max_parallelism
+    )
 
 
 def _key_by_number(bench: Bench) -> None:
@@ -238,13 +240,17 @@ def _other_source_uid(bench: Bench) -> None:
 
 CHANGED = {
     "another job": Case(_set("name", "other"), WrongJobRoot, "wrong-job-root", ("'job'", "'other'", "root")),
-    "another max parallelism": Case(_set("max_parallelism", "64"), WrongJobRoot, "wrong-job-root", ("128", "64")),
+    "another max parallelism": Case(
+        _set("max_parallelism", "64"), WrongJobRoot, "wrong-job-root", ("128", "64")
+    ),
     "other key types": Case(_key_by_number, WrongJobRoot, "wrong-job-root", ("'sum'", "string", "bigint")),
     "a newer format": Case(_format(_newer), WrongJobRoot, "wrong-job-root", ("99", "format")),
     "another parallelism": Case(_set("parallelism", "3"), ConfigError, "config", ("parallelism=2", "'sum'")),
     "an operator is gone": Case(_without_operator, ConfigError, "config", ("'sum'", "uids")),
     "a source has another uid": Case(_other_source_uid, ConfigError, "config", ("'rows'", "'events'")),
-    "a source reads something else": Case(_other_source, ConfigError, "config", ("'rows'", "[Row]", "[Event]")),
+    "a source reads something else": Case(
+        _other_source, ConfigError, "config", ("'rows'", "[Row]", "[Event]")
+    ),
 }
 
 
@@ -281,7 +287,9 @@ VICTIMS = {
 
 @pytest.mark.parametrize("damage", [_flip, _truncate], ids=["bit", "end"])
 @pytest.mark.parametrize("victim", VICTIMS.values(), ids=VICTIMS)
-def test_a_damaged_file_is_named(ran: Bench, victim: Callable[[Bench], Path], damage: Callable[[Path], object]) -> None:
+def test_a_damaged_file_is_named(
+    ran: Bench, victim: Callable[[Bench], Path], damage: Callable[[Path], object]
+) -> None:
     path = victim(ran)
     name = str(path.relative_to(ran.root))
     check(ran, Case(lambda b: damage(path), CorruptFile, "corrupt-file", (name,)))

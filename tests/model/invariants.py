@@ -29,8 +29,8 @@ _DATA = re.compile(r"data/(\d{20})/(\d{10})-[^/]+/[^/]+")
 _OWNED = re.compile(r"(?:spark|probe)/(\d{20})/.+")
 
 
-class Violation(Exception):
-    """The protocol broke one of its promises."""
+class Violation(BaseException):
+    """The protocol broke one of its promises. No `Exception`: code under test that catches those must not hide it."""
 
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule} {text}")

@@ -40,7 +40,7 @@ class Mutant:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """The real code with the mistake in it."""
-        originals = [(place, name, getattr(place, name)) for place, name in self.places]
+        originals = [(place, name, vars(place)[name]) for place, name in self.places]
         for place, name in self.places:
             setattr(place, name, self.replacement)
         try:

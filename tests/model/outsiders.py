@@ -21,7 +21,7 @@ class Cleaner:
     def __call__(self) -> None:
         site = self.site
         try:
-            collector = Collector(JobRoot.open(site.storage, site.clock, "collector"))
+            collector = Collector(site.open("collector"))
         except (ConfigError, StorageError):
             return
         for _ in range(self.times):
@@ -52,7 +52,7 @@ class Admin:
     def __call__(self) -> None:
         for _ in range(self.times):
             try:
-                self._command(JobRoot.open(self.site.storage, self.site.clock, self.name))
+                self._command(self.site.open(self.name))
             except (ConfigError, StorageError):
                 self.site.count("commands that failed")
             except DataError:

@@ -20,7 +20,7 @@ what the second request met: `exists`, or a conflict."""
 class Plan:
     """One history's parameters. Sinks exclude adopting older checkpoints: rewinding a sink is another protocol."""
 
-    steps: int = 280
+    steps: int = 250
     drivers: int = 3
     batches: int = 5
     collectors: int = 2

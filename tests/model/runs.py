@@ -80,7 +80,7 @@ class Run:
         threads)."""
         site = self.site
         try:
-            root = JobRoot.create_or_open(site.storage, site.clock, JOB, self.name)
+            root = site.watch(JobRoot.create_or_open(site.storage, site.clock, JOB, self.name))
         except ConfigError as e:
             # FORMAT's put was lost, or is still on its way.
             site.count("no FORMAT")
@@ -91,10 +91,6 @@ class Run:
             site.storage.put_data(key, b"racer")
             site.storage.delete([key])
         return root
-
-    def acknowledge(self, head: Head) -> None:
-        """The run was told that this entry is part of the history."""
-        self.site.checker.acknowledged(head.entry.seq, head.sha256)
 
     def _judge(self, error: DataError) -> None:
         """A file may be missing only for a run that is fenced, or when somebody removed it by hand."""
@@ -132,9 +128,7 @@ class FreeRun(Run):
         self.root = self.open()
         self.publisher = Publisher(self.root, site.bind(self.root))
         self.head = self._claim()
-        self.acknowledge(self.head)
         self.head = restore_order(self.publisher, self.root, self.head)
-        self.acknowledge(self.head)
         manifest = self.root.manifest(self.head)
         if manifest is not None:
             self.base = files_of(manifest)
@@ -194,8 +188,6 @@ class FreeRun(Run):
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
         site.count("commits")
-        self.acknowledge(outcome.own)
-        self.acknowledge(outcome.head)
         self.publisher.forget_settled(outcome.head)
         self.head, self.base, self.files, self.output = outcome.head, files, [], {}
 
@@ -265,13 +257,11 @@ class RealRun(Run):
                   site.bind(root), (("source", _DESCRIPTION),))  # type: ignore[arg-type] # fmt: skip
         self.run = JobRun(job, _Writer(site))
         self.run.start()
-        self.acknowledge(self.run.head)
         site.count("claims")
 
     def batch(self) -> None:
         assert self.run is not None
         self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
-        self.acknowledge(self.run.head)
         self.site.count("commits")
 
     def finish(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
 from stateflow.runtime.publishing import BoundSink
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage.paths import data_folder
@@ -19,6 +20,21 @@ from tests.model.store import SimStorage
 from tests.model.world import SimClock, World
 
 JOB = NewJob(name="job", max_parallelism=4, key_types={})
+
+
+class WatchedLog(CheckpointLog):
+    """The real log; the invariants hear of every entry that a caller is told to be part of the history."""
+
+    def __init__(self, log: CheckpointLog, checker: Checker) -> None:
+        super().__init__(log.storage, log.job)
+        self._checker = checker
+
+    def append(self, parent: Head | None, draft: Draft) -> Appended | Overtaken:
+        outcome = super().append(parent, draft)
+        if isinstance(outcome, Appended):
+            for head in (outcome.own, outcome.head):
+                self._checker.acknowledged(head.entry.seq, head.sha256)
+        return outcome
 
 
 @dataclass
@@ -42,6 +58,15 @@ class Site:
     def count(self, what: str) -> None:
         """Counts something for the statistics."""
         self.world.stats[what] += 1
+
+    def open(self, writer: str) -> JobRoot:
+        """The existing job root, watched. Raises as `JobRoot.open`."""
+        return self.watch(JobRoot.open(self.storage, self.clock, writer))
+
+    def watch(self, root: JobRoot) -> JobRoot:
+        """Lets the invariants hear what the root's users are told."""
+        root.log = WatchedLog(root.log, self.checker)
+        return root
 
     def bind(self, root: JobRoot) -> dict[str, BoundSink]:
         """The sinks as a run of the job has them."""

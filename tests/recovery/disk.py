@@ -100,6 +100,11 @@ def entries(root: Path) -> list[Entry]:
     return found
 
 
+def newest_seq(root: Path) -> int:
+    """The number of the newest entry, whatever is in it."""
+    return max(int(p.name) for p in (root / "log").iterdir())
+
+
 def head(root: Path) -> Entry:
     """The newest entry."""
     return entries(root)[-1]

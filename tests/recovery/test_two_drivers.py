@@ -9,7 +9,7 @@ from tests.recovery import disk
 from tests.recovery.harness import AccountsBox
 from tests.recovery.process import Ended, Running, spawn, wait_for
 
-ROUNDS = 60
+ROUNDS = 8
 _ROWS = 80
 # How often a run passes them before it is stopped: in the middle of the second batch, or thereabouts.
 _NTH = {name: 6 for name in NAMES if name.startswith("task.")} | {

@@ -275,6 +275,25 @@ def test_a_map_with_other_keys_is_another_state(state: KeyedState) -> None:
         state.map_state(MapStateDescriptor("names", int, int))
 
 
+@pytest.mark.parametrize("declare", [
+    lambda state: state.value_state(ValueStateDescriptor("count", str)),
+    lambda state: state.map_state(MapStateDescriptor("count", str, int)),
+    lambda state: state.map_state(MapStateDescriptor("names", bytes, int)),
+])  # fmt: skip
+def test_a_stored_state_is_not_taken_for_something_else(
+    store: Watched, declare: Callable[[KeyedState], object]
+) -> None:
+    before = KeyedState(store)
+    before.value_state(COUNT)
+    before.map_state(NAMES)
+    state = KeyedState(store, before.schemas)
+    with pytest.raises(StateError, match="something else than what is stored") as refused:
+        declare(state)
+    assert {"name", "stored", "declared"} == set(refused.value.facts)
+    state.value_state(COUNT)
+    state.value_state(ValueStateDescriptor("new", int))
+
+
 def test_two_names_whose_ids_collide_are_refused_by_name(state: KeyedState) -> None:
     first, second = COLLIDING
     assert first != second and state_id(first) == state_id(second)
@@ -287,7 +306,9 @@ def test_two_names_whose_ids_collide_are_refused_by_name(state: KeyedState) -> N
 @pytest.mark.parametrize("use", [
     ValueState.value, ValueState.clear, lambda value: value.update(1),
 ])  # fmt: skip
-def test_a_value_without_a_key_is_refused(state: KeyedState, use: Callable[[ValueState[int]], object]) -> None:
+def test_a_value_without_a_key_is_refused(
+    state: KeyedState, use: Callable[[ValueState[int]], object]
+) -> None:
     value = state.value_state(COUNT)
     with pytest.raises(StateError, match="without a key"):
         use(value)
@@ -302,7 +323,9 @@ def test_a_value_without_a_key_is_refused(state: KeyedState, use: Callable[[Valu
     MapState.items, MapState.keys, MapState.values, MapState.clear, MapState.is_empty, lambda names: names.get("x"),
     lambda names: names.put("x", 1), lambda names: names.remove("x"), lambda names: names.contains("x"),
 ])  # fmt: skip
-def test_a_map_without_a_key_is_refused(state: KeyedState, use: Callable[[MapState[str, int]], object]) -> None:
+def test_a_map_without_a_key_is_refused(
+    state: KeyedState, use: Callable[[MapState[str, int]], object]
+) -> None:
     names = state.map_state(NAMES)
     with pytest.raises(StateError, match="without a key"):
         use(names)

@@ -81,13 +81,13 @@ class Life(RuleBasedStateMachine):
     def _act(self, key: str, action: str, *arguments: Any) -> None:
         mine = self.names[key]
         match action, *arguments:
-            case "look", :
+            case ("look",):
                 assert self.count.value() == self.counts.get(key)
                 assert self.list.value() == self.words.get(key)
             case "look up", name:
                 assert self.map.get(name) == mine.get(name)
                 assert self.map.contains(name) == (name in mine)
-            case "entries", :
+            case ("entries",):
                 assert list(self.map.items()) == sorted(mine.items(), key=lambda entry: entry[0].encode())
                 assert self.map.is_empty() == (not mine)
             case "count", number:
@@ -102,7 +102,7 @@ class Life(RuleBasedStateMachine):
             case "remove", name:
                 self.map.remove(name)
                 mine.pop(name, None)
-            case "clear map", :
+            case ("clear map",):
                 self.map.clear()
                 mine.clear()
 

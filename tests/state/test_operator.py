@@ -28,7 +28,16 @@ from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCod
 from stateflow.keygroups import key_hash
 from stateflow.runtime.operator import KeyedOperator
 from stateflow.runtime.rows import to_batch
-from stateflow.runtime.specs import BARRIER_ORDER, CONTROL, GROUP_SHIFT, ORDER, REPORT, BatchInfo, LevelSpec, UnitSpec
+from stateflow.runtime.specs import (
+    BARRIER_ORDER,
+    CONTROL,
+    GROUP_SHIFT,
+    ORDER,
+    REPORT,
+    BatchInfo,
+    LevelSpec,
+    UnitSpec,
+)
 from stateflow.runtime.task import Barrier, run_level
 from stateflow.state.memory import DictBackend
 

@@ -127,7 +127,9 @@ def test_nothing_is_left_of_a_put_that_failed(storage: PosixStorage) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_modes_are_the_owner_s_alone_whatever_the_umask(storage: PosixStorage, tmp_path: Path, umask: int) -> None:
+def test_modes_are_the_owner_s_alone_whatever_the_umask(
+    storage: PosixStorage, tmp_path: Path, umask: int
+) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
     source.chmod(0o666)

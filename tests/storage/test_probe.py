@@ -53,7 +53,9 @@ class NobodyWins(MemoryStorage):
         return PutResult.EXISTS
 
 
-@pytest.mark.parametrize("storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__
+)
 def test_a_storage_without_put_if_absent_is_refused(storage: Storage) -> None:
     with pytest.raises(EnvironmentUnsupported, match="several writers") as refused:
         probe_storage(storage, ManualClock(), 1)

@@ -8,9 +8,9 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.api.functions import KeyedProcessFunction
+from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
-from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.documents import EntryKind, EntryRef, JobFormat, LogEntry
 from stateflow.checkpoint.log import Head
 from stateflow.config import SourceSettings
@@ -74,7 +74,15 @@ def handle(generation: int, ordinal: int, name: str = "manifest.json", attempt: 
 
 def entry(seq: int, kind: EntryKind = EntryKind.COMMIT, **changes: Any) -> LogEntry:
     """An entry of `JOB`, with what the test is not about filled in."""
-    given = {"generation": 1, "ordinal": 0, "writer": "w", "nonce": f"n{seq}", "parent": f"p{seq}", "at": "now", **changes}
+    given = {
+        "generation": 1,
+        "ordinal": 0,
+        "writer": "w",
+        "nonce": f"n{seq}",
+        "parent": f"p{seq}",
+        "at": "now",
+        **changes,
+    }
     return LogEntry(job_uuid=JOB.job_uuid, seq=seq, kind=kind, **given)
 
 

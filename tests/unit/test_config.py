@@ -128,7 +128,11 @@ def test_no(value: Any) -> None:
     assert resolve({"storage.shared": value}).storage.shared is False
 
 
-@given(st.dictionaries(st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3))
+@given(
+    st.dictionaries(
+        st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3
+    )
+)
 def test_whatever_is_set_is_taken_or_refused_as_a_setting(layer: dict[str, Any]) -> None:
     try:
         resolve(layer)

@@ -85,7 +85,9 @@ def test_of_many_missing_subtasks_some_are_named() -> None:
 
 
 def test_a_failure_comes_before_what_is_missing_because_of_it() -> None:
-    error = UserCodeError("process_element of an operator raised KeyError: 'x'", hint="mend it", operator="op", row=7)
+    error = UserCodeError(
+        "process_element of an operator raised KeyError: 'x'", hint="mend it", operator="op", row=7
+    )
     pending = _pending(TWO_LEVELS, _report(failure=Failure.of(error)))
     with pytest.raises(UserCodeError, match="KeyError") as failed:
         pending.check()
@@ -142,7 +144,9 @@ def test_a_task_of_the_first_level_hears_nobody() -> None:
 
 
 def _state(subtask: int) -> SubtaskState:
-    return SubtaskState(subtask=subtask, first_group=subtask * 64, last_group=subtask * 64 + 63, snapshot=f"s{subtask}")
+    return SubtaskState(
+        subtask=subtask, first_group=subtask * 64, last_group=subtask * 64 + 63, snapshot=f"s{subtask}"
+    )
 
 
 def _schema(name: str) -> StateSchema:
@@ -158,7 +162,9 @@ def test_operators_with_the_state_of_their_subtasks() -> None:
 
 
 def test_a_subtask_without_rows_keeps_what_the_base_knew_of_its_states() -> None:
-    pending = _pending(FIRST, _report(key_types=["string"], state=_state(0)), _report(subtask=1, key_types=["string"]))
+    pending = _pending(
+        FIRST, _report(key_types=["string"], state=_state(0)), _report(subtask=1, key_types=["string"])
+    )
     base = [OperatorState(uid="op", parallelism=2, key_types=["string"], states=[_schema("old")], subtasks=[]),
             OperatorState(uid="gone", parallelism=2, key_types=["string"], states=[], subtasks=[])]  # fmt: skip
     (found,) = pending.operators(base)

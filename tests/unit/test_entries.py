@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stateflow.checkpoint import entries
-from stateflow.checkpoint.documents import EntryKind, LogEntry, PendingOutput, Pin, PublishedOutput, SourcePosition
+from stateflow.checkpoint.documents import (
+    EntryKind,
+    LogEntry,
+    PendingOutput,
+    Pin,
+    PublishedOutput,
+    SourcePosition,
+)
 from stateflow.checkpoint.entries import Author, Commit, pending_of
 from stateflow.checkpoint.log import Head
 from tests.unit.kit import JOB, entry, handle, head, ref
@@ -48,7 +55,12 @@ def _changes(found: LogEntry, base: Head) -> dict[str, Any]:
 
 def _check_link(found: LogEntry, base: Head, kind: EntryKind) -> None:
     assert (found.kind, found.seq, found.parent) == (kind, base.entry.seq + 1, base.sha256)
-    assert (found.writer, found.nonce, found.at, found.job_uuid) == ("writer", "nonce", "2026-01-01", JOB.job_uuid)
+    assert (found.writer, found.nonce, found.at, found.job_uuid) == (
+        "writer",
+        "nonce",
+        "2026-01-01",
+        JOB.job_uuid,
+    )
 
 
 # -- CLAIM --------------------------------------------------------------------------------------------------------
@@ -56,7 +68,13 @@ def _check_link(found: LogEntry, base: Head, kind: EntryKind) -> None:
 
 def test_the_first_claim_begins_everything() -> None:
     found = entries.claim(JOB, None, AUTHOR, None)
-    assert (found.kind, found.seq, found.generation, found.ordinal, found.parent) == (EntryKind.CLAIM, 1, 1, 0, "")
+    assert (found.kind, found.seq, found.generation, found.ordinal, found.parent) == (
+        EntryKind.CLAIM,
+        1,
+        1,
+        0,
+        "",
+    )
     assert (found.note, found.checkpoint, found.manifest, found.retained) == ("why", None, None, [])
 
 
@@ -115,7 +133,11 @@ def test_the_first_commit_retains_nothing() -> None:
 def test_so_many_are_retained_as_are_asked_for_and_the_newest(retain: int, older: int) -> None:
     base = head(20, EntryKind.COMMIT, retained=[ref(n) for n in range(1, older + 1)])
     found = entries.commit(JOB, base, AUTHOR, Commit(1, handle(1, 1), SOURCES), retain)
-    assert found.retained == [*(ref(n) for n in range(1, older + 1)), ref(20)][-(retain - 1) :] if retain > 1 else True
+    assert (
+        found.retained == [*(ref(n) for n in range(1, older + 1)), ref(20)][-(retain - 1) :]
+        if retain > 1
+        else True
+    )
     assert len(found.retained) + 1 == min(retain, older + 2)
 
 
@@ -144,9 +166,15 @@ def test_shortening_the_retention_counts_the_present_checkpoint() -> None:
 
 
 def test_settling_drops_what_is_published() -> None:
-    found = entries.settle(JOB, COMMITTED, AUTHOR, {"out": _published(7)}, frozenset({(6, "out"), (7, "out")}))
+    found = entries.settle(
+        JOB, COMMITTED, AUTHOR, {"out": _published(7)}, frozenset({(6, "out"), (7, "out")})
+    )
     _check_link(found, COMMITTED, EntryKind.ADMIN)
-    assert _changes(found, COMMITTED) == {"pending": [], "published": {"out": _published(7)}, "checkpoint": ref(7)}
+    assert _changes(found, COMMITTED) == {
+        "pending": [],
+        "published": {"out": _published(7)},
+        "checkpoint": ref(7),
+    }
 
 
 # -- pending output -----------------------------------------------------------------------------------------------

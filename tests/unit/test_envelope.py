@@ -19,7 +19,9 @@ from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder, history
 from tests.unit.kit import entry
 
-DOCUMENT = JobFormat(version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]})
+DOCUMENT = JobFormat(
+    version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]}
+)
 SEALED, DIGEST = seal(DOCUMENT)
 
 
@@ -49,7 +51,9 @@ def test_every_cut_is_told() -> None:
         _refused(SEALED[:size])
 
 
-@pytest.mark.parametrize("data", [SEALED + b"x", SEALED + b"\n", b"\n" + SEALED, SEALED * 2, b"", b"\n", b"\0" * 200])
+@pytest.mark.parametrize(
+    "data", [SEALED + b"x", SEALED + b"\n", b"\n" + SEALED, SEALED * 2, b"", b"\n", b"\0" * 200]
+)
 def test_more_or_other_bytes_are_told(data: bytes) -> None:
     _refused(data)
 

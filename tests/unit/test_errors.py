@@ -102,7 +102,11 @@ def test_an_error_reads_as_sentence_facts_and_hint(cls: type[StateflowError]) ->
 def test_an_error_comes_from_a_task_as_what_it_was(cls: type[StateflowError]) -> None:
     again = Failure.of(cls("a thing is wrong", hint="mend it", name="x", number=3)).to_error()
     assert type(again) is cls
-    assert (again.message, again.hint, again.facts) == ("a thing is wrong", "mend it", {"name": "x", "number": "3"})
+    assert (again.message, again.hint, again.facts) == (
+        "a thing is wrong",
+        "mend it",
+        {"name": "x", "number": "3"},
+    )
 
 
 def test_the_builtin_families_hold() -> None:
@@ -120,4 +124,6 @@ def test_messages_are_lower_case_sentences_without_an_end() -> None:
     assert len(found) > 50
     # Names keep their capitals.
     proper = ("RocksDB", "Spark", "Delta", "Python", "Java")
-    assert [m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")] == []
+    assert [
+        m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")
+    ] == []

@@ -40,7 +40,11 @@ def test_a_key_keeps_columns_order_and_types() -> None:
     env = environment()
     _rows(env).key_by("number", "key", order_by=["other"]).process(Pass(), output=Row, uid="op")
     keying = env.graph.operators[0].keying
-    assert (keying.columns, keying.order_by, keying.types) == (("number", "key"), ("other",), ("bigint", "string"))
+    assert (keying.columns, keying.order_by, keying.types) == (
+        ("number", "key"),
+        ("other",),
+        ("bigint", "string"),
+    )
 
 
 def test_a_transform_may_change_the_row_class() -> None:

@@ -15,7 +15,9 @@ seqs = st.integers(0, 10**20 - 1)
 ordinals = st.integers(0, 10**10 - 1)
 attempts = st.from_regex(r"[A-Za-z0-9]{1,64}", fullmatch=True)
 names = st.from_regex(r"[A-Za-z0-9._-]{1,200}", fullmatch=True).filter(lambda name: name not in (".", ".."))
-anything = st.text(max_size=60) | st.from_regex(r"(log|data|spark|probe)/[0-9]{19,21}(/.{0,9})?", fullmatch=True)
+anything = st.text(max_size=60) | st.from_regex(
+    r"(log|data|spark|probe)/[0-9]{19,21}(/.{0,9})?", fullmatch=True
+)
 
 
 @given(seqs, seqs)

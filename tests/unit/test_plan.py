@@ -19,7 +19,10 @@ def _rows(env: StreamExecutionEnvironment) -> DataStream:
 
 def _shape(plan: JobPlan) -> list[list[tuple[str, int, bool, list[str]]]]:
     """Per level and unit: uid, first target, whether it feeds another unit, its sinks."""
-    return [[(u.uid, u.first_target, u.feeds, [s.uid for s in u.sinks]) for u in level.units] for level in plan.levels]
+    return [
+        [(u.uid, u.first_target, u.feeds, [s.uid for s in u.sinks]) for u in level.units]
+        for level in plan.levels
+    ]
 
 
 def test_an_operator_and_its_sinks_run_in_one_task() -> None:

@@ -7,13 +7,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.documents import EntryKind, PublishedOutput
+from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.log import CheckpointLog
 from stateflow.checkpoint.publish import Decision, Output, decide, publish
 from stateflow.errors import Fenced, MissingFile, SinkDiverged, StateflowError, StorageError
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import log_entry
-from stateflow.checkpoint.envelope import seal
 from tests.unit.kit import JOB, entry, head
 
 P, C, HEAD = 20, 30, 40
@@ -109,7 +109,9 @@ def test_a_table_that_never_stands_still_is_given_up() -> None:
 
 
 def test_the_first_table_is_taken_as_it_is() -> None:
-    assert _publish(Table(0, "new"), PublishedOutput(table_id="", version=-1, checkpoint_id=0)).table_id == "new"
+    assert (
+        _publish(Table(0, "new"), PublishedOutput(table_id="", version=-1, checkpoint_id=0)).table_id == "new"
+    )
 
 
 @pytest.mark.parametrize(("table", "newest", "error", "says"), [

@@ -14,7 +14,9 @@ from stateflow.state.handles import SubtaskState
 STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
 
 
-def _operator(uid: str, types: list[str] | None = None, parallelism: int = 2, empty: bool = False) -> OperatorState:
+def _operator(
+    uid: str, types: list[str] | None = None, parallelism: int = 2, empty: bool = False
+) -> OperatorState:
     return OperatorState(uid=uid, parallelism=parallelism, key_types=types or ["string"], states=[],
                          subtasks=[] if empty else STATE)  # fmt: skip
 
@@ -32,7 +34,13 @@ def _wanted(**changes: Any) -> Wanted:
 
 def test_without_a_checkpoint_everything_is_new() -> None:
     plan = plan_restore(0, None, _wanted())
-    assert (plan.checkpoint_id, plan.matched, plan.new, plan.operators, plan.positions) == (0, (), ("a", "b"), {}, ())
+    assert (plan.checkpoint_id, plan.matched, plan.new, plan.operators, plan.positions) == (
+        0,
+        (),
+        ("a", "b"),
+        {},
+        (),
+    )
 
 
 def test_state_is_matched_by_uid() -> None:

@@ -48,7 +48,7 @@ class Optionals(msgspec.Struct):
     b: Optional[str]  # noqa: UP045 - people write it
     c: Instant | None
     d: Annotated[datetime.datetime | None, msgspec.Meta(tz=True)]
-    e: "float | None" = None
+    e: float | None = None
     f: int = 0
 
 

@@ -24,12 +24,16 @@ from stateflow.serializers import ValueSerializer, decode_key, decode_untyped, d
 UTC = datetime.UTC
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
-texts = st.text(max_size=6) | st.sampled_from(["", "\0", "\0\0", "a", "a\0", "a\0b", "ab", "\x01", "é", "\U0010ffff"])
+texts = st.text(max_size=6) | st.sampled_from(
+    ["", "\0", "\0\0", "a", "a\0", "a\0b", "ab", "\x01", "é", "\U0010ffff"]
+)
 blobs = st.binary(max_size=6) | st.sampled_from([b"", b"\0", b"\0\xff", b"\xff", b"\xff\0", b"a"])
 floats = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, -5e-324])
 moments = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 12, 31))
 zoned = st.builds(
-    lambda at, hours: at.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=hours))), moments, st.integers(-12, 14)
+    lambda at, hours: at.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=hours))),
+    moments,
+    st.integers(-12, 14),
 )
 parts = st.one_of(st.none(), blobs, texts, INT64, floats, st.booleans(), st.dates(), moments, zoned)
 keys = st.lists(parts, max_size=3).map(tuple)
@@ -106,7 +110,9 @@ def test_a_moment_comes_back_with_or_without_zone() -> None:
 
 
 @given(keys, keys)
-def test_entries_of_a_key_lie_below_its_prefix_and_nowhere_else(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
+def test_entries_of_a_key_lie_below_its_prefix_and_nowhere_else(
+    a: tuple[Any, ...], b: tuple[Any, ...]
+) -> None:
     """What keyed state relies on: keys of as many parts, none of them null, are no prefixes of one another."""
     if len(a) == len(b) and not _same(a, b):
         assert not (encode_key(a) + b"\0").startswith(encode_key(b) + b"\0")
@@ -167,7 +173,7 @@ class Point:
 
 class Tree(msgspec.Struct):
     value: int
-    children: "list[Tree]" = []
+    children: list[Tree] = []
 
 
 class Colour(enum.Enum):
@@ -229,7 +235,8 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 
 
 SERIALIZERS: list[ValueSerializer[Any]] = [
-    ValueSerializer(kind) for kind in (Any, int, str, Stats, Point, Tree, dict[str, int], set[int], datetime.datetime)
+    ValueSerializer(kind)
+    for kind in (Any, int, str, Stats, Point, Tree, dict[str, int], set[int], datetime.datetime)
 ]
 
 
@@ -252,7 +259,9 @@ def test_any_bytes_are_a_value_or_a_corrupt_file(data: bytes) -> None:
 
 
 @given(st.sampled_from(VALUES), st.data())
-def test_a_flipped_bit_is_another_value_or_a_corrupt_file(kind_and_value: tuple[Any, Any], data: st.DataObject) -> None:
+def test_a_flipped_bit_is_another_value_or_a_corrupt_file(
+    kind_and_value: tuple[Any, Any], data: st.DataObject
+) -> None:
     kind, value = kind_and_value
     serializer: ValueSerializer[Any] = ValueSerializer(kind)
     encoded = bytearray(serializer.encode(value))
@@ -264,7 +273,9 @@ def test_a_flipped_bit_is_another_value_or_a_corrupt_file(kind_and_value: tuple[
         pass
 
 
-@pytest.mark.parametrize("kind", [Path, list[Path], dict[str, object | Path], Callable, type, re := __import__("re").Pattern])
+@pytest.mark.parametrize(
+    "kind", [Path, list[Path], dict[str, object | Path], Callable, type, re := __import__("re").Pattern]
+)
 def test_a_type_that_cannot_be_stored_is_refused_by_name(kind: Any) -> None:
     with pytest.raises(JobDefinitionError, match="cannot be stored") as refused:
         ValueSerializer(kind)
@@ -298,6 +309,10 @@ def test_no_module_can_load_objects_that_run_code() -> None:
             elif isinstance(node, ast.Name | ast.Attribute):
                 names = [node.id if isinstance(node, ast.Name) else node.attr]
             found += [(path.name, name) for name in names if FORBIDDEN & set(name.split("."))]
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("eval", "exec")
+            ):
                 found.append((path.name, node.func.id))
     assert found == []

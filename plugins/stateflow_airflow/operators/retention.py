@@ -47,12 +47,12 @@ class StateflowRetentionOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Collects once."""
-        from stateflow import ops
         from stateflow.errors import StateflowError
+        from stateflow.ops import collect_garbage
 
         retain, preview = _count(self.retain), _truth(self.preview)
         try:
-            report = ops.collect_garbage(self.job_root, retain=retain, dry_run=preview)
+            report = collect_garbage(self.job_root, retain=retain, dry_run=preview)
         except StateflowError as error:
             raise failure(error.code, str(error), "", retryable=error.retryable) from error
         verb = "would be" if preview else "were"

@@ -1,0 +1,273 @@
+"""The command line over a small job without Spark: what it says, writes and returns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.cli import main
+from stateflow.clock import SystemClock
+from stateflow.runtime import stores
+from stateflow.storage import open_storage
+from stateflow.testing.sinks import FolderSink
+from tests.errors.kit import BUILD, JOB, Bench, contents, stateflow
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    yield Bench(tmp_path)
+    stores.close_all()
+
+
+def invoke(*arguments: str) -> Result:
+    """Runs a command in this process."""
+    return CliRunner().invoke(main, list(arguments))
+
+
+def _root(bench: Bench, *more: str) -> list[str]:
+    return ["--job-root", bench.root, *more]
+
+
+# -- help ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_the_commands() -> None:
+    for flag in ("-h", "--help"):
+        shown = invoke(flag)
+        assert shown.exit_code == 0
+        assert set(re.findall(r"^  (\w+)  ", shown.output, re.M)) == set(main.commands)
+
+
+@pytest.mark.parametrize("command", sorted(main.commands))
+def test_each_command_says_what_it_does_and_takes(command: str) -> None:
+    shown = invoke(command, "--help")
+    assert shown.exit_code == 0
+    assert "--job-root URI" in shown.output and "[required]" in shown.output
+    for option in main.commands[command].params:
+        assert option.name == "job" or max(option.opts, key=len) in shown.output
+    assert main.commands[command].help
+
+
+def test_the_version_is_the_package_s() -> None:
+    shown = invoke("--version")
+    assert shown.exit_code == 0
+    try:
+        wanted = metadata.version("stateflow")
+    except metadata.PackageNotFoundError:
+        wanted = "of a checkout"
+    assert wanted in shown.output
+
+
+@pytest.mark.parametrize("arguments", [
+    ["run"], ["run", "job.py"], ["status"], ["gc"], ["no-such"], ["gc", "--job-root", "x", "--retain", "0"],
+    ["run", "job.py", "--job-root", "x", "--log-format", "xml"],
+])  # fmt: skip
+def test_a_wrong_command_line_is_a_configuration_error(arguments: list[str]) -> None:
+    shown = invoke(*arguments)
+    assert shown.exit_code == 2 and "Usage: " in shown.output
+
+
+# -- run ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_what_it_did(bench: Bench) -> None:
+    shown = invoke(*bench.command())
+    assert shown.exit_code == 0
+    assert re.fullmatch(r"job: 3 batches, 12 rows, checkpoint 0 → \d+, caught-up, [\d.]+ s\n", shown.stdout)
+    assert len(FolderSink(bench.folder / "table").rows()) == 12
+    lines = shown.stderr.splitlines()
+    assert len(lines) == 4
+    assert "INFO restored job=job run=1 checkpoint=0 matched=[] new=['sum']" in lines[0]
+    assert re.search(
+        r"INFO committed checkpoint=\d+ batch=1 rows=4 seconds=[\d.]+ increment_bytes=\d+", lines[1]
+    )
+
+
+def test_a_run_goes_on_where_the_last_one_ended(bench: Bench) -> None:
+    first = invoke(*bench.command("--set", "run.max_batches=1"))
+    assert "1 batches, 4 rows" in first.stdout and ", batches, " in first.stdout
+    second = invoke(*bench.command())
+    assert "2 batches, 8 rows" in second.stdout and "matched=['sum']" in second.stderr
+    assert len(FolderSink(bench.folder / "table").rows()) == 12
+
+
+def test_the_command_line_wins_over_a_file_and_a_file_over_the_job(bench: Bench) -> None:
+    bench.write("""
+    def build(env):
+        env.configure(run__max_batches=3, source__max_rows_per_batch=3)
+        assert env.parameter("who") == "line"
+        env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
+    """)
+    config = bench.folder / "settings.toml"
+    config.write_text('job.who = "file"\n[run]\nmax_batches = 2\n')
+    shown = invoke(*bench.command("--config", str(config), "--set", "job.who=line"))
+    assert shown.exit_code == 0, shown.output
+    assert "2 batches, 6 rows" in shown.stdout
+
+
+def _json_lines(text: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in text.splitlines()]
+    for line in lines:
+        assert set(line) >= {"time", "level", "logger", "event", "facts"} and line["logger"].startswith(
+            "stateflow"
+        )
+    return lines
+
+
+def test_json_logs_are_one_object_a_line(bench: Bench) -> None:
+    shown = invoke(*bench.command("--log-format", "json"))
+    first, *batches = _json_lines(shown.stderr)
+    assert (first["event"], first["level"]) == ("restored", "INFO")
+    assert first["facts"] == {"job": "job", "run": 1, "checkpoint": 0, "matched": [], "new": ["sum"]}
+    assert [(b["event"], b["facts"]["batch"], b["facts"]["rows"]) for b in batches] == [
+        ("committed", 1, 4), ("committed", 2, 4), ("committed", 3, 4),
+    ]  # fmt: skip
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first["time"])
+
+
+def test_json_logs_stay_json_when_a_run_fails(bench: Bench) -> None:
+    bench.write(BUILD, JOB.replace("yield Total(", "1 / 0\n        yield Total("))
+    shown = invoke(*bench.command("--log-format", "json"))
+    assert shown.exit_code == 4
+    *_, last = _json_lines(shown.stderr)
+    assert (last["event"], last["level"], last["facts"]["code"]) == ("failed", "ERROR", "user-code")
+    assert "ZeroDivisionError" in last["facts"]["error"] and "job.py:" in last["facts"]["error"]
+
+
+def test_json_logs_stay_json_when_something_unexpected_happens(bench: Bench) -> None:
+    bench.write(BUILD, JOB.replace("ROWS = ", "class Odd(ScriptedSource):\n    def read(self, position, limits):\n"
+                                   "        raise SystemError('odd')\n\n\nROWS = ")
+                .replace("return ScriptedSource(", "return Odd("))  # fmt: skip
+    shown = invoke(*bench.command("--log-format", "json"))
+    assert shown.exit_code == 1
+    unexpected, last = _json_lines(shown.stderr)[-2:]
+    assert "SystemError: odd" in unexpected["traceback"]
+    assert last["facts"]["code"] == "internal"
+
+
+# -- the result file ----------------------------------------------------------------------------------------------
+
+
+def test_a_result_file_tells_how_a_run_ended(bench: Bench) -> None:
+    file = bench.folder / "result.json"
+    file.write_text("from before")
+    shown = invoke(*bench.command("--result-file", str(file), "--run-id", "dag run 1"))
+    assert shown.exit_code == 0
+    result = json.loads(file.read_text())
+    assert (result["status"], result["error"], result["stopped_because"]) == ("finished", None, "caught-up")
+    assert (result["job"], result["generation"], result["started_from"]) == ("job", 1, 0)
+    assert (result["batches"], result["rows_in"], result["rows_out"]) == (3, 12, {"totals": 12})
+    assert result["offsets"] == {"rows": '{"row": 12}'}
+    assert sorted(p.name for p in bench.folder.glob("result*")) == ["result.json"]
+
+    root = JobRoot.open(open_storage(bench.root), SystemClock())
+    assert result["checkpoint_id"] == root.head().checkpoint_id and result["job_uuid"] == root.job.job_uuid
+    claim = root.log._read(1)
+    assert claim is None or claim.entry.note == "dag run 1"
+
+
+def test_a_result_file_tells_why_a_run_failed(bench: Bench) -> None:
+    bench.write(BUILD, JOB.replace("yield Total(", "raise KeyError('k')\n        yield Total("))
+    file = bench.folder / "result.json"
+    shown = invoke(*bench.command("--result-file", str(file)))
+    assert shown.exit_code == 4
+    result = json.loads(file.read_text())
+    assert result["status"] == "failed"
+    error = result["error"]
+    assert (error["code"], error["retryable"]) == ("user-code", False)
+    assert "process_element of an operator raised KeyError" in error["message"] and error["hint"]
+    assert f"error [user-code]: {error['message']}" in shown.stderr
+
+
+def test_a_result_file_that_cannot_be_written_is_told_before_anything_runs(bench: Bench) -> None:
+    shown = invoke(*bench.command("--result-file", str(bench.folder / "none" / "result.json")))
+    assert shown.exit_code == 2 and "error [config]" in shown.stderr and "none/result.json" in shown.stderr
+    assert not Path(bench.root).exists()
+
+
+# -- status, gc, pins ---------------------------------------------------------------------------------------------
+
+
+def test_status_shows_where_a_job_stands_and_changes_nothing(bench: Bench) -> None:
+    bench.run()
+    before = contents(bench.folder)
+    shown = invoke("status", *_root(bench))
+    assert shown.exit_code == 0
+    root = JobRoot.open(open_storage(bench.root), SystemClock())
+    head = root.head()
+    assert f"job job ({root.job.job_uuid})" in shown.output
+    assert f"checkpoint {head.checkpoint_id}, generation 1" in shown.output
+    assert all(word in shown.output for word in ("committed (UTC)", "increment", "files"))
+    assert len(shown.output.splitlines()) == 2 + 1 + 3
+
+    found = json.loads(invoke("status", *_root(bench, "--json")).output)
+    assert (found["job"], found["checkpoint_id"], found["head_seq"]) == (
+        "job",
+        head.checkpoint_id,
+        head.entry.seq,
+    )
+    assert contents(bench.folder) == before
+
+
+@pytest.mark.parametrize("command", ["status", "gc", "pins"])
+def test_where_no_job_is_nothing_is_made(bench: Bench, command: str) -> None:
+    shown = invoke(command, *_root(bench))
+    assert shown.exit_code == 2
+    assert "error [config]: there is no job here" in shown.output and "hint: check --job-root" in shown.output
+    assert not Path(bench.root).exists()
+
+
+def test_gc_says_first_and_deletes_then(bench: Bench) -> None:
+    bench.run()
+    before = contents(bench.folder)
+    would = json.loads(invoke("gc", *_root(bench, "--retain", "1", "--dry-run", "--json")).output)
+    assert would["dry_run"] and would["files"] > 0 and contents(bench.folder) == before
+    shown = invoke("gc", *_root(bench, "--retain", "1", "--dry-run"))
+    assert f"job: would delete {would['files']} files" in shown.output
+
+    did = json.loads(invoke("gc", *_root(bench, "--retain", "1", "--json")).output)
+    assert (did["dry_run"], did["bytes_freed"] >= would["bytes_freed"]) == (False, True)
+    assert len(did["retained"]) == 1
+    assert contents(bench.folder).items() < {**before, **contents(bench.folder)}.items()
+    again = invoke("gc", *_root(bench))
+    assert "job: deleted 0 files, 0 B; kept checkpoints" in again.output
+    assert bench.run().started_from == did["retained"][0]
+
+
+def test_gc_names_what_is_not_ours(bench: Bench) -> None:
+    bench.run()
+    (Path(bench.root) / "data" / "notes.txt").write_text("mine")
+    shown = invoke("gc", *_root(bench))
+    assert "  not ours, left alone: data/notes.txt" in shown.output
+    assert (Path(bench.root) / "data" / "notes.txt").exists()
+
+
+def test_pins_are_listed_and_dropped(bench: Bench) -> None:
+    bench.run()
+    assert invoke("pins", *_root(bench)).output == "no pins\n"
+    root = JobRoot.open(open_storage(bench.root), SystemClock())
+    checkpoint = root.head().checkpoint
+    assert checkpoint is not None
+    pin = root.pin(checkpoint, "me", "looking at it")
+    shown = invoke("pins", *_root(bench))
+    assert re.match(rf"{pin.id}  checkpoint {checkpoint.id}  me: looking at it  since \d{{4}}-", shown.output)
+    assert invoke("pins", *_root(bench, "--drop", "other")).exit_code == 2
+    assert invoke("pins", *_root(bench, "--drop", pin.id)).output == f"dropped {pin.id}\n"
+    assert root.head().entry.pinned == []
+
+
+# -- as a process -------------------------------------------------------------------------------------------------
+
+
+def test_a_process_ends_with_the_code_and_keeps_its_streams_apart(bench: Bench) -> None:
+    ended = stateflow(bench.command("--log-format", "json"), bench.folder)
+    assert ended.returncode == 0 and ended.stdout.startswith("job: 3 batches")
+    _json_lines(ended.stderr)

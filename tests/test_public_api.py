@@ -1,0 +1,71 @@
+"""What users import, and what that costs them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import stateflow
+
+ROOT = Path(stateflow.__file__).parents[1]
+
+
+def _modules_after(statement: str) -> set[str]:
+    """Top-level packages that a fresh process has loaded after a statement."""
+    script = (
+        f"import json, sys\n{statement}\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    )
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True,
+                           check=True)  # fmt: skip
+    return set(json.loads(ended.stdout))
+
+
+def test_the_names_are_sorted_and_there() -> None:
+    assert stateflow.__all__ == sorted(set(stateflow.__all__))
+    for name in stateflow.__all__:
+        assert getattr(stateflow, name).__name__ == name
+
+
+def test_the_names_never_change_unnoticed() -> None:
+    assert stateflow.__all__ == [
+        "Context", "DeltaSink", "FileSource", "KeyedProcessFunction", "MapState", "MapStateDescriptor", "RuntimeContext",
+        "StreamExecutionEnvironment", "ValueState", "ValueStateDescriptor",
+    ]  # fmt: skip
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        stateflow.no_such_name  # noqa: B018
+
+
+def test_importing_stateflow_loads_neither_spark_nor_a_sink_nor_the_command_line() -> None:
+    loaded = _modules_after("import stateflow")
+    assert (
+        loaded & {"pyspark", "py4j", "pandas", "deltalake", "delta", "airflow", "obstore", "click", "rich"}
+        == set()
+    )
+
+
+def test_what_needs_no_spark_loads_none() -> None:
+    """Airflow's workers import these, and the command line for `status` and `gc`."""
+    loaded = _modules_after(
+        "import stateflow.ops, stateflow.checkpoint.restore, stateflow.cli, stateflow.testing.sources"
+    )
+    assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    for found in pkgutil.walk_packages(stateflow.__path__, "stateflow."):
+        if found.name != "stateflow.__main__":
+            text = importlib.import_module(found.name).__doc__
+            assert text and text[0].isupper() and text.strip(), found.name
+
+
+def test_types_are_shipped() -> None:
+    assert (Path(stateflow.__file__).parent / "py.typed").is_file()

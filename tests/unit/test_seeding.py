@@ -1,0 +1,155 @@
+"""The Spark checkpoint location: what is captured of it, and made of that again."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stateflow.checkpoint.documents import SourceFile, SparkPosition
+from stateflow.errors import CorruptFile, DataError, InternalError, MissingFile, StateflowError
+from stateflow.runtime.seeding import SparkLocation, needed_entries, source_positions
+from stateflow.state.handles import FileHandle
+from stateflow.storage import MemoryStorage
+from stateflow.storage.paths import data_folder, parse_data
+
+QUERY = "0d4c1b2a-0000-4000-8000-000000000000"
+OFFSETS = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n'
+LARGE = b"v1\n" + b'{"path":"file:///data/part.parquet"}\n' * 1000
+FOLDER = data_folder(4, 2, "driver")
+
+
+@pytest.mark.parametrize(("names", "needed"), [
+    ([], []),
+    (["0"], ["0"]),
+    (["10", "9", "2"], ["2", "9", "10"]),
+    (["9.compact", "9", "8", "10", "11"], ["9.compact", "10", "11"]),
+    (["9.compact", "19.compact", "18", "20"], ["19.compact", "20"]),
+    (["9.compact"], ["9.compact"]),
+    (["state.json", "0", "initial"], ["0", "initial", "state.json"]),
+])  # fmt: skip
+def test_of_a_source_s_log_the_newest_compaction_and_what_came_after(
+    names: list[str], needed: list[str]
+) -> None:
+    assert needed_entries(names) == needed
+    assert needed_entries(names[::-1]) == needed
+
+
+def _written_by_spark(folder: Path) -> None:
+    """A location as Spark leaves it in the middle of batch 7."""
+    files = {
+        "metadata": b'{"id":"x"}', "offsets/5": b"old", "offsets/6": b"before", "offsets/7": OFFSETS, "commits/6": b"c",
+        "sources/0/5": b"five", "sources/0/6.compact": LARGE, "sources/0/7": b"seven", "sources/0/.7.crc": b"crc",
+        "sources/0/8.tmp": b"half", "sources/1/0": b"first offset",
+    }  # fmt: skip
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def test_what_is_captured_seeds_a_location_that_captures_the_same(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    _written_by_spark(tmp_path / "first")
+    position = SparkLocation(tmp_path / "first", storage).capture(7, FOLDER)
+    assert (position.batch_id, position.offsets, position.previous_offsets) == (7, OFFSETS, b"before")
+    assert [f.path for f in position.source_files] == ["0/6.compact", "0/7", "1/0"]
+
+    again = SparkLocation(tmp_path / "deep" / "second", storage)
+    again.seed(position, QUERY)
+    found = {str(p.relative_to(again.folder)): p.read_bytes() for p in again.folder.rglob("*") if p.is_file()}
+    metadata = found.pop("metadata")
+    assert json.loads(metadata) == {"id": QUERY}
+    assert found == {
+        "offsets/6": b"before", "offsets/7": OFFSETS, "commits/7": position.commit, "sources/0/6.compact": LARGE,
+        "sources/0/7": b"seven", "sources/1/0": b"first offset",
+    }  # fmt: skip
+    assert stat.S_IMODE(again.folder.stat().st_mode) == 0o700
+
+    stored = storage.list("")
+    assert again.capture(7, data_folder(9, 1, "driver")) == position
+    assert storage.list("") == stored, "what is stored already is not stored again"
+
+
+def test_a_large_log_is_a_file_and_a_small_one_is_in_the_manifest(tmp_path: Path) -> None:
+    storage = MemoryStorage()
+    _written_by_spark(tmp_path / "first")
+    files = {f.path: f for f in SparkLocation(tmp_path / "first", storage).capture(7, FOLDER).source_files}
+    assert files["0/7"] == SourceFile(path="0/7", content=b"seven")
+    handle = files["0/6.compact"].handle
+    assert handle is not None and files["0/6.compact"].content is None
+    assert storage.get(handle.key) == LARGE
+    parsed = parse_data(handle.key)
+    assert parsed is not None and (parsed.generation, parsed.ordinal) == (4, 2), (
+        "so that garbage collection knows it"
+    )
+
+
+def test_the_first_batch_has_nothing_before_it(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_bytes(OFFSETS)
+    position = SparkLocation(tmp_path, MemoryStorage()).capture(0, FOLDER)
+    assert (position.batch_id, position.previous_offsets, position.source_files) == (0, None, [])
+    again = SparkLocation(tmp_path / "again", MemoryStorage())
+    again.seed(position, QUERY)
+    assert sorted(p.name for p in (again.folder / "offsets").iterdir()) == ["0"]
+
+
+def test_a_job_without_a_checkpoint_starts_in_an_empty_folder(tmp_path: Path) -> None:
+    location = SparkLocation(tmp_path / "new", MemoryStorage())
+    location.seed(None, QUERY)
+    assert list(location.folder.iterdir()) == []
+
+
+def test_a_batch_that_spark_has_not_planned_is_an_internal_error(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="batch=7"):
+        SparkLocation(tmp_path, MemoryStorage()).capture(7, FOLDER)
+
+
+def _position(*files: SourceFile) -> SparkPosition:
+    return SparkPosition(
+        batch_id=0, offsets=OFFSETS, previous_offsets=None, commit=b"c", source_files=list(files)
+    )
+
+
+@pytest.mark.parametrize("path", [
+    "", "x", "/etc/x", "../x", "0/../../x", "0/..", "0/./1", "0//1", "0/", "a/b/c/d/e", "0/x\0y", "..",
+])  # fmt: skip
+def test_a_path_outside_the_location_is_refused(tmp_path: Path, path: str) -> None:
+    location = SparkLocation(tmp_path / "root" / "location", MemoryStorage())
+    with pytest.raises(CorruptFile) as refused:
+        location.seed(_position(SourceFile(path=path, content=b"x")), QUERY)
+    assert refused.value.facts == {"path": path}
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
+        "root/location/commits/0", "root/location/metadata", "root/location/offsets/0",
+    ]  # fmt: skip
+
+
+HANDLE = FileHandle(key=f"{FOLDER}sources-0-1", size=3, sha256="0" * 64)
+
+
+@pytest.mark.parametrize(("handle", "error"), [
+    (HANDLE, CorruptFile), (msgspec.structs.replace(HANDLE, size=4), CorruptFile),
+    (msgspec.structs.replace(HANDLE, key="data/gone"), MissingFile),
+    (msgspec.structs.replace(HANDLE, key="../outside"), DataError),
+])  # fmt: skip
+def test_a_stored_log_that_is_not_what_was_recorded_is_refused(
+    tmp_path: Path, handle: FileHandle, error: type[StateflowError]
+) -> None:
+    storage = MemoryStorage()
+    storage.put_new(HANDLE.key, b"abc")
+    with pytest.raises(error) as refused:
+        SparkLocation(tmp_path / "x", storage).seed(_position(SourceFile(path="0/1", handle=handle)), QUERY)
+    assert handle.key in refused.value.facts.values()
+
+
+def test_each_source_has_its_own_line() -> None:
+    offsets = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n{"topic":{"0":3}}\n'
+    position = msgspec.structs.replace(_position(), offsets=offsets)
+    found = source_positions(position, [("files", "reads files"), ("topic", "reads a topic")])
+    assert [(p.uid, p.description, p.offset) for p in found] == [
+        ("files", "reads files", '{"logOffset":7}'), ("topic", "reads a topic", '{"topic":{"0":3}}'),
+    ]  # fmt: skip
