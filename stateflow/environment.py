@@ -78,7 +78,7 @@ class StreamExecutionEnvironment:
     def from_source(self, source: Source | LocalSource, *, uid: str = "") -> DataStream:
         """A stream of a source's rows. The uid is what the source's position is matched by."""
         if not isinstance(source, Source | LocalSource):
-            raise JobDefinitionError("from_source needs a source", hint="an object such as FileSource(path, schema=Row)",
+            raise JobDefinitionError("from_source needs a source", hint="such as FileSource(path, schema=Row)",
                                      given=repr(source), uid=uid)  # fmt: skip
         return DataStream(self.graph, self.graph.add_source(SourceNode(uid, source, source.schema)))
 

@@ -78,7 +78,7 @@ class KeyedStream:
             uid: what the operator's state is matched by, over all versions of the job.
         """
         if not isinstance(function, KeyedProcessFunction):
-            raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object of your class: "
+            raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object: "
                                      "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
         node = ProcessNode(uid, self._node, self._keys, function, RowSchema.of(output))
         return DataStream(self._graph, self._graph.add_operator(node))

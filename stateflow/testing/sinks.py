@@ -35,7 +35,9 @@ class FolderSink(Sink):
         return True
 
     def check(self, context: SinkContext) -> str | None:
-        return _versions(self.folder)[0]["id"] if (self.folder / "versions").is_dir() else None
+        # Another run may have made the folder, and its first version not yet.
+        versions = _versions(self.folder) if (self.folder / "versions").is_dir() else []
+        return versions[0]["id"] if versions else None
 
     def prepare(self, context: SinkContext) -> str:
         first = json.dumps({"id": _clock.new_id()}).encode()

@@ -101,7 +101,8 @@ JOBS = {
     "a sink without uid": _job(_STREAM + "rows.sink_to(sink())", "sink has no uid"),
     "a uid twice": _job(_STREAM + "rows.sink_to(sink(), uid='rows')", "uid is used twice", "'rows'"),
     "a uid that is no name": Case(
-        lambda b: b.write(_STREAM + "rows.sink_to(sink(), uid='../x')"), ConfigError, "config", ("uid of a sink", "../x")
+        lambda b: b.write(_STREAM + "rows.sink_to(sink(), uid='../x')"), ConfigError, "config",
+        ("uid of a sink", "../x"),
     ),
     "no such key column": _job(_STREAM + "rows.key_by('kye')", "no such column", "'kye'", "key, number"),
     "no such order column": _job(_STREAM + "rows.key_by('key', order_by=['time'])", "no such column", "'time'"),
@@ -179,14 +180,6 @@ def _other_scheme(bench: Bench) -> None:
 ], ids=lambda case: case.make.__name__)  # fmt: skip
 def test_a_root_that_cannot_be_used(bench: Bench, case: Case) -> None:
     check(bench, case)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not stop root")
-def test_a_root_without_permission(bench: Bench) -> None:
-    locked = bench.folder / "locked"
-    locked.mkdir(mode=0o500)
-    bench.root = str(locked / "root")
-    check(bench, Case(lambda b: None, ConfigError, "config", ("locked", "permissions")))
 
 
 def test_a_root_of_this_host_with_tasks_on_others(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,6 @@ class Chain:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.seen: dict[int, Entry] = {}
-        self._gone: set[str] = set()
 
     def look(self) -> None:
         """Takes in the entries that are there now."""
@@ -216,13 +216,14 @@ class Chain:
         chain = [self.seen[seq] for seq in sorted(self.seen)]
         if complete:
             assert [e.seq for e in chain] == list(range(1, len(chain) + 1))
-        for before, after in zip(chain, chain[1:], strict=False):
+        for before, after in pairwise(chain):
             _check_later(before, after)
             if after.seq == before.seq + 1:
                 _check_next(before, after)
         for entry in chain:
-            for ref in [*entry.doc["retained"], *([entry.doc["checkpoint"]] if entry.doc["checkpoint"] else [])]:
-                assert ref["id"] not in self.seen or self.seen[ref["id"]].sha256 == ref["sha256"], entry.seq
+            refs = [*entry.doc["retained"], entry.doc["checkpoint"]]
+            for ref in [r for r in refs if r and r["id"] in self.seen]:
+                assert self.seen[ref["id"]].sha256 == ref["sha256"], entry.seq
         self._check_history()
 
     def _check_history(self) -> None:
@@ -269,7 +270,7 @@ def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
     """
     manifest = read_manifest(root, head(root).doc["manifest"])
     (operator,) = [o for o in manifest["operators"] if o["uid"] == uid]
-    names = {struct.pack(">I", xxhash.xxh32_intdigest(s["name"].encode())): s["name"] for s in operator["states"]}
+    names = {_state_id(s["name"]): s["name"] for s in operator["states"]}
     found: dict[tuple[Any, ...], Any] = {}
     for subtask in operator["subtasks"]:
         for key, value in _stored(root, subtask):
@@ -279,6 +280,10 @@ def read_state(root: Path, uid: str) -> dict[tuple[Any, ...], Any]:
             assert parsed not in found and value[:1] == b"\x01"
             found[parsed] = msgspec.msgpack.decode(value[1:])
     return found
+
+
+def _state_id(name: str) -> bytes:
+    return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
 
 
 def _stored(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
@@ -337,7 +342,6 @@ def folder_leftovers(table: Path) -> list[str]:
 def scratch_generations(local: Path) -> dict[str, int]:
     """Working folders of stores in the scratch space, and the generation that each belongs to."""
     return {str(p.relative_to(local)): int(p.name.split(".")[0]) for p in local.glob("*/*/*/work/*")}
-
 
 
 def files_read(entry: Entry) -> int:

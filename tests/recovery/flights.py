@@ -7,7 +7,6 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,9 +91,8 @@ def expected(files: int) -> Expected:
             flights[aircraft] += 1
             totals[aircraft] = totals.get(aircraft, 0.0) + (row["delay"] or 0.0)
             seen.setdefault(key, Counter())[aircraft] += 1
-            result.movements.append(
-                {"number": row["number"], "aircraft": aircraft, "flights": flights[aircraft], "total": totals[aircraft]}
-            )
+            figures = {"flights": flights[aircraft], "total": totals[aircraft]}
+            result.movements.append({"number": row["number"], "aircraft": aircraft, **figures})
         for key in sorted({(r["carrier"], r["origin"]) for r in rows}):
             batches[key] += 1
             counted = {"flights": seen[key].total(), "aircraft": len(seen[key])}
@@ -121,8 +119,3 @@ def _generation(name: str) -> int:
     match = re.search(r"-g(\d+)-o\d+-s\d+-", name)
     assert match is not None, name
     return int(match[1])
-
-
-def summary(entry: disk.Entry) -> dict[str, Any]:
-    """What a person wants to see of an entry when a test fails."""
-    return {k: entry.doc[k] for k in ("seq", "kind", "generation", "ordinal", "sources")}

@@ -71,7 +71,8 @@ def expected(rows: Sequence[Row]) -> Expected:
     result.balances.update({("shops", (a,), s): total for (a, s), total in spent.items() if total})
     result.turnovers.update({("turnover", (s,), None): total for s, total in turnover.items()})
     result.turnovers.update({("batches", (s,), None): n for s, n in batches.items()})
-    result.turnovers.update({("customers", (s,), a): b for s, known in customers.items() for a, b in known.items()})
+    for shop, known in customers.items():
+        result.turnovers.update({("customers", (shop,), a): balance for a, balance in known.items()})
     return result
 
 
@@ -120,7 +121,8 @@ class Box:
         assignments = [a for n, v in given.items() for a in ("--set", f"{n.replace('__', '.')}={v}")]
         job = str(JOBS / f"{self.job}.py")
         environment = {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": str(self.marker)}
-        return self._start(launcher or self.launcher, ["run", job, "--job-root", str(self.root), *assignments], environment)
+        arguments = ["run", job, "--job-root", str(self.root), *assignments]
+        return self._start(launcher or self.launcher, arguments, environment)
 
     def run(self, failpoint: str = "", **settings: Any) -> Ended:
         """Starts a run and waits for its end."""

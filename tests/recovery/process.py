@@ -108,7 +108,9 @@ class Running(ABC):
 
     def wait_family(self) -> None:
         """Waits until nothing of what was below it is alive: it ends by itself when its driver is gone."""
-        wait_for(lambda: not any(map(_is_alive, self._family.values())), lambda: f"the processes below {self}")
+        wait_for(
+            lambda: not any(map(_is_alive, self._family.values())), lambda: f"the processes below {self}"
+        )
 
     def workers(self) -> list[psutil.Process]:
         """Spark's Python workers: the children of its daemon."""

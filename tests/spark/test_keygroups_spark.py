@@ -1,3 +1,4 @@
+# ruff: noqa: DTZ001 - moments without a zone are a type of their own
 """Key groups of Python and of Spark are equal to the bit: rows are placed by one, and looked up by the other."""
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def _decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
 _nan = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
 _specials = [0.0, -0.0, math.nan, -math.nan, _nan, math.inf, -math.inf]
 _moments = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)) | st.sampled_from([
-    datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime.datetime(1970, 1, 1), datetime.datetime(1582, 10, 10),
+    datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime.datetime(1970, 1, 1),
+    datetime.datetime(1582, 10, 10),
 ])  # fmt: skip
 # XXH64 goes different ways below 4, 8 and 32 bytes, and above.
 _lengths = [n for base in (0, 4, 8, 32, 64, 1000) for n in (base, base + 1, base + 31)]

@@ -6,7 +6,7 @@ import datetime
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def test_wherever_batches_end_each_key_gets_its_rows_and_one_end(keys: list[str]
     bounds = [0, *sorted(c for c in cuts if c < len(rows)), len(rows)]
     operator = _operator(unit)
     calls = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         calls += _feed(operator, unit, rows[start:end])
     calls += operator.finish()
 

@@ -269,6 +269,28 @@ def test_a_host_keeps_only_files_of_the_newest_snapshot(shelf: RocksShelf) -> No
     store.close()
 
 
+def test_what_another_process_is_fetching_is_left_to_it_while_it_lives(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    alive, dead = f"incoming-{os.getpid()}-x", f"incoming-{2**31}-x"
+    for name in (alive, dead, "old"):
+        (shelf.folder / "host" / name).write_bytes(b"x")
+    files = store.snapshot(shelf.prefix())
+    store.close()
+    assert set(os.listdir(shelf.folder / "host")) == {alive, *(f.handle.sha256 for f in files)}
+
+
+def test_a_handle_without_a_hash_names_no_file_of_the_host(shelf: RocksShelf) -> None:
+    store = shelf.new()
+    store.write({b"a": b"1"})
+    files = store.snapshot(shelf.prefix())
+    store.close()
+    for sha256 in ("", "../other", "A" * 64):
+        handles = [msgspec.structs.replace(f.handle, sha256=sha256) for f in files]
+        with pytest.raises(CorruptFile, match="no hash"):
+            shelf.open([msgspec.structs.replace(f, handle=h) for f, h in zip(files, handles, strict=True)])
+
+
 def test_a_closed_store_leaves_no_folder(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})

@@ -18,7 +18,7 @@ from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import PosixStorage, PutResult, Storage, open_storage
 from stateflow.testing.storage import StorageConformance
 
-KILLED = 9
+KEPT_OUT = 7
 
 
 class TestPosixStorage(StorageConformance):
@@ -142,6 +142,24 @@ def test_modes_are_the_owner_s_alone_whatever_the_umask(
     modes = {stat.S_IMODE(p.stat().st_mode) for p in (storage.root, *storage.root.rglob("*")) if p.is_dir()}
     assert modes == {0o700}
     assert {stat.S_IMODE(p.stat().st_mode) for p in storage.root.rglob("*") if p.is_file()} == {0o600}
+
+
+def test_a_folder_of_somebody_else_is_a_matter_of_configuration(tmp_path: Path) -> None:
+    """Trying again would not help. Permissions do not stop root, who becomes somebody else for this."""
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+
+    def put() -> int:
+        if os.geteuid() == 0:
+            os.setresuid(65534, 65534, 65534)
+        try:
+            PosixStorage(locked / "root").put_new("object", b"x")
+        except ConfigError as e:
+            return KEPT_OUT if "permissions" in e.hint and "locked" in str(e.facts["path"]) else 1
+        return 0
+
+    assert _in_child(put) == KEPT_OUT
+    assert _everything(locked) == []
 
 
 # -- files and folders --------------------------------------------------------------------------------------------

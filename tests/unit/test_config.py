@@ -73,7 +73,8 @@ def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("text", "duration"), [
     ("500ms", timedelta(milliseconds=500)), ("90s", timedelta(seconds=90)), ("10m", timedelta(minutes=10)),
-    ("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("1.5h", timedelta(minutes=90)), (" 3 s ", timedelta(seconds=3)),
+    ("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("1.5h", timedelta(minutes=90)),
+    (" 3 s ", timedelta(seconds=3)),
 ])  # fmt: skip
 def test_a_duration_has_a_unit(text: str, duration: timedelta) -> None:
     assert parse_duration(text) == duration

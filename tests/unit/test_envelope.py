@@ -110,8 +110,10 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
 
 
 def _record(checkpoint: int) -> CheckpointRecord:
-    return CheckpointRecord(checkpoint_id=checkpoint, generation=1, ordinal=checkpoint, committed_at="now",
-                            duration_ms=1.5, increment_bytes=1, full_bytes=2, files=3, rows_in=4, rows_out={})  # fmt: skip
+    return CheckpointRecord(
+        checkpoint_id=checkpoint, generation=1, ordinal=checkpoint, committed_at="now", duration_ms=1.5,
+        increment_bytes=1, full_bytes=2, files=3, rows_in=4, rows_out={},
+    )  # fmt: skip
 
 
 def test_history_is_for_people_so_a_record_that_is_damaged_is_left_out() -> None:

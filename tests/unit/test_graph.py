@@ -72,15 +72,18 @@ def _twice(kind: str) -> Callable[[StreamExecutionEnvironment], object]:
 
 MISTAKES: dict[str, tuple[Callable[[StreamExecutionEnvironment], object], str, dict[str, Any]]] = {
     "a source without uid": (lambda env: env.from_source(Nothing()), "a source has no uid", {}),
-    "an operator without uid": (lambda env: _processed(_rows(env), ""), "an operator has no uid|a operator has no uid", {}),
+    "an operator without uid": (lambda env: _processed(_rows(env), ""), "operator has no uid", {}),
     "a sink without uid": (lambda env: _rows(env).sink_to(Nowhere()), "a sink has no uid", {}),
     "a uid of a source again": (_twice("source"), "a uid is used twice", {"uid": "x"}),
     "a uid of an operator again": (_twice("operator"), "a uid is used twice", {"uid": "x"}),
     "a uid of a sink again": (_twice("sink"), "a uid is used twice", {"uid": "x"}),
     "no key column": (lambda env: _rows(env).key_by(), "at least one column", {}),
-    "an unknown key column": (lambda env: _rows(env).key_by("kye"), "no such column", {"column": "kye", "row_class": "Row"}),
+    "an unknown key column": (
+        lambda env: _rows(env).key_by("kye"), "no such column", {"column": "kye", "row_class": "Row"},
+    ),
     "an unknown order column": (
-        lambda env: _rows(env).key_by("key", order_by=["time"]), "no such column", {"column": "time", "row_class": "Row"},
+        lambda env: _rows(env).key_by("key", order_by=["time"]), "no such column",
+        {"column": "time", "row_class": "Row"},
     ),
     "no source object": (
         lambda env: env.from_source("path", uid="rows"), "needs a source", {"given": "'path'", "uid": "rows"},  # type: ignore[arg-type]

@@ -1,3 +1,4 @@
+# ruff: noqa: DTZ001 - moments without a zone are a type of their own
 """Key groups: ranges, and the hash of keys; that it is Spark's is shown in tests/spark."""
 
 from __future__ import annotations
@@ -5,6 +6,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,7 +38,7 @@ def test_two_subtasks_of_128_groups() -> None:
 def _check_partition(parallelism: int, max_parallelism: int) -> None:
     ranges = [range_of(i, parallelism, max_parallelism) for i in range(parallelism)]
     assert ranges[0].first == 0 and ranges[-1].last == max_parallelism - 1
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in pairwise(ranges):
         assert after.first == before.last + 1
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1 and min(map(len, ranges)) >= 1
     for subtask, owned in enumerate(ranges):

@@ -55,7 +55,8 @@ def test_a_name_has_one_reading_and_that_builds_it_again(key: str) -> None:
 @pytest.mark.parametrize("key", [
     "log/" + "1" * 19, "log/" + "1" * 21, "log/" + "1" * 19 + "x", " log/" + "1" * 20, "log/" + "1" * 20 + "\n",
     "log/" + "٣" * 20, "LOG/" + "1" * 20, "data/" + "1" * 20 + "/1-a/x", "data/" + "1" * 20 + "/0000000001-/x",
-    "data/" + "1" * 20 + "/0000000001-a/", "data/" + "1" * 20 + "/0000000001-a/b/c", "data/" + "1" * 20 + "/0000000001-a_b/c",
+    "data/" + "1" * 20 + "/0000000001-a/", "data/" + "1" * 20 + "/0000000001-a/b/c",
+    "data/" + "1" * 20 + "/0000000001-a_b/c",
     "spark/" + "1" * 20, "spark/" + "1" * 20 + "/", "history/" + "1" * 20 + "-checkpoint.json", "FORMAT", "",
 ])  # fmt: skip
 def test_nothing_else_is_ours(key: str) -> None:

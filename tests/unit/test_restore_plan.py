@@ -64,7 +64,7 @@ def test_an_operator_that_is_gone_and_never_had_state_is_forgotten() -> None:
     (_manifest(sources=("other",)), {}, ConfigError, ["other", "rows"]),
     (_manifest(sources=()), {}, ConfigError, ["rows"]),
     (_manifest(sources=("rows", "more")), {}, ConfigError, ["more"]),
-    (_manifest(), {"sources": (("rows", "reads another folder"),)}, ConfigError, ["'rows'", "reads rows", "reads another"]),
+    (_manifest(), {"sources": (("rows", "reads another"),)}, ConfigError, ["'rows'", "reads rows", "reads another"]),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(
     manifest: Manifest, changes: dict[str, Any], error: type[StateflowError], says: list[str]

@@ -79,8 +79,8 @@ def test_another_class_has_none(row_class: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [
-    list[int], dict[str, int], decimal.Decimal, datetime.timedelta, int | str, int | str | None, Any, complex, None, Plain,
-    Annotated[int, msgspec.Meta(gt=0)] | str,
+    list[int], dict[str, int], decimal.Decimal, datetime.timedelta, int | str, int | str | None, Any, complex, None,
+    Plain, Annotated[int, msgspec.Meta(gt=0)] | str,
 ])  # fmt: skip
 def test_a_field_without_a_column_type_is_refused_by_name(kind: Any) -> None:
     row_class = msgspec.defstruct("Bad", [("good", int), ("wrong", kind)])

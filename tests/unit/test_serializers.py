@@ -1,3 +1,4 @@
+# ruff: noqa: DTZ001 - moments without a zone are a type of their own
 """Bytes of keys and values: order, one spelling each, and nothing but clear errors from any bytes."""
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ import datetime
 import decimal
 import enum
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,7 +151,8 @@ class _Text(str):
 
 
 @pytest.mark.parametrize("part", [
-    1 << 63, -(1 << 63) - 1, "\ud800", decimal.Decimal(1), (1,), [1], {1: 1}, _Text("a"), datetime.time(1), object(), 1j,
+    1 << 63, -(1 << 63) - 1, "\ud800", decimal.Decimal(1), (1,), [1], {1: 1}, _Text("a"), datetime.time(1),
+    object(), 1j,
 ])  # fmt: skip
 def test_what_cannot_be_part_of_a_key_is_refused(part: Any) -> None:
     with pytest.raises(StateError, match="cannot be part of a key"):
@@ -273,9 +276,7 @@ def test_a_flipped_bit_is_another_value_or_a_corrupt_file(
         pass
 
 
-@pytest.mark.parametrize(
-    "kind", [Path, list[Path], dict[str, object | Path], Callable, type, re := __import__("re").Pattern]
-)
+@pytest.mark.parametrize("kind", [Path, list[Path], dict[str, int | Path], Callable, type, re.Pattern])
 def test_a_type_that_cannot_be_stored_is_refused_by_name(kind: Any) -> None:
     with pytest.raises(JobDefinitionError, match="cannot be stored") as refused:
         ValueSerializer(kind)
