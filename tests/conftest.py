@@ -14,6 +14,9 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# The conformance suite is part of the library, and still says what it compared.
+pytest.register_assert_rewrite("stateflow.testing.storage")
+
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
 settings.register_profile(
     "ci", max_examples=60, stateful_step_count=15, derandomize=True, deadline=None, report_multiple_bugs=False

@@ -26,7 +26,7 @@ class Cleaner:
             return
         for _ in range(self.times):
             self._collect(collector)
-            site.world.sleep(site.rng.randint(5, 40))
+            site.world.sleep(site.rng.randint(site.plan.idle // 8, site.plan.idle))
 
     def _collect(self, collector: Collector) -> None:
         site = self.site
@@ -57,7 +57,7 @@ class Admin:
                 self.site.count("commands that failed")
             except DataError:
                 self.site.count("commands refused")
-            self.site.world.sleep(self.site.rng.randint(5, 40))
+            self.site.world.sleep(self.site.rng.randint(self.site.plan.idle // 8, self.site.plan.idle))
 
     def _command(self, root: JobRoot) -> None:
         if self.site.chance(self.site.plan.shorten):

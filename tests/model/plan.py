@@ -39,6 +39,8 @@ class Plan:
     """Whether runs are the real `JobRun`, or freer ones."""
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
+    idle: int = 40
+    """How many steps a collector or a command rests at most before it comes again."""
     newcomers: float = 0.01
     """How likely, at each step, another run starts beside those that work."""
     crowd: int = 1

@@ -187,7 +187,7 @@ _east = datetime.timezone(datetime.timedelta(hours=2))
 VALUES: list[tuple[Any, Any]] = [
     (int, 0), (int, -(1 << 63)), (int, (1 << 64) - 1), (float, 1.5), (float, -math.inf), (bool, True), (str, "a\0é"),
     (bytes, b"\0\xff"), (list[int], [1, 2]), (dict[str, int], {"a": 1}), (dict[int, str], {1: "a"}),
-    (tuple[int, str], (1, "a")), (tuple[int, ...], (1, 2, 3)), (set[str], {"a", "b"}), (frozenset[int], frozenset({1})),
+    (tuple[int, str], (1, "a")), (tuple[int, ...], (1, 2, 3)), (set[str], {"a"}), (frozenset[int], frozenset({1})),
     (int | None, None), (int | str, "a"), (decimal.Decimal, decimal.Decimal("1.500")),
     (datetime.date, datetime.date(1969, 1, 1)), (datetime.time, datetime.time(1, 2, 3)),
     (datetime.datetime, datetime.datetime(2026, 1, 1, 1, 2, 3, 4)),
