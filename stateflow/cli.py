@@ -260,7 +260,7 @@ def _tell(error: StateflowError) -> None:
 def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:
     document: dict[str, Any] = {"status": "failed" if error else "finished", "error": None}
     if error:
-        document["error"] = {"code": error.code, "message": str(error), "hint": error.hint,
+        document["error"] = {"code": error.code, "message": error.sentence, "hint": error.hint,
                              "retryable": error.retryable}  # fmt: skip
     if result:
         document |= dataclasses.asdict(result)

@@ -51,9 +51,13 @@ class StateflowError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
+    @property
+    def sentence(self) -> str:
+        """The message with its facts, without the hint."""
+        return self.message + "".join(f" {key}={value!r}" for key, value in self.facts.items())
+
     def __str__(self) -> str:
-        facts = "".join(f" {key}={value!r}" for key, value in self.facts.items())
-        return f"{self.message}{facts}" + (f"\n  hint: {self.hint}" if self.hint else "")
+        return self.sentence + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
 def _rebuild(cls: type[StateflowError], message: str, hint: str, facts: dict[str, object]) -> StateflowError:

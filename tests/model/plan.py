@@ -72,7 +72,7 @@ class Plan:
 
 HELD = Plan(
     steps=350, drivers=1, batches=2, collectors=5, admins=4, shorten=0.0, sinks=0, adopts=0.9, abort=0.0,
-    newcomers=0.0, pause=0.0, crash=0.0, faults=0.0, hold=0.5,
+    idle=15, newcomers=0.0, pause=0.0, crash=0.0, faults=0.0, hold=0.7,
     held=(("gc1", "get"), ("gc2", "get"), ("gc3", "get"), ("gc4", "get"), ("admin", "put")),
 )  # fmt: skip
 """An adversary holds commands and all collectors but one at the log, while runs keep going back to the checkpoint
