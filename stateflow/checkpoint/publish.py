@@ -26,6 +26,7 @@ class Decision(enum.Enum):
     PUBLISH = "publish"
     ALREADY = "already published"
     WENT_BACK = "the table went back without us"
+    FOREIGN = "the table holds output of a checkpoint that is not on the job's line"
     UNKNOWN_FUTURE = "the table is ahead of the log entry that we know"
 
 
@@ -43,6 +44,10 @@ def decide(token: int, published: int, checkpoint: int, head: int) -> Decision:
         return Decision.ALREADY
     if token < published:
         return Decision.WENT_BACK
+    if token > published:
+        # A driver that was paused before it published a checkpoint which the job then gave up; or the log lost its
+        # newest entry. The rows of that checkpoint are in the table, and would come a second time.
+        return Decision.FOREIGN
     return Decision.PUBLISH
 
 
@@ -106,6 +111,16 @@ def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head
     raise StorageError("the sink's table changes too fast to publish", sink=sink.uid, tries=_TRIES)
 
 
+def check_standing(sink: PublishingSink, known: PublishedOutput, log: CheckpointLog, head: Head) -> None:
+    """Raises Fenced or SinkDiverged unless the sink stands where the log says, with nothing pending."""
+    table = sink.open_table()
+    _check_identity(sink.uid, table, known)
+    if table.token != known.checkpoint_id:
+        # As for the next checkpoint, which will have a higher number than everything that is known.
+        decision = decide(table.token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
+        raise _refusal(decision, sink.uid, table, log)
+
+
 def _standing(table: TableHandle, version: int, output: Output) -> PublishedOutput:
     return PublishedOutput(table_id=table.table_id, version=version, checkpoint_id=output.checkpoint_id)
 
@@ -129,6 +144,10 @@ def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLo
     if decision is Decision.WENT_BACK:
         return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? rewind the "
                             "job to the same point", sink=uid, token=table.token)  # fmt: skip
+    if decision is Decision.FOREIGN:
+        return SinkDiverged("the sink's table holds output of a checkpoint that the job gave up, or its log lost",
+                            hint="go back in the table to the version before it", sink=uid,
+                            token=table.token)  # fmt: skip
     newest = log.read_head()
     if newest is not None and newest.entry.seq >= table.token:
         return Fenced(

@@ -10,7 +10,7 @@ from stateflow.checkpoint.documents import EntryRef, PendingOutput, PublishedOut
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.publish import Decision, Output, decide, publish
+from stateflow.checkpoint.publish import Decision, Output, check_standing, decide, publish
 from stateflow.errors import MissingFile
 
 _NOTHING = PublishedOutput(table_id="", version=-1, checkpoint_id=0)
@@ -58,6 +58,11 @@ class Publisher:
             self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
             self.settled |= {(pending.checkpoint_id, pending.sink)}
 
+    def check_standing(self, head: Head) -> None:
+        """Raises Fenced or SinkDiverged unless every sink stands where the log says that it does."""
+        for uid, sink in self._sinks.items():
+            check_standing(sink, self._known(head, uid), self._root.log, head)
+
     def lost_checkpoint(self, head: Head) -> int | None:
         """The oldest checkpoint whose unpublished output has been deleted; None when all of it is there."""
         lost = [p.checkpoint_id for p in pending_of(head) if self._is_lost(p, head)]
@@ -102,6 +107,7 @@ def restore_order(publisher: Publisher, root: JobRoot, head: Head) -> Head:
     lost = publisher.lost_checkpoint(head)
     publisher.publish_pending(head, before=lost)
     if lost is None:
+        publisher.check_standing(head)
         failpoints.hit("start.published")
         return head
     base = publisher.base_before(head, lost)

@@ -23,7 +23,8 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
-_POLL = 0.005
+_POLL = 0.01
+_LOOK = 0.2
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Running(ABC):
         self.launch = launch
         self.pid = pid
         self._family: dict[int, psutil.Process] = {}
+        self._found: list[psutil.Process] = []
+        self._looked = 0.0
 
     @abstractmethod
     def poll(self) -> int | None:
@@ -98,13 +101,15 @@ class Running(ABC):
             os.kill(self.pid, signal.SIGKILL)
 
     def family(self) -> list[psutil.Process]:
-        """The processes below it that are alive now; remembered, because they may outlive it."""
-        try:
-            found = psutil.Process(self.pid).children(recursive=True) if self.poll() is None else []
-        except psutil.NoSuchProcess:
-            found = []
-        self._family |= {p.pid: p for p in found}
-        return found
+        """The processes below it, as they were a moment ago; remembered, because they may outlive it."""
+        if time.monotonic() - self._looked >= _LOOK:
+            try:
+                self._found = psutil.Process(self.pid).children(recursive=True)
+            except psutil.NoSuchProcess:
+                self._found = []
+            self._looked = time.monotonic()
+            self._family |= {p.pid: p for p in self._found}
+        return self._found
 
     def wait_family(self) -> None:
         """Waits until nothing of what was below it is alive: it ends by itself when its driver is gone."""

@@ -210,9 +210,6 @@ def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
     victim.box.check_clean()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a CLAIM takes the number that the lost checkpoint had, and decide publishes"
-)
 def test_a_newest_checkpoint_whose_log_entry_is_gone_is_found_out_by_the_sinks(victim: Victim) -> None:
     """The log alone cannot know: it is what it was one checkpoint ago. The tables do know, and do not forget it while
     one run after another adds its CLAIM to the log."""

@@ -98,7 +98,6 @@ def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsBox) -> None:
     running.check_clean()
 
 
-@pytest.mark.xfail(strict=True, reason="decide publishes on top of output of a checkpoint that was given up")
 def test_the_run_that_wrote_it_publishes_in_between(running: AccountsBox) -> None:
     """As before, but the file is one of the second table: the first gets output of a checkpoint that was given up.
     A person must decide; no row may come a second time."""

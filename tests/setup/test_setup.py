@@ -339,5 +339,12 @@ def test_the_project_is_built_with_the_setuptools_that_is_pinned() -> None:
 
 def test_the_readme_names_the_supported_versions() -> None:
     readme = (ROOT / "README.md").read_text()
-    for words in (r"Python 3\.11", r"3\.13", r"Java 17", r"\b21\b", r"Spark 4\.2", r"Airflow 3\.3"):
+    for words in (
+        r"Python \| 3\.11",
+        r"3\.13",
+        r"Java \| 17",
+        r"\b21\b",
+        r"Spark \| 4\.2",
+        r"Airflow \| 3\.3",
+    ):
         assert re.search(words, readme), f"README.md does not say {words}"

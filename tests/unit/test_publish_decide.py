@@ -22,7 +22,7 @@ P, C, HEAD = 20, 30, 40
 
 @pytest.mark.parametrize(("token", "decision"), [
     (0, Decision.WENT_BACK), (P - 1, Decision.WENT_BACK),
-    (P, Decision.PUBLISH), (P + 1, Decision.PUBLISH), (C - 1, Decision.PUBLISH),
+    (P, Decision.PUBLISH), (P + 1, Decision.FOREIGN), (C - 1, Decision.FOREIGN),
     (C, Decision.ALREADY), (C + 1, Decision.ALREADY), (HEAD, Decision.ALREADY),
     (HEAD + 1, Decision.UNKNOWN_FUTURE), (1 << 60, Decision.UNKNOWN_FUTURE),
 ])  # fmt: skip
@@ -40,7 +40,8 @@ def test_a_table_that_was_never_published_to() -> None:
 def test_nothing_is_left_to_a_guess(token: int, published: int, checkpoint: int, newest: int) -> None:
     assume(published < checkpoint <= newest)
     decision = decide(token, published, checkpoint, newest)
-    assert (decision is Decision.PUBLISH) == (published <= token < checkpoint)
+    assert (decision is Decision.PUBLISH) == (token == published)
+    assert (decision is Decision.FOREIGN) == (published < token < checkpoint)
     assert (decision is Decision.ALREADY) == (checkpoint <= token <= newest)
     assert (decision is Decision.WENT_BACK) == (token < published)
     assert (decision is Decision.UNKNOWN_FUTURE) == (token > newest)
