@@ -7,7 +7,7 @@ from collections import Counter, deque
 import pytest
 
 from tests.model.__main__ import main
-from tests.model.history import Report, Search, explore, play
+from tests.model.history import Failure, Report, Search, explore, play
 from tests.model.invariants import Violation
 from tests.model.mutants import MUTANTS
 from tests.model.plan import PLANS, VERDICTS
@@ -41,11 +41,19 @@ def test_no_directed_search_breaks_a_rule(plan: str) -> None:
     _assert_sound(explore(range(_DIRECTED), Search(plan=plan)))
 
 
+def _first_finding(name: str) -> Failure | None:
+    """The first history that breaks a rule which tells of the mistake; others may run into a mere assertion."""
+    start = 0
+    while failures := explore(range(start, _BOUND), Search(name)).failures:
+        if failures[0].rule in MUTANTS[name].rules:
+            return failures[0]
+        start = failures[0].seed + 1
+    return None
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_rule_taken_out_is_missed(name: str) -> None:
-    report = explore(range(_BOUND), Search(name))
-    assert report.failures, f"{_BOUND} histories did not show that {MUTANTS[name].what}"
-    assert report.failures[0].rule in MUTANTS[name].rules, report.failures[0].story()
+    assert _first_finding(name), f"{_BOUND} histories did not show that {MUTANTS[name].what}"
 
 
 def test_a_seed_decides_everything() -> None:
@@ -63,7 +71,8 @@ def test_mistakes_are_gone_after_a_mutant() -> None:
 
 
 def test_a_failure_tells_its_last_steps_and_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
-    failure = explore(range(_BOUND), Search("no-list")).failures[0]
+    failure = _first_finding("no-list")
+    assert failure is not None
     story = failure.story(steps=5).splitlines()
     assert story[0] == f"seed {failure.seed}: {failure.text}"
     assert len(story) == 7

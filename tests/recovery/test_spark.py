@@ -127,11 +127,11 @@ def _strike(run: Running, victim: str, dice: random.Random) -> bool:
     wait_for(due, lambda: f"a moment to kill {run}")
     if run.poll() is not None:
         return False
-    pid = run.pid if victim == "driver" else dice.choice(run.workers()).pid
+    candidates = [run.pid] if victim == "driver" else [w.pid for w in run.workers()]
     try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        # Spark let the idle worker go in this very moment.
+        os.kill(dice.choice(candidates), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        # Spark let its idle workers go in this very moment.
         return _strike(run, victim, dice)
     return True
 
