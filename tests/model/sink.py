@@ -103,6 +103,9 @@ class SimTable:
     version: int
     token: int
 
+    def __str__(self) -> str:
+        return f"version {self.version}, token {self.token}"
+
     def missing(self, committables: list[Committable]) -> list[str]:
         """Those of the files that are not there."""
         return self.sink.missing(committables)
