@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
-_ZOMBIE = b"Z"
+_ENDED = (b"Z", b"X", b"x")
+"""Zombies, and what is being collected at this very moment."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +35,14 @@ def boot_id() -> str:
 
 
 def look(pid: int) -> Process | None:
-    """The living process `pid`; None when there is none, or only a zombie that nobody has collected."""
+    """The living process `pid`; None when there is none, or only a zombie that nobody has collected yet."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command in parentheses and may hold any character, so count from its end.
     fields = stat[stat.rindex(b")") + 2 :].split()
-    if fields[0] == _ZOMBIE:
+    if fields[0] in _ENDED:
         return None
     return Process(pid=pid, started=int(fields[19]), session=int(fields[3]))
 

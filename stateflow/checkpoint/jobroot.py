@@ -12,13 +12,14 @@ from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, WrongJobRoot
+from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, StorageError, WrongJobRoot
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
 _ADMIN_TRIES = 20
+_FORMAT_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,8 @@ class JobRoot:
         Raises WrongJobRoot when it is another job's, or of another format, max parallelism or key type.
         """
         if storage.size(FORMAT) is None:
-            document = JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
-                                 max_parallelism=new.max_parallelism, key_types=new.key_types)  # fmt: skip
-            # Whoever loses this race, or does not hear its answer, reads what the winner wrote.
-            storage.put_new(FORMAT, seal(document)[0])
+            _write_format(storage, JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
+                                             max_parallelism=new.max_parallelism, key_types=new.key_types))  # fmt: skip
         root = cls.open(storage, clock, writer)
         check_same_job(root.job, new, storage.uri)
         return root
@@ -211,6 +210,16 @@ def kept(head: Head) -> list[EntryRef]:
 def _check_adoptable(base: Head | None, ref: EntryRef | None) -> None:
     if ref and (base is None or ref not in [*base.entry.retained, base.checkpoint]):
         raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
+
+
+def _write_format(storage: Storage, document: JobFormat) -> None:
+    """Writes FORMAT unless there is one. Whoever loses this race, or does not hear its answer, reads what is there."""
+    for _ in range(_FORMAT_TRIES):
+        storage.put_new(FORMAT, seal(document)[0])
+        if storage.size(FORMAT) is not None:
+            return
+    raise StorageError("the storage does not say whether it made the job root", hint="try again", key=FORMAT,
+                       tries=_FORMAT_TRIES)  # fmt: skip
 
 
 def read_format(storage: Storage) -> JobFormat:

@@ -62,8 +62,11 @@ class TableHandle(Protocol):
         """Those of the files that are not there with their size."""
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        """Adds the files and sets the token in one commit, unless another commit of this application came after this
-        handle was made: None then. Returns the table's new version."""
+        """Adds the files and sets the token in one commit; returns the table's new version.
+
+        None when the table changed after this handle was made, by this application or another: open again and decide
+        anew.
+        """
 
 
 class PublishingSink(Protocol):

@@ -150,7 +150,7 @@ class JobRun:
         failpoints.hit("batch.reported")
         manifest = self._manifest(pending, positions)
         self._commit(pending, manifest, folder)
-        self._publisher.publish_pending(self.head)
+        self._publish()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self._after(result, manifest)
         failpoints.hit("batch.end")
@@ -291,6 +291,14 @@ class JobRun:
         self._base = {o.uid: o for o in manifest.operators}
         self._publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
+
+    def _publish(self) -> None:
+        # All sinks are looked at before one gets anything: what is published in one cannot be replayed for another.
+        lost = self._publisher.lost_checkpoint(self.head)
+        if lost is not None:
+            raise BatchFailed("output was deleted before it was published", hint="was a table vacuumed? a new run goes "
+                              "back to the checkpoint before it", checkpoint=lost)  # fmt: skip
+        self._publisher.publish_pending(self.head)
 
     def _result(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> BatchResult:
         first = {u.uid for u in self.job.plan.levels[0].units[:1]}

@@ -90,26 +90,28 @@ def test_the_run_that_wrote_it_goes_on_behind(running: AccountsBox, table: str) 
     running.check_clean()
 
 
-def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsBox) -> None:
-    """As before, but the other run is stopped too, when it has gone back and has not yet published again."""
-    ended = _resume_in_between(running, "movements")
+@pytest.mark.parametrize("table", TABLES)
+def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsBox, table: str) -> None:
+    """As before, but the other run is stopped too, when it has gone back and has not yet published again. The first
+    looks at all tables before it publishes to one."""
+    ended = _resume_in_between(running, table, "commit.after:3:stop")
     assert ended.code == 0, str(ended)
     running.check_results()
     running.check_clean()
 
 
 def test_the_run_that_wrote_it_publishes_in_between(running: AccountsBox) -> None:
-    """As before, but the file is one of the second table: the first gets output of a checkpoint that was given up.
-    A person must decide; no row may come a second time."""
-    ended = _resume_in_between(running, "totals")
+    """As before, but it has looked already, and the file is one of the second table: the first gets output of a
+    checkpoint that was given up. A person must decide; no row may come a second time."""
+    ended = _resume_in_between(running, "totals", "publish.before:5:stop")
     assert ended.code == 4 and "error [sink-diverged]" in ended.err, str(ended)
     numbers = [row["number"] for row in disk.folder_rows(running.table("movements"))]
     assert len(numbers) == len(set(numbers))
 
 
-def _resume_in_between(box: AccountsBox, table: str) -> Ended:
+def _resume_in_between(box: AccountsBox, table: str, failpoint: str) -> Ended:
     """How the run ends that goes back."""
-    stopped = box.start("commit.after:3:stop")
+    stopped = box.start(failpoint)
     stopped.wait_stopped()
     _lose(box, table)
     box.marker.unlink()
@@ -120,3 +122,17 @@ def _resume_in_between(box: AccountsBox, table: str) -> Ended:
     assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
     other.resume()
     return other.wait()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_run_that_wrote_it_finds_out_first(running: AccountsBox, table: str) -> None:
+    """It fails as something that another try may mend, and another try does."""
+    stopped = running.start("commit.after:3:stop")
+    stopped.wait_stopped()
+    _lose(running, table)
+    stopped.resume()
+    ended = stopped.wait()
+    assert ended.code == 5 and "error [batch-failed]" in ended.err, str(ended)
+    running.finish()
+    running.check_results()
+    running.check_clean()

@@ -1,0 +1,63 @@
+"""Making a job root: FORMAT is written once, whatever the storage answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.clock import ManualClock
+from stateflow.errors import ConfigError, StorageError, WrongJobRoot
+from stateflow.storage import MemoryStorage, PutResult
+from stateflow.storage.paths import FORMAT
+
+NEW = NewJob("flights", 128, {"mean": ["bigint"]})
+
+
+class Deaf(MemoryStorage):
+    """Loses the first requests, and every answer."""
+
+    def __init__(self, lost: int) -> None:
+        super().__init__()
+        self.lost = lost
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        if self.lost > 0:
+            self.lost -= 1
+        else:
+            super().put_new(key, data)
+        return PutResult.UNKNOWN
+
+
+def _make(storage: MemoryStorage, new: NewJob = NEW) -> JobRoot:
+    return JobRoot.create_or_open(storage, ManualClock(), new, "a test")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_lost_requests_are_repeated(lost: int) -> None:
+    storage = Deaf(lost)
+    made = _make(storage)
+    assert _make(storage).job == made.job
+    assert [blob.key for blob in storage.list("")] == [FORMAT]
+
+
+def test_a_storage_that_loses_every_request_is_worth_another_try() -> None:
+    with pytest.raises(StorageError, match="made the job root") as told:
+        _make(Deaf(100))
+    assert told.value.retryable
+
+
+def test_the_root_of_another_job_is_left_as_it_is() -> None:
+    storage = MemoryStorage()
+    made = _make(storage)
+    with pytest.raises(WrongJobRoot, match="another job"):
+        _make(storage, NewJob("trains", 128, {}))
+    with pytest.raises(WrongJobRoot, match="other types"):
+        _make(storage, NewJob("flights", 128, {"mean": ["string"]}))
+    assert _make(storage).job == made.job
+
+
+def test_nothing_is_made_by_looking() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(ConfigError, match="there is no job here"):
+        JobRoot.open(storage, ManualClock())
+    assert storage.list("") == []
