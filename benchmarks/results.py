@@ -24,10 +24,18 @@ def write_result(name: str, figures: dict[str, Any]) -> Path:
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True,
-                           text=True, check=False)  # fmt: skip
-    return found.stdout.strip() or "unknown"
+    """The commit that was measured; ``-dirty`` when something else than results is changed."""
+    commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    changed = _git("status", "--porcelain", "--untracked-files=no")
+    others = [line for line in changed.splitlines() if f"benchmarks/{RESULTS.name}/" not in line]
+    return f"{commit}-dirty" if others else commit
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(
+        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()
 
 
 def _machine() -> dict[str, Any]:

@@ -70,7 +70,9 @@ class Manifest(Document, frozen=True, kw_only=True):
     sources: list[SourcePosition]
     spark: SparkPosition | None = None
     increment_bytes: int = 0
-    """Bytes of state written for this checkpoint alone."""
+    """Bytes of state written for this checkpoint alone, compactions apart."""
+    compaction_bytes: int = 0
+    """Bytes of state that compactions wrote for it: old data in new files."""
     full_bytes: int = 0
     """Bytes of state that it refers to."""
 

@@ -30,6 +30,7 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     files: int
     rows_in: int
     rows_out: dict[str, int]
+    compaction_bytes: int = 0
 
 
 def write_record(storage: Storage, record: CheckpointRecord) -> None:

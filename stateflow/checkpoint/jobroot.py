@@ -6,17 +6,33 @@ from dataclasses import dataclass
 
 from stateflow import failpoints
 from stateflow.checkpoint import entries
-from stateflow.checkpoint.documents import FORMAT_VERSION, EntryRef, JobFormat, LogEntry, Manifest, Pin
+from stateflow.checkpoint.documents import (
+    FORMAT_VERSION,
+    EntryKind,
+    EntryRef,
+    JobFormat,
+    LogEntry,
+    Manifest,
+    Pin,
+)
 from stateflow.checkpoint.entries import Author, Commit
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, StorageError, WrongJobRoot
+from stateflow.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    Fenced,
+    MissingFile,
+    StorageError,
+    WrongJobRoot,
+)
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
-from stateflow.storage.paths import FORMAT
+from stateflow.storage.paths import FORMAT, log_entry
 
 _ADMIN_TRIES = 20
 _FORMAT_TRIES = 4
@@ -177,8 +193,20 @@ class JobRoot:
         return head
 
     def manifest(self, head: Head) -> Manifest | None:
-        """What the checkpoint of `head` consists of; None when there is none."""
-        return self.read_manifest(head.entry.manifest) if head.entry.manifest else None
+        """What the checkpoint of `head` consists of; None when there is none.
+
+        Raises MissingFile or CorruptFile, also for the checkpoint's own entry: the next COMMIT will retain it.
+        """
+        if head.entry.manifest is None:
+            return None
+        if head.checkpoint and head.entry.kind is not EntryKind.COMMIT:
+            self._check_checkpoint_entry(head.checkpoint, head.entry.manifest)
+        return self.read_manifest(head.entry.manifest)
+
+    def _check_checkpoint_entry(self, ref: EntryRef, manifest: FileHandle) -> None:
+        if self.log.read_checkpoint(ref).manifest != manifest:
+            raise CorruptFile("the newest log entry names another manifest than its checkpoint's own entry",
+                              file=log_entry(ref.id), expected=manifest.key)  # fmt: skip
 
     def read_manifest(self, handle: FileHandle) -> Manifest:
         """A manifest of this job. Raises MissingFile or CorruptFile."""

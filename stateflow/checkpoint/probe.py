@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from stateflow.clock import Clock
-from stateflow.errors import EnvironmentUnsupported
+from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import probe
 
@@ -21,11 +21,17 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
 
     Raises:
         EnvironmentUnsupported: more or fewer than one racer won, or other bytes than the winner's are stored.
+        StorageError: the storage did not say what it did.
     """
     for _ in range(_ROUNDS):
         key = probe(generation, clock.new_id())
         with ThreadPoolExecutor(_RACERS) as pool:
             results = list(pool.map(lambda i: storage.put_new(key, _bid(i)), range(_RACERS)))  # noqa: B023
+        if PutResult.UNKNOWN in results:
+            storage.delete([key])
+            raise StorageError(
+                "the storage does not say whether it created an object", hint="try again", key=key
+            )
         winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
         stored = storage.get(key)
         storage.delete([key])

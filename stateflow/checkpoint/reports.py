@@ -54,6 +54,7 @@ class TaskReport(Document, frozen=True, kw_only=True):
     rows_in: int = 0
     rows_out: int = 0
     increment_bytes: int = 0
+    compaction_bytes: int = 0
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

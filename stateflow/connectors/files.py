@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -12,6 +14,7 @@ from stateflow.api.source import Source
 from stateflow.config import SourceSettings
 from stateflow.errors import ConfigError, SchemaMismatch
 
+_FOREVER = "36500d"
 _REFUSED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
@@ -23,10 +26,12 @@ _WIDER = {
 class FileSource(Source):
     """Files of one folder, oldest first.
 
-    A file's name is what Spark remembers it by: files must appear complete, and never change.
+    A file's name is what Spark remembers it by: files must appear complete, and never change. Every name is remembered
+    for ever, at some 200 bytes of the driver's memory each: Spark would otherwise leave out, without a word, a file
+    that arrives with a time stamp a week older than the newest (`maxFileAge`).
 
     Args:
-        path: the folder, or a pattern.
+        path: the folder, or a pattern; a relative one is taken from the working folder of the run's start.
         schema: row class of the rows.
         format: ``parquet``, ``json``, ``csv`` or ``orc``.
         options: further options of Spark's reader.
@@ -39,7 +44,8 @@ class FileSource(Source):
         if refused:
             raise ConfigError("an option of the file source cannot be honoured", hint="files that are moved or deleted "
                               "cannot be read again after a restore; limits are settings", options=refused)  # fmt: skip
-        self.path = str(path)
+        # Airflow starts each run in another folder: the same relative path would be other files.
+        self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
         self.format = format
         self.options = options
@@ -53,27 +59,45 @@ class FileSource(Source):
 
         Raises ConfigError when there is no such folder; SchemaMismatch naming the column.
         """
-        if (
-            "://" not in self.path
-            and not any(c in self.path for c in "*?[{")
-            and not Path(self.path).is_dir()
-        ):
+        local = self._local
+        if local is not None and not any(c in str(local) for c in "*?[{") and not local.is_dir():
             raise ConfigError(
                 "the source's folder is not there", hint="make it, or mend the path", path=self.path
             )
-        if self.format != "parquet" or not self._has_files():
+        if self.format != "parquet" or (local is not None and not self._files(local)):
             return
-        found = dict(spark.read.format(self.format).options(**self.options).load(self.path).dtypes)
+        found = self._stored_columns(spark)
         for column in self.schema.columns:
             self._check_column(column.name, column.spark_type, found)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        reader = spark.readStream.format(self.format).schema(self.schema.ddl).options(**self.options)
-        if limits.max_files_per_batch is not None:
-            reader = reader.option("maxFilesPerTrigger", str(limits.max_files_per_batch))
-        elif limits.max_rows_per_batch is not None and (size := self._row_bytes()):
-            reader = reader.option("maxBytesPerTrigger", f"{max(1, int(size * limits.max_rows_per_batch))}b")
-        return reader.load(self.path)
+        """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""
+        reader = spark.readStream.format(self.format).schema(self.schema.ddl).option("maxFileAge", _FOREVER)
+        for option, value in self._limits(limits).items():
+            reader = reader.option(option, value)
+        return reader.options(**self.options).load(self.path)
+
+    def _limits(self, limits: SourceSettings) -> dict[str, str]:
+        files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
+        if rows is None:
+            return {} if files is None else {"maxFilesPerTrigger": str(files)}
+        if files is not None:
+            raise ConfigError("a batch of files is limited by their number or by rows, not by both", hint="set one of "
+                              "the two", max_files_per_batch=files, max_rows_per_batch=rows)  # fmt: skip
+        if self.format != "parquet" or self._local is None:
+            raise ConfigError("source.max_rows_per_batch has no effect on these files: their rows cannot be counted "
+                              "beforehand", hint="set source.max_files_per_batch", format=self.format,
+                              path=self.path)  # fmt: skip
+        size = self._row_bytes(self._local)
+        return {"maxBytesPerTrigger": str(max(1, int(size * rows)))} if size else {}
+
+    def _stored_columns(self, spark: SparkSession) -> dict[str, str]:
+        try:
+            return dict(spark.read.format(self.format).options(**self.options).load(self.path).dtypes)
+        except Exception as e:
+            raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
+                              "complete, and readable for this user?", path=self.path, format=self.format,
+                              reason=_first_line(e)) from e  # fmt: skip
 
     def _check_column(self, name: str, declared: str, found: dict[str, str]) -> None:
         actual = found.get(name)
@@ -84,19 +108,31 @@ class FileSource(Source):
             raise SchemaMismatch("a column of the files has another type than declared", hint="mend the row class",
                                  column=name, declared=declared, found=actual, path=self.path)  # fmt: skip
 
-    def _files(self) -> list[Path]:
-        return sorted(p for p in Path(self.path).glob("*") if p.is_file() and p.name[0] not in "._")
+    @property
+    def _local(self) -> Path | None:
+        """Where the files are on this host; None when Spark alone knows."""
+        if "://" not in self.path:
+            return Path(self.path)
+        address = urlsplit(self.path)
+        return Path(unquote(address.path)) if address.scheme == "file" else None
 
-    def _has_files(self) -> bool:
-        return "://" in self.path or bool(self._files())
+    def _files(self, folder: Path) -> list[Path]:
+        return sorted(p for p in folder.glob("*") if p.is_file() and p.name[0] not in "._")
 
-    def _row_bytes(self) -> float | None:
-        """Bytes of a row in the files that are there; None when nothing can be told. Whole files are read at once, so
-        a limit on rows is a limit on bytes that Spark fills with whole files."""
-        if self.format != "parquet" or "://" in self.path:
-            return None
-        from pyarrow import parquet
+    def _row_bytes(self, folder: Path) -> float | None:
+        """Bytes of a row in the files that are there; None when there are none. Whole files are read at once, so a
+        limit on rows is a limit on bytes that Spark fills with whole files."""
+        from pyarrow import lib, parquet
 
-        files = self._files()[:20]
-        rows = sum(parquet.read_metadata(f).num_rows for f in files)
+        files = self._files(folder)[:20]
+        try:
+            rows = sum(parquet.read_metadata(f).num_rows for f in files)
+        except (OSError, lib.ArrowException) as e:
+            raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
+                              "complete, and readable for this user?", path=self.path, format=self.format,
+                              reason=_first_line(e)) from e  # fmt: skip
         return sum(f.stat().st_size for f in files) / rows if rows else None
+
+
+def _first_line(e: Exception) -> str:
+    return str(e).strip().partition("\n")[0][:500]

@@ -18,20 +18,25 @@ def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult]
         run: started.
         on_batch: called after each committed and published batch.
     """
-    job = run.job
-    bounds = Bounds(job.settings.run, job.root.clock)
-    uid, description = job.sources[0]
-    reached = bounds.reached
-    while reached is None:
+    bounds = Bounds(run.job.settings.run, run.job.root.clock)
+    try:
+        reached = _until_reached(run, source, bounds, on_batch)
+        run.finish()
+    finally:
+        stores.close_all()
+    return reached
+
+
+def _until_reached(
+    run: JobRun, source: LocalSource, bounds: Bounds, on_batch: Callable[[BatchResult], None]
+) -> str:
+    uid, description = run.job.sources[0]
+    while bounds.reached is None:
         position = run.positions[0].offset if run.positions else None
-        found = source.read(position, job.settings.source)
+        found = source.read(position, run.job.settings.source)
         if found is None:
-            reached = CAUGHT_UP
-            break
+            return CAUGHT_UP
         here = SourcePosition(uid=uid, description=description, offset=found.position)
         on_batch(run.run_batch(found.rows, lambda _, here=here: Positions([here])))  # type: ignore[misc]
         bounds.count_batch()
-        reached = bounds.reached
-    run.finish()
-    stores.close_all()
-    return reached
+    return bounds.reached

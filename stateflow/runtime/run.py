@@ -27,7 +27,15 @@ from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
 from stateflow.config import Settings
-from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, MissingFile, SinkDiverged
+from stateflow.errors import (
+    BatchFailed,
+    ConfigError,
+    DataError,
+    Fenced,
+    MissingFile,
+    SinkDiverged,
+    StateflowError,
+)
 from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
@@ -54,13 +62,21 @@ Capture = Callable[[str], Positions]
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What one committed batch did."""
+    """What one committed batch did.
+
+    Attributes:
+        rows_in: rows that came to the job's first operator or sink, after the transforms before it.
+        increment_bytes: of state files that were stored for it, those of a compaction apart.
+        compaction_bytes: of state files that a compaction wrote, which hold old data.
+        full_bytes: of all state files that it consists of.
+    """
 
     checkpoint_id: int
     ordinal: int
     rows_in: int
     rows_out: dict[str, int]
     increment_bytes: int
+    compaction_bytes: int
     full_bytes: int
     seconds: float
 
@@ -185,15 +201,21 @@ class JobRun:
         try:
             yield
         except Exception as e:
-            newest = self.job.root.log.read_head()
-            if (
-                isinstance(e, Fenced)
-                or newest is None
-                or newest.entry.generation <= self.head.entry.generation
-            ):
+            newer = 0 if isinstance(e, Fenced) else self._newer_generation()
+            if not newer:
                 raise
             raise Fenced("a newer run has claimed the job", hint="let the other run work",
-                         generation=self.head.entry.generation, newer=newest.entry.generation) from e  # fmt: skip
+                         generation=self.head.entry.generation, newer=newer) from e  # fmt: skip
+
+    def _newer_generation(self) -> int:
+        """The generation of a newer run; 0 when there is none, or when the log cannot be read."""
+        try:
+            newest = self.job.root.log.read_head()
+        except StateflowError as e:
+            log.warning("the log could not be asked for a newer run: %s", e)
+            return 0
+        generation = newest.entry.generation if newest else 0
+        return generation if generation > self.head.entry.generation else 0
 
     def _check_before_claim(self) -> frozenset[str]:
         """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
@@ -271,7 +293,8 @@ class JobRun:
         return Manifest(
             job_uuid=self.job.root.job.job_uuid, generation=pending.generation, ordinal=pending.ordinal,
             operators=operators, sources=positions.sources, spark=positions.spark,
-            increment_bytes=sum(r.increment_bytes for r in pending.reports.values()), full_bytes=sum(files.values()),
+            increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
+            compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()), full_bytes=sum(files.values()),
         )  # fmt: skip
 
     def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
@@ -306,7 +329,8 @@ class JobRun:
         return BatchResult(
             checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,
             rows_in=sum(r.rows_in for r in pending.reports.values() if r.uid in first), rows_out=written,
-            increment_bytes=manifest.increment_bytes, full_bytes=manifest.full_bytes, seconds=seconds,
+            increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
+            full_bytes=manifest.full_bytes, seconds=seconds,
         )  # fmt: skip
 
     def _after(self, result: BatchResult, manifest: Manifest) -> None:
@@ -319,8 +343,8 @@ class JobRun:
             checkpoint_id=result.checkpoint_id, generation=manifest.generation, ordinal=result.ordinal,
             committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
             duration_ms=round(result.seconds * 1000, 1), increment_bytes=result.increment_bytes,
-            full_bytes=result.full_bytes, files=len(files_of(manifest)), rows_in=result.rows_in,
-            rows_out=result.rows_out,
+            compaction_bytes=result.compaction_bytes, full_bytes=result.full_bytes, files=len(files_of(manifest)),
+            rows_in=result.rows_in, rows_out=result.rows_out,
         ))  # fmt: skip
         if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
             self.collect()
@@ -331,6 +355,7 @@ class JobRun:
         recorder.count("num_records_in", result.rows_in)
         recorder.gauge("last_completed_checkpoint_id", result.checkpoint_id)
         recorder.gauge("last_checkpoint_size", result.increment_bytes)
+        recorder.gauge("last_checkpoint_compaction_size", result.compaction_bytes)
         recorder.gauge("last_checkpoint_full_size", result.full_bytes)
         recorder.gauge("last_checkpoint_duration", result.seconds)
 

@@ -56,11 +56,20 @@ def open_session(settings: Settings, job_file: Path) -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
     builder = _with_defaults(builder, settings)
-    session = builder.getOrCreate()
+    session = _started(builder)
     check_spark(session.version)
     _check(session)
     session.sparkContext.addPyFile(str(job_file))
     return session
+
+
+def _started(builder: SparkSession.Builder) -> SparkSession:
+    try:
+        return builder.getOrCreate()
+    except Exception as e:
+        # A wrong master or a wrong setting; Spark's own words are the best that there are.
+        raise ConfigError("Spark did not start", hint="look at the master, at spark.conf.* settings and at the lines "
+                          "above", reason=str(e).strip().partition("\n")[0][:500]) from e  # fmt: skip
 
 
 def _with_defaults(builder: SparkSession.Builder, settings: Settings) -> SparkSession.Builder:

@@ -16,7 +16,7 @@ from stateflow.clock import SystemClock
 from stateflow.runtime.specs import BatchInfo
 from stateflow.state.handles import SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import HostCache, remove_tree
+from stateflow.state.transfer import HostCache, private_folder, remove_tree
 
 _LIMIT = 16
 
@@ -50,6 +50,7 @@ def acquire(key: StoreKey, base: SubtaskState | None, batch: BatchInfo, attempt:
         if base is not None and kept.snapshot == base.snapshot:
             return kept.backend
         kept.backend.close()
+    private_folder(batch.local_folder)
     home = batch.local_folder / key.job_uuid / key.uid / str(key.subtask)
     work = home / "work"
     _sweep(work, batch.generation)

@@ -84,6 +84,7 @@ class _Task:
         self._writers: dict[str, SinkWriter] = {}
         self._barriers: list[Barrier] = []
         self._carried: list[TaskReport] = []
+        self._compaction_bytes = 0
         self._rows_in = 0
         self._rows_out = 0
 
@@ -185,6 +186,7 @@ class _Task:
         name = f"{self._unit.uid}-{self._subtask}-"
         snapshot = f"{self._level.batch.data_folder(self._attempt)}{name}"
         files = self._backend.snapshot(snapshot)
+        self._compaction_bytes = self._backend.compaction_bytes
         failpoints.hit("task.uploaded")
         owned = range_of(self._subtask, self._level.parallelism, self._level.batch.max_parallelism)
         stores.give_back(self._key, self._backend, snapshot)
@@ -204,7 +206,9 @@ class _Task:
             attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
             consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
             key_types=list(self._unit.keying.types) if self._unit.keying else [],
-            states=self._operator.schemas if self._operator else [], increment_bytes=sum(new), carried=self._carried,
+            states=self._operator.schemas if self._operator else [],
+            increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
+            carried=self._carried,
         )  # fmt: skip
 
     def _send(self, report: TaskReport) -> Iterator[pa.RecordBatch]:

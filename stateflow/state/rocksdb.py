@@ -61,6 +61,8 @@ class RocksDBBackend(KeyedStateBackend):
         self._turn = turn
         self._files = {file.local_name: file for file in base}
         self._changed = False
+        self.compaction_bytes = 0
+        """Of the last snapshot: what it uploaded beyond the data that had changed."""
         folder.mkdir(parents=True, mode=0o700)
         if base:
             try:
@@ -96,13 +98,17 @@ class RocksDBBackend(KeyedStateBackend):
     def snapshot(self, name: str) -> list[StateFile]:
         """See `KeyedStateBackend.snapshot`; `name` is the prefix of the new files' keys and ends with a slash or
         dash."""
+        self.compaction_bytes = 0
         if not self._changed:
             return list(self._files.values())
         self._db.flush()
-        self._compact_when_due()
+        changed = self._bytes_of_new_files(self._folder)
+        compacted = self._compact_when_due()
         local = self._folder.with_name(f"{self._folder.name}.snapshot")
         Checkpoint(self._db).create_checkpoint(str(local))
         failpoints.hit("task.snapshot")
+        if compacted:
+            self.compaction_bytes = max(0, self._bytes_of_new_files(local) - changed)
         try:
             self._files = {n: self._keep_or_upload(local / n, name) for n in _names_to_keep(local)}
         finally:
@@ -133,10 +139,16 @@ class RocksDBBackend(KeyedStateBackend):
             return known
         return StateFile(handle=self._cache.upload(path, f"{prefix}{path.name}"), local_name=path.name)
 
-    def _compact_when_due(self) -> None:
+    def _compact_when_due(self) -> bool:
         files = int(self._db.property_value("rocksdb.num-files-at-level0") or 0)
-        if files >= self._settings.compact_at_files + self._turn:
+        due = files >= self._settings.compact_at_files + self._turn
+        if due:
             self._db.compact_range(None, None)
+        return due
+
+    def _bytes_of_new_files(self, folder: Path) -> int:
+        """Of data files that the base does not have."""
+        return sum(p.stat().st_size for p in folder.glob("*.sst") if p.name not in self._files)
 
 
 def _names_to_keep(folder: Path) -> list[str]:

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stateflow.clock import Clock
-from stateflow.errors import CorruptFile
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
+from stateflow.storage.base import GONE
 from stateflow.storage.paths import check_key
 
 
@@ -29,9 +30,18 @@ def hash_file(path: Path) -> str:
 
 
 def check_local(handle: FileHandle, path: Path) -> None:
-    """Raises CorruptFile unless the local file `path` is exactly what `handle` refers to."""
-    size = path.stat().st_size
-    check_content(handle, size, hash_file(path) if size == handle.size else "")
+    """Raises CorruptFile unless the local file `path` is exactly what `handle` refers to; MissingFile when it is gone,
+    also when a collector takes it while it is read."""
+    try:
+        size = path.stat().st_size
+        digest = hash_file(path) if size == handle.size else ""
+    except FileNotFoundError as e:
+        raise MissingFile("object is not there", hint=GONE, key=handle.key, path=str(path)) from e
+    except OSError as e:
+        raise StorageError(
+            "a stored file cannot be read", key=handle.key, path=str(path), reason=e.strerror
+        ) from e
+    check_content(handle, size, digest)
 
 
 def check_content(handle: FileHandle, size: int, sha256: str) -> None:
@@ -109,6 +119,17 @@ def _is_coming_in(name: str) -> bool:
     """Whether another process is fetching this file now; what a dead one left is not coming any more."""
     kind, _, rest = name.partition("-")
     return kind == _INCOMING and Path(f"/proc/{rest.partition('-')[0]}").exists()
+
+
+def private_folder(folder: Path) -> None:
+    """Makes a folder for this user alone. Raises ConfigError when it belongs to another, or others may write there:
+    what is in the cache was verified when it came in, and is not verified again."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError("the folder for scratch files must be this user's, and writable for nobody else",
+                          hint="chmod go-w it, or set local_dir to another one", path=str(folder),
+                          owner=found.st_uid, mode=oct(found.st_mode & 0o777))  # fmt: skip
 
 
 def remove_tree(folder: Path) -> None:

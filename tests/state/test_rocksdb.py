@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from stateflow.config import RocksDBSettings
-from stateflow.errors import CorruptFile, MissingFile, StateflowError, StorageError
-from stateflow.state.handles import StateFile
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError, StorageError
+from stateflow.state.handles import FileHandle, StateFile
 from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import hash_file
+from stateflow.state.transfer import check_local, hash_file, private_folder
 from stateflow.storage import MemoryStorage, PosixStorage
 from tests.state.kit import RocksShelf
 
@@ -70,6 +70,26 @@ def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> Non
     assert restored.snapshot("data/x/third-") == first
     restored.close()
     assert _keys(shelf) == before
+
+
+def test_what_a_compaction_uploads_is_counted_apart(tmp_path: Path) -> None:
+    shelf = RocksShelf(tmp_path)
+    shelf.settings = RocksDBSettings(compact_at_files=4)
+    store = shelf.new()
+    known: set[str] = set()
+    counted = []
+    for n in range(4):
+        store.write({f"{i}-{n}".encode(): os.urandom(1000) for i in range(50)})
+        files = store.snapshot(shelf.prefix())
+        new = sum(f.handle.size for f in _data_files(files) if f.handle.key not in known)
+        counted.append((new, store.compaction_bytes))
+        known |= {f.handle.key for f in files}
+    store.close()
+    one = counted[0][0]
+    assert [compacted for _, compacted in counted[:3]] == [0, 0, 0]
+    # The fourth writes everything anew: a quarter of it is its own change.
+    uploaded, compacted = counted[3]
+    assert uploaded > 3.9 * one and uploaded - compacted == pytest.approx(one, rel=0.05)
 
 
 def test_a_handle_has_size_and_hash_of_what_is_stored(shelf: RocksShelf, tmp_path: Path) -> None:
@@ -298,3 +318,20 @@ def test_a_closed_store_leaves_no_folder(shelf: RocksShelf) -> None:
     assert len(os.listdir(shelf.folder)) == 2
     store.close()
     assert os.listdir(shelf.folder) == ["host"]
+
+
+def test_a_file_that_a_collector_takes_meanwhile_is_missing(tmp_path: Path) -> None:
+    handle = FileHandle(key="data/x", size=1, sha256="0" * 64)
+    with pytest.raises(MissingFile, match="data/x"):
+        check_local(handle, tmp_path / "gone")
+
+
+def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "scratch"
+    private_folder(folder)
+    private_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(ConfigError, match="writable for nobody else") as told:
+        private_folder(folder)
+    assert str(folder) in str(told.value)

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.clock import ManualClock
-from stateflow.errors import EnvironmentUnsupported
+from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
 
 RACERS = 8
@@ -62,6 +62,21 @@ def test_a_storage_without_put_if_absent_is_refused(storage: Storage) -> None:
     assert refused.value.facts["storage"] == storage.uri
     assert refused.value.hint
     assert storage.list("") == []
+
+
+class Unsure(MemoryStorage):
+    """Does not hear back."""
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        result = super().put_new(key, data)
+        return PutResult.UNKNOWN if result is PutResult.CREATED else result
+
+
+def test_a_storage_that_does_not_answer_is_not_refused_for_ever() -> None:
+    storage = Unsure()
+    with pytest.raises(StorageError) as told:
+        probe_storage(storage, ManualClock(), 1)
+    assert told.value.retryable and storage.list("") == []
 
 
 def test_a_good_storage_passes_and_keeps_nothing(tmp_path: Path) -> None:

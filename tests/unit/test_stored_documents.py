@@ -75,14 +75,12 @@ DOCUMENTS: dict[str, Document] = {
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_what_was_written_is_read_and_written_the_same(name: str) -> None:
+def test_what_was_written_is_read(name: str) -> None:
     path = FOLDER / name
     if os.environ.get("STATEFLOW_WRITE_GOLDEN") and not path.exists():
         path.write_bytes(seal(DOCUMENTS[name])[0])
     stored = path.read_bytes()
-    document, _ = unseal(stored, type(DOCUMENTS[name]), name)
-    assert document == DOCUMENTS[name]
-    assert seal(document)[0] == stored
+    assert unseal(stored, type(DOCUMENTS[name]), name)[0] == DOCUMENTS[name]
 
 
 def test_fields_of_a_newer_version_are_left_aside() -> None:

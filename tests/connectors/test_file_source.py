@@ -1,0 +1,120 @@
+"""Files through Spark: which ones are read, how many at a time, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from pyspark.sql import DataFrame, SparkSession
+
+from stateflow.config import SourceSettings
+from stateflow.connectors.files import FileSource
+from stateflow.errors import ConfigError
+
+_WEEK = 7 * 86400
+
+
+@dataclass
+class Row:
+    number: int
+
+
+def _write(folder: Path, name: str, numbers: list[int], age: float = 0) -> None:
+    """A Parquet file that says it was written `age` seconds ago."""
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    parquet.write_table(pa.table({"number": pa.array(numbers, pa.int64())}), path)
+    then = time.time() - age
+    os.utime(path, (then, then))
+
+
+def _read(spark: SparkSession, source: FileSource, location: Path, limits: SourceSettings) -> list[list[int]]:
+    """The numbers of each micro-batch that is new since the last call."""
+    batches: list[list[int]] = []
+
+    def take(frame: DataFrame, _: int) -> None:
+        batches.append(sorted(row.number for row in frame.collect()))
+
+    query = (
+        source.stream(spark, limits)
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", location.as_uri())
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batches
+
+
+@pytest.mark.spark
+def test_a_file_that_arrives_late_is_read_whatever_its_time_stamp(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As after ``cp -p``, or from a backup. Spark alone would leave it out without a word."""
+    folder, location = tmp_path / "files", tmp_path / "location"
+    _write(folder, "new.parquet", [1, 2])
+    source = FileSource(folder, schema=Row)
+    assert _read(spark, source, location, SourceSettings()) == [[1, 2]]
+    _write(folder, "old.parquet", [3], age=5 * _WEEK)
+    _write(folder, "newer.parquet", [4])
+    assert _read(spark, source, location, SourceSettings()) == [[3, 4]]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("uri", [False, True])
+def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Path, uri: bool) -> None:
+    folder = tmp_path / "files"
+    for n in range(6):
+        _write(folder, f"{n}.parquet", [10 * n, 10 * n + 1], age=60 - n)
+    source = FileSource(folder.as_uri() if uri else folder, schema=Row)
+    by_files = _read(spark, source, tmp_path / "a", SourceSettings(max_files_per_batch=4))
+    assert [len(b) for b in by_files] == [8, 4]
+    by_rows = _read(spark, source, tmp_path / "b", SourceSettings(max_rows_per_batch=4))
+    assert [len(b) for b in by_rows] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("format", "path", "limits"),
+    [
+        ("csv", "/data", SourceSettings(max_rows_per_batch=5)),
+        ("parquet", "s3a://bucket/data", SourceSettings(max_rows_per_batch=5)),
+        ("parquet", "/data", SourceSettings(max_rows_per_batch=5, max_files_per_batch=2)),
+    ],
+)
+def test_a_limit_without_effect_is_refused(format: str, path: str, limits: SourceSettings) -> None:
+    with pytest.raises(ConfigError, match="max_rows_per_batch"):
+        FileSource(path, schema=Row, format=format)._limits(limits)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("content", [b"", b"not a Parquet file", b"PAR1 cut off"])
+def test_files_that_cannot_be_read_are_a_matter_of_the_job(
+    spark: SparkSession, tmp_path: Path, content: bytes
+) -> None:
+    """Not an internal error that Airflow tries again."""
+    (tmp_path / "a.parquet").write_bytes(content)
+    source = FileSource(tmp_path, schema=Row)
+    for attempt in (
+        lambda: source.check(spark),
+        lambda: source.stream(spark, SourceSettings(max_rows_per_batch=1)),
+    ):
+        with pytest.raises(ConfigError, match="cannot be read") as told:
+            attempt()
+        assert str(tmp_path) in str(told.value) and not told.value.retryable
+
+
+@pytest.mark.spark
+def test_a_folder_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    for path in (tmp_path / "none", (tmp_path / "none").as_uri()):
+        with pytest.raises(ConfigError, match="not there"):
+            FileSource(path, schema=Row).check(spark)
+
+
+def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert FileSource("in", schema=Row).description == f"FileSource[parquet:{tmp_path}/in]"
