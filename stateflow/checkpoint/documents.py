@@ -21,6 +21,10 @@ class JobFormat(Document, frozen=True, kw_only=True):
     max_parallelism: int
     key_types: dict[str, list[str]] = {}
     """Spark type names of the key columns of each keyed operator that the job had when it was created."""
+    forked_from: str = ""
+    """What a fork was made from; empty for any other job."""
+    shadow: bool = False
+    """Whether every run publishes to shadow tables instead of those that the job file names."""
 
 
 class OperatorState(Document, frozen=True, kw_only=True):
@@ -112,6 +116,30 @@ class Pin(Document, frozen=True, kw_only=True):
     since: str
 
 
+class SinkMode(StrEnum):
+    """What a restore does with a sink's table."""
+
+    RESTORE = "restore"
+    KEEP = "keep"
+
+
+class SinkIntent(Document, frozen=True, kw_only=True):
+    """What is to be done to one table before anything else happens in the job."""
+
+    table_id: str
+    mode: SinkMode
+    to_version: int | None = None
+    """The table's version to go back to; None when its content stays."""
+
+
+class Rewind(Document, frozen=True, kw_only=True):
+    """The intent of a restore: every later start completes it before anything else."""
+
+    seq: int
+    """Of the CLAIM that appended it; becomes the token of every table, so that a paused driver finds a higher one."""
+    sinks: dict[str, SinkIntent]
+
+
 class EntryKind(StrEnum):
     CLAIM = "claim"
     COMMIT = "commit"
@@ -134,10 +162,10 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """When the writer's clock says that it was written; for people only."""
     note: str = ""
     checkpoint: EntryRef | None = None
-    """The checkpoint that a start continues from; None in the COMMIT that makes one (it is itself) and in a job that
-    has none yet."""
+    """The checkpoint that a start continues from; None in the COMMIT that makes one (it is itself), in a job that has
+    none yet, and in one that begins with a savepoint's state."""
     manifest: FileHandle | None = None
-    """What `checkpoint` consists of."""
+    """The state and positions that a start continues from."""
     retained: list[EntryRef] = []
     """Older checkpoints that are kept, oldest first; without `checkpoint`."""
     pinned: list[Pin] = []
@@ -146,3 +174,71 @@ class LogEntry(Document, frozen=True, kw_only=True):
     published: dict[str, PublishedOutput] = {}
     requests: list[str] = []
     """Ids of restore requests that were carried out, so that a retry of one does not rewind twice."""
+    rewind: Rewind | None = None
+    """A restore whose tables are not all known to have gone back."""
+
+
+class Origin(StrEnum):
+    """Why a savepoint was taken; retention by age and number only looks at periodic ones."""
+
+    MANUAL = "manual"
+    PERIODIC = "periodic"
+    STOP = "stop"
+    UPGRADE = "upgrade"
+
+
+class Savepoint(Document, frozen=True, kw_only=True):
+    """`_savepoint` in a savepoint's folder, written last: without it there is no savepoint."""
+
+    version: int
+    id: str
+    name: str
+    origin: Origin
+    made_at: str
+    by: str
+    reason: str = ""
+    request: str = ""
+    """Id of the request that it answers, so that the same request is not answered twice."""
+    drained: bool = False
+    job: str
+    job_uuid: str
+    max_parallelism: int
+    checkpoint_id: int
+    manifest: Manifest
+    """As the checkpoint's, with keys relative to the savepoint's folder."""
+    sinks: dict[str, PublishedOutput]
+    """Where each sink stood when this checkpoint's output was published, as far as the log knew."""
+    stateflow: str = ""
+
+
+class RequestKind(StrEnum):
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+
+
+class Request(Document, frozen=True, kw_only=True):
+    """`requests/<id>`: what somebody outside asks of the job's run."""
+
+    id: str
+    kind: RequestKind
+    savepoint: str
+    """Name of the savepoint to take."""
+    origin: Origin
+    by: str
+    reason: str = ""
+    drain: bool = False
+    at: str
+
+
+class Answer(Document, frozen=True, kw_only=True):
+    """`requests/<id>.done`: what became of a request; the first one to write it decides."""
+
+    id: str
+    status: str
+    """``done``, ``failed`` or ``withdrawn``."""
+    checkpoint_id: int = 0
+    savepoint_id: str = ""
+    code: str = ""
+    message: str = ""
+    by: str = ""
+    at: str

@@ -15,6 +15,8 @@ from stateflow.checkpoint.documents import (
     PendingOutput,
     Pin,
     PublishedOutput,
+    Rewind,
+    SinkIntent,
     SourcePosition,
 )
 from stateflow.checkpoint.log import Head
@@ -51,25 +53,61 @@ class Commit:
     settled: Settled = frozenset()
 
 
-def claim(
-    job: JobFormat, base: Head | None, author: Author, adopt: tuple[EntryRef, LogEntry] | None
-) -> LogEntry:
+@dataclass(frozen=True)
+class Adoption:
+    """What a CLAIM continues from, instead of from where the entry below it stands.
+
+    Attributes:
+        upto: the last checkpoint whose output counts. What is pending behind it is dropped, because its batches will
+            be replayed; checkpoints from it on are not retained.
+        checkpoint: the retained checkpoint that this is; None for state from elsewhere.
+        request: id of the restore request that is carried out with it.
+        sinks: what happens to each table; None when this does not concern the tables.
+    """
+
+    upto: int
+    manifest: FileHandle
+    sources: list[SourcePosition]
+    checkpoint: EntryRef | None = None
+    request: str = ""
+    sinks: dict[str, SinkIntent] | None = None
+
+
+def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None) -> LogEntry:
     """The CLAIM that takes the job over after `base`.
 
     Args:
-        adopt: a retained checkpoint to go back to, with its entry; None continues from where `base` stands. Output
-            pending after an adopted checkpoint is dropped, because its batches will be replayed.
+        adopt: what to continue from; None continues from where `base` stands.
     """
     entry = _successor(job, base, author, EntryKind.CLAIM)
     entry = replace(entry, generation=entry.seq, ordinal=0)
     if adopt is None:
         return entry
-    ref, adopted = adopt
-    return replace(
-        entry, checkpoint=ref, manifest=adopted.manifest, sources=adopted.sources,
-        retained=[r for r in entry.retained if r.id < ref.id],
-        pending=[p for p in entry.pending if p.checkpoint_id <= ref.id],
+    entry = replace(
+        entry, checkpoint=adopt.checkpoint, manifest=adopt.manifest, sources=adopt.sources,
+        retained=[r for r in _older(base) if r.id < adopt.upto],
+        pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
+        requests=[*entry.requests, *([adopt.request] if adopt.request else [])],
     )  # fmt: skip
+    return entry if adopt.sinks is None else _with_intent(entry, adopt.sinks)
+
+
+def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent]) -> LogEntry:
+    # From here on the tables stand at this entry's number, whatever they stood at: what a paused driver publishes
+    # before they are rewound is undone, and what it tries after that finds a higher token.
+    standing = {
+        uid: PublishedOutput(table_id=intent.table_id, version=-1, checkpoint_id=entry.seq)
+        for uid, intent in sinks.items()
+    }
+    return replace(
+        entry, published={**entry.published, **standing}, rewind=Rewind(seq=entry.seq, sinks=sinks)
+    )
+
+
+def _older(base: Head | None) -> list[EntryRef]:
+    if base is None:
+        return []
+    return [*base.entry.retained, *([base.checkpoint] if base.checkpoint else [])]
 
 
 def commit(job: JobFormat, base: Head, author: Author, new: Commit, retain: int) -> LogEntry:
@@ -79,11 +117,10 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, retain: int)
         retain: how many checkpoints stay restorable, this one included.
     """
     entry = _successor(job, base, author, EntryKind.COMMIT)
-    older = [*entry.retained, *([entry.checkpoint] if entry.checkpoint else [])]
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
     return replace(
         entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources,
-        retained=newest(older, retain - 1), pending=[*unsettled, *new.output],
+        retained=newest(_older(base), retain - 1), pending=[*unsettled, *new.output],
         published={**entry.published, **new.published},
     )  # fmt: skip
 
@@ -111,6 +148,12 @@ def settle(job: JobFormat, base: Head, author: Author, published: Published, set
     entry = _successor(job, base, author, EntryKind.ADMIN)
     left = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in settled]
     return replace(entry, pending=left, published={**entry.published, **published})
+
+
+def rewound(job: JobFormat, base: Head, author: Author, published: Published) -> LogEntry:
+    """The ADMIN by which a start tells that every table of a restore has gone back."""
+    entry = _successor(job, base, author, EntryKind.ADMIN)
+    return replace(entry, rewind=None, published={**entry.published, **published})
 
 
 def pending_of(head: Head) -> list[PendingOutput]:

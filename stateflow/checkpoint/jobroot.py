@@ -15,7 +15,7 @@ from stateflow.checkpoint.documents import (
     Manifest,
     Pin,
 )
-from stateflow.checkpoint.entries import Author, Commit
+from stateflow.checkpoint.entries import Adoption, Author, Commit
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
@@ -79,42 +79,55 @@ class JobRoot:
         """The root of an existing job. Raises ConfigError when there is none, WrongJobRoot for a foreign format."""
         return cls(storage, clock, read_format(storage), writer)
 
-    def claim(self, note: str = "", adopt: EntryRef | None = None) -> Head:
+    def claim(self, note: str = "") -> Head:
         """Takes the job over: every older run is fenced from here on.
-
-        Args:
-            adopt: a retained checkpoint to go back to; by default the run continues from the newest.
 
         Raises:
             Fenced: another run claimed the job at the same moment, and later.
         """
         failpoints.hit("claim.before")
         while True:
-            outcome = self._append_claim(self.log.read_head(), note, adopt)
+            outcome = self._append_claim(self.log.read_head(), note, None)
             if isinstance(outcome, Appended):
                 failpoints.hit("claim.after")
                 return outcome.head
             if outcome.created:
                 raise Fenced("another run claimed the job after this one", hint="let the other run work")
 
+    def claim_on(self, head: Head | None, note: str) -> Head | None:
+        """Takes the job over if it still stands at `head`, but for ADMIN entries; None when it has moved on."""
+        outcome = self._append_claim(head, note, None)
+        return outcome.head if isinstance(outcome, Appended) else None
+
     def go_back(self, head: Head, ref: EntryRef, note: str = "") -> Head:
         """Continues from a retained checkpoint instead, as the run whose `head` is the newest entry.
 
         Raises Fenced when another run claimed the job meanwhile: what it committed since must not be thrown away.
         """
-        outcome = self._append_claim(head, note, ref)
+        return self.adopt(head, self.adoption(head, ref), note)
+
+    def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
+        """A retained checkpoint as something to continue from. Raises DataError when it is not retained any more."""
+        _check_adoptable(head, ref)
+        adopted = self.log.read_checkpoint(ref)
+        assert adopted.manifest is not None
+        return Adoption(upto=ref.id, manifest=adopted.manifest, sources=adopted.sources, checkpoint=ref)
+
+    def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
+        """Continues from `adoption`, as the run whose `head` is the newest entry.
+
+        Raises Fenced when another run claimed the job meanwhile.
+        """
+        outcome = self._append_claim(head, note, adoption)
         if isinstance(outcome, Overtaken):
             raise Fenced("another run claimed the job after this one", hint="let the other run work")
         return outcome.head
 
-    def _append_claim(self, base: Head | None, note: str, adopt: EntryRef | None) -> Appended | Overtaken:
-        _check_adoptable(base, adopt)
-        adopted = (adopt, self.log.read_checkpoint(adopt)) if adopt else None
-
+    def _append_claim(self, base: Head | None, note: str, adopt: Adoption | None) -> Appended | Overtaken:
         def draft(base: Head | None) -> LogEntry:
-            # Again for each entry that the CLAIM may come to stand on: an ADMIN in between can have let `adopt` go.
-            _check_adoptable(base, adopt)
-            return entries.claim(self.job, base, self._author(note), adopted)
+            # For each entry that the CLAIM may come to stand on: an ADMIN in between can have let the checkpoint go.
+            _check_adoptable(base, adopt.checkpoint if adopt else None)
+            return entries.claim(self.job, base, self._author(note), adopt)
 
         return self.log.append(base, draft)
 
@@ -137,6 +150,18 @@ class JobRoot:
             return entries.settle(self.job, base, self._author("published"), published, settled)
 
         return self.log.append(head, draft)
+
+    def rewound(self, head: Head, published: entries.Published) -> Head:
+        """Tells that every table of the pending restore has gone back. Raises Fenced when a newer run has claimed."""
+
+        def draft(base: Head | None) -> LogEntry:
+            assert base is not None
+            return entries.rewound(self.job, base, self._author("went back"), published)
+
+        outcome = self.log.append(head, draft)
+        if isinstance(outcome, Overtaken):
+            raise Fenced("another run claimed the job after this one", hint="let the other run work")
+        return outcome.head
 
     def pin(self, ref: EntryRef, owner: str, reason: str) -> Pin:
         """Keeps a checkpoint that the newest entry still has, until `unpin`; works beside a run.
