@@ -114,6 +114,8 @@ class Pin(Document, frozen=True, kw_only=True):
     owner: str
     reason: str
     since: str
+    generation: int = 0
+    """The run that reads; its pins end with the next CLAIM. 0 for readers outside, whose pins stay until they go."""
 
 
 class SinkMode(StrEnum):

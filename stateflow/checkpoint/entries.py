@@ -80,7 +80,9 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         adopt: what to continue from; None continues from where `base` stands.
     """
     entry = _successor(job, base, author, EntryKind.CLAIM)
-    entry = replace(entry, generation=entry.seq, ordinal=0)
+    # An older run's savepoint in the making is given up: once its pin is gone, it cannot be completed.
+    pinned = [p for p in entry.pinned if not p.generation]
+    entry = replace(entry, generation=entry.seq, ordinal=0, pinned=pinned)
     if adopt is None:
         return entry
     entry = replace(

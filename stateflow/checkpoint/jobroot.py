@@ -163,8 +163,11 @@ class JobRoot:
             raise Fenced("another run claimed the job after this one", hint="let the other run work")
         return outcome.head
 
-    def pin(self, ref: EntryRef, owner: str, reason: str) -> Pin:
+    def pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:
         """Keeps a checkpoint that the newest entry still has, until `unpin`; works beside a run.
+
+        Args:
+            generation: of the run that reads it itself; its pin ends with the next CLAIM.
 
         Raises DataError when it is not kept any more.
         """
@@ -174,12 +177,16 @@ class JobRoot:
             owner=owner,
             reason=reason,
             since=self.clock.now().isoformat(),
+            generation=generation,
         )
 
         def draft(base: Head) -> LogEntry:
             # For each entry that the ADMIN may come to stand on: another ADMIN in between can have let `ref` go.
             if ref not in kept(base):
                 raise DataError("the checkpoint is not retained any more", checkpoint=ref.id)
+            if generation and base.entry.generation != generation:
+                raise Fenced("a newer run has claimed the job", hint="let the other run work", generation=generation,
+                             newer=base.entry.generation)  # fmt: skip
             return entries.pin(self.job, base, self._author(reason), new)
 
         for _ in range(_ADMIN_TRIES):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateflow.errors import DataError
+from stateflow.errors import DataError, MissingFile, StorageError
 
 
 def key_parts(key: str, uri: str) -> list[str]:
@@ -78,6 +78,18 @@ class Storage(ABC):
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Removes the objects; one that is not there is no error."""
+
+    def take(self, source: Storage, key: str, to: str) -> None:
+        """Stores an object of `source`, which may be this storage, here as `to`, a name that nobody else uses: by a
+        hard link where that is possible, else by a copy. Raises MissingFile when there is no such object."""
+        path = source.local_path(key)
+        if path is None:
+            if self.put_new(to, source.get(key)) is not PutResult.CREATED:
+                raise StorageError("an object name was used twice, or could not be made durable", key=to)
+            return
+        if source.size(key) is None:
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=source.uri)
+        self.put_file(to, path)
 
     def local_path(self, key: str) -> Path | None:
         """Where the object is, or would be, on this host's file system; None when it is not on one."""

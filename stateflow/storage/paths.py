@@ -13,6 +13,8 @@ DATA = "data/"
 SPARK = "spark/"
 PROBE = "probe/"
 HISTORY = "history/"
+SAVEPOINTS = "savepoints/"
+REQUESTS = "requests/"
 
 _SEQ = 20
 _ENTRY = re.compile(r"log/([0-9]{20})")
@@ -79,3 +81,35 @@ def check_key(key: str) -> str:
     if not _SAFE.fullmatch(key) or ".." in key.split("/") or "." in key.split("/"):
         raise DataError("a stored name is not one that stateflow writes", key=key)
     return key
+
+
+SAVEPOINT = "_savepoint"
+"""Of a savepoint's folder: what it consists of; written last."""
+STARTED = "_started"
+"""Of a savepoint's folder: somebody writes it, or takes it away."""
+
+
+def savepoint_folder(folder: str) -> str:
+    """Prefix of everything that belongs to a savepoint; ends with a slash."""
+    return f"{SAVEPOINTS}{folder}/"
+
+
+def started_folder(key: str) -> str | None:
+    """The savepoint folder whose `STARTED` this is; None for any other key."""
+    match = re.fullmatch(rf"{SAVEPOINTS}([A-Za-z0-9._-]+)/{STARTED}", key)
+    return match[1] if match else None
+
+
+def request(request_id: str) -> str:
+    """Key of what somebody asks of the job's run."""
+    return f"{REQUESTS}{request_id}"
+
+
+def request_seen(request_id: str) -> str:
+    """Key of a run's word that it knows of a request."""
+    return f"{REQUESTS}{request_id}.seen"
+
+
+def request_done(request_id: str) -> str:
+    """Key of what became of a request."""
+    return f"{REQUESTS}{request_id}.done"

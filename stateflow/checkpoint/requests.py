@@ -1,0 +1,102 @@
+"""What outsiders ask of a job's run, and its answers: small create-only files below ``requests/``.
+
+A request is open until `<id>.done` exists. The first to write that decides: the run with its answer, or the asker who
+withdraws. `<id>.seen` only tells the asker that there is a run at all.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+import msgspec
+
+from stateflow.checkpoint.documents import Answer, Request
+from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.errors import CorruptFile, MissingFile, StorageError
+from stateflow.ids import check_name
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import REQUESTS, request, request_done, request_seen
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=msgspec.Struct)
+DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
+KEEP = 1000
+"""How many answered requests are kept."""
+
+
+def post(storage: Storage, asked: Request) -> Request:
+    """Asks. Returns the request of this id: the same one when it was asked before, as by a retried task."""
+    check_name("a request's id", asked.id)
+    data, _ = seal(asked)
+    if storage.put_new(request(asked.id), data) is not PutResult.CREATED:
+        found = _read(storage, request(asked.id), Request)
+        if found is None:
+            raise StorageError(
+                "the storage does not say whether a request was written", hint="try again", id=asked.id
+            )
+        return found
+    return asked
+
+
+def open_requests(storage: Storage) -> list[Request]:
+    """Requests without an answer, oldest first. A damaged one is told in the log of this process and left alone."""
+    keys = {blob.key for blob in storage.list(REQUESTS)}
+    ids = [k.removeprefix(REQUESTS) for k in keys if not k.endswith((".seen", ".done"))]
+    found = []
+    for request_id in ids:
+        if request_done(request_id) not in keys:
+            try:
+                found.append(_read(storage, request(request_id), Request))
+            except CorruptFile as e:
+                log.warning("a request is left alone: %s", e)
+    return sorted((r for r in found if r), key=lambda r: (r.at, r.id))
+
+
+def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
+    """Tells the asker that a run has seen the request."""
+    storage.put_new(request_seen(request_id), f"{generation}\n".encode())
+
+
+def is_seen(storage: Storage, request_id: str) -> bool:
+    """Whether some run has seen the request."""
+    return storage.size(request_seen(request_id)) is not None
+
+
+def answer(storage: Storage, given: Answer) -> Answer:
+    """Writes the answer; returns the one that counts, which is another when somebody was first."""
+    data, _ = seal(given)
+    if storage.put_new(request_done(given.id), data) is PutResult.CREATED:
+        return given
+    found = read_answer(storage, given.id)
+    if found is None:
+        raise StorageError(
+            "the storage does not say whether an answer was written", hint="try again", id=given.id
+        )
+    return found
+
+
+def read_answer(storage: Storage, request_id: str) -> Answer | None:
+    """What became of a request; None while it is open."""
+    return _read(storage, request_done(request_id), Answer)
+
+
+def trim_requests(storage: Storage, keep: int = KEEP) -> None:
+    """Removes all but the newest answered requests."""
+    keys = [blob.key for blob in storage.list(REQUESTS)]
+    ids = [k.removeprefix(REQUESTS).removesuffix(".done") for k in keys if k.endswith(".done")]
+    if len(ids) <= keep:
+        return
+    answers = sorted((a for i in ids if (a := read_answer(storage, i))), key=lambda a: (a.at, a.id))
+    for old in answers[: len(answers) - keep]:
+        # The answer goes last: without it the request would be open again.
+        storage.delete([request_seen(old.id), request(old.id)])
+        storage.delete([request_done(old.id)])
+
+
+def _read(storage: Storage, key: str, kind: type[T]) -> T | None:
+    try:
+        return unseal(storage.get(key, 1 << 20), kind, key)[0]
+    except MissingFile:
+        return None
