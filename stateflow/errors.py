@@ -14,7 +14,8 @@
     │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
     │   ├── MissingFile                a file that a checkpoint needs is gone
     │   ├── SinkRefused                a table that the sink cannot honour
-    │   └── SinkDiverged               a table went back, was replaced, or knows more than the log
+    │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
+    │   └── PlanOutdated               a restore's plan was made for a job that has moved on: plan again
     ├── Fenced                         a newer run owns the job: this one must end, and not be retried
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
@@ -139,6 +140,12 @@ class SinkDiverged(DataError):
     """The sink's table is not the one, or not at the point, that the log knows."""
 
     code = "sink-diverged"
+
+
+class PlanOutdated(DataError):
+    """The job or the target is not any more what a restore was planned for; nothing was changed."""
+
+    code = "plan-outdated"
 
 
 class Fenced(StateflowError):

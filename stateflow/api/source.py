@@ -35,6 +35,15 @@ class Source(ABC):
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """The streaming frame, with the columns of `schema`."""
 
+    def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """Whether everything behind a position that was read once can be read again; None when it cannot be told.
+
+        Args:
+            offset: the position, as Spark's offset log has it.
+            logs: what Spark noted of this source since then, file by file.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Slice:
@@ -57,3 +66,7 @@ class LocalSource(ABC):
     @abstractmethod
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         """The next micro-batch after `position` (None: from the start); None when there is nothing."""
+
+    def holds(self, position: str) -> bool | None:
+        """Whether everything behind `position` can be read again; None when it cannot be told."""
+        return None

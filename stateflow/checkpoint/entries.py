@@ -91,7 +91,10 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
         requests=[*entry.requests, *([adopt.request] if adopt.request else [])],
     )  # fmt: skip
-    return entry if adopt.sinks is None else _with_intent(entry, adopt.sinks)
+    if adopt.sinks is None:
+        return entry
+    # What belongs to the target is published: a restore does that first.
+    return _with_intent(replace(entry, pending=[]), adopt.sinks)
 
 
 def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent]) -> LogEntry:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -76,6 +78,15 @@ class FileSource(Source):
         for option, value in self._limits(limits).items():
             reader = reader.option(option, value)
         return reader.options(**self.options).load(self.path)
+
+    def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
+        """Whether every file that was read since `offset` is still there; only local files can be looked at."""
+        last = int(json.loads(offset).get("logOffset", -1))
+        entries = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith(b"{")]
+        paths = {e["path"] for e in entries if int(e.get("batchId", last + 1)) > last}
+        if any(urlsplit(path).scheme != "file" for path in paths):
+            return None
+        return all(Path(unquote(urlsplit(path).path)).is_file() for path in paths)
 
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch

@@ -70,15 +70,41 @@ def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
     """
     plan = plan_job(graph, settings.parallelism)
     new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+    shadow = False
     if storage.size(FORMAT) is not None:
-        check_same_job(read_format(storage), new, storage.uri)
+        found = read_format(storage)
+        check_same_job(found, new, storage.uri)
+        shadow = found.shadow
     for node in graph.sinks:
-        node.sink.check(SinkContext("", node.uid, node.parent.schema))
-    root = _open_root(storage, clock, new)
+        sink = node.sink.shadow() if shadow else node.sink
+        sink.check(SinkContext("", node.uid, node.parent.schema))
+    return _bind(_open_root(storage, clock, new), plan, graph, settings)
+
+
+def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
+    """An existing job, to look at it or to go back; changes nothing.
+
+    Raises ConfigError when there is none, WrongJobRoot when it is another one.
+    """
+    plan = plan_job(graph, settings.parallelism)
+    root = JobRoot.open(storage, clock, _writer())
+    check_same_job(root.job, NewJob(settings.name, settings.max_parallelism, plan.key_types), storage.uri)
+    return _bind(root, plan, graph, settings)
+
+
+def _bind(root: JobRoot, plan: JobPlan, graph: Graph, settings: Settings) -> Job:
+    job = root.job
     sinks = {
-        n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in graph.sinks
+        n.uid: BoundSink(
+            n.sink.shadow() if job.shadow else n.sink, SinkContext(job.job_uuid, n.uid, n.parent.schema)
+        )
+        for n in graph.sinks
     }
     return Job(root, plan, settings, sinks, source_descriptions(plan))
+
+
+def _writer() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
@@ -87,13 +113,12 @@ def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
-    writer = f"{socket.gethostname()}:{os.getpid()}"
     generation = 1
     if storage.list(LOG) and storage.size(FORMAT) is None:
         raise MissingFile("the job root has a log but no FORMAT", hint="restore it from a copy: a new one would be "
                           "another job's", file=FORMAT, root=storage.uri)  # fmt: skip
     if storage.size(FORMAT) is not None:
-        head = JobRoot.open(storage, clock, writer).log.read_head()
+        head = JobRoot.open(storage, clock).log.read_head()
         generation = head.entry.seq + 1 if head else 1
     probe_storage(storage, clock, generation)
-    return JobRoot.create_or_open(storage, clock, new, writer)
+    return JobRoot.create_or_open(storage, clock, new, _writer())

@@ -40,6 +40,7 @@ from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
+from stateflow.runtime.rewinding import complete_rewind
 from stateflow.runtime.specs import BatchInfo
 from stateflow.storage.paths import DataKey, data_folder
 
@@ -135,6 +136,7 @@ class JobRun:
 
     def _restore(self, checked: frozenset[str]) -> None:
         root = self.job.root
+        self.head = complete_rewind(root, self.job.sinks, self.head)
         self.head = restore_order(self._publisher, root, self.head)
         self.manifest = root.manifest(self.head)
         self.restored = self._check(self.head, self.manifest, checked)

@@ -76,6 +76,10 @@ class ScriptedSource(LocalSource):
             file.write(json.dumps([start, end]) + "\n")
         return Slice(rows, json.dumps({"row": end}))
 
+    def holds(self, position: str) -> bool | None:
+        """A script is always there from its beginning."""
+        return True
+
     def requested(self) -> list[tuple[int, int]]:
         """Every slice that was asked for, in order, over all runs."""
         if not self._ledger.exists():

@@ -1,0 +1,125 @@
+"""What a restore would do, as a document that a person reads and a later step carries out exactly."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from stateflow.checkpoint.documents import Manifest, SinkMode
+from stateflow.checkpoint.log import Head
+from stateflow.errors import ConfigError
+from stateflow.state.handles import Document
+
+
+class StateAction(StrEnum):
+    """What becomes of an operator's state."""
+
+    MATCHED = "matched"
+    NEW = "new"
+    DROPPED = "dropped"
+
+
+class StateChange(Document, frozen=True, kw_only=True):
+    """One operator: its state in the target, and in the job as it is now."""
+
+    uid: str
+    action: StateAction
+    bytes: int = 0
+    from_parallelism: int = 0
+    to_parallelism: int = 0
+
+
+class SourceChange(Document, frozen=True, kw_only=True):
+    """One source: where it stands, and where it would go back to."""
+
+    uid: str
+    now: str
+    then: str
+    held: bool | None = None
+    """Whether the source still has what was read in between; None when it cannot tell."""
+
+
+class SinkChange(Document, frozen=True, kw_only=True):
+    """One sink's table."""
+
+    uid: str
+    mode: SinkMode
+    table_id: str
+    now: int
+    """Version of the table when the plan was made."""
+    then: int | None = None
+    """Version that it would go back to; None when its content stays."""
+    rows_removed: int | None = 0
+    rows_returned: int | None = 0
+    others: tuple[str, ...] = ()
+    """Commits by others that would be undone with it."""
+
+
+class Proposal(Document, frozen=True, kw_only=True):
+    """A restore's plan. Execution does exactly this, or refuses."""
+
+    job: str
+    job_uuid: str
+    head: int
+    """Sequence number of the newest entry when the plan was made."""
+    generation: int
+    ordinal: int
+    checkpoint_id: int
+    """Where the job stands."""
+    target: str
+    """As it was asked for."""
+    label: str
+    target_checkpoint: int
+    target_at: str
+    target_sha256: str
+    """Of the checkpoint's entry, or of the savepoint's document."""
+    savepoint: str = ""
+    """URI of the savepoint; empty for a checkpoint."""
+    foreign: bool = False
+    states: list[StateChange]
+    sources: list[SourceChange]
+    sinks: list[SinkChange]
+    dropped_checkpoints: list[int] = []
+    """Kept checkpoints that could not be gone back to any more."""
+    made_at: str
+
+
+def state_changes(
+    manifest: Manifest, wanted: set[str], parallelism: int, drop: frozenset[str]
+) -> list[StateChange]:
+    """Compares a target's operators with the job's.
+
+    Raises ConfigError for state without an operator that is not named in `drop`, and for a name in `drop` that the
+    target has no state of.
+    """
+    stored = {o.uid: o for o in manifest.operators if o.subtasks}
+    nameless = sorted(stored.keys() - wanted - drop)
+    if nameless:
+        raise ConfigError("the target has state of operators that the job does not have", hint="give the operators "
+                          "their old uids back, or name the state that is to be dropped: --drop UID",
+                          uids=nameless)  # fmt: skip
+    unknown = sorted(drop - stored.keys())
+    if unknown:
+        raise ConfigError("there is no state to drop under this uid", hint=f"the target has state of {sorted(stored)}",
+                          uids=unknown)  # fmt: skip
+    changes = []
+    for uid in sorted(stored.keys() | wanted):
+        state = stored.get(uid)
+        size = (
+            sum({f.handle.key: f.handle.size for s in state.subtasks for f in s.files}.values())
+            if state
+            else 0
+        )
+        action = (
+            StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
+        )
+        changes.append(StateChange(
+            uid=uid, action=action, bytes=size, from_parallelism=state.parallelism if state else 0,
+            to_parallelism=0 if action is StateAction.DROPPED else parallelism,
+        ))  # fmt: skip
+    return changes
+
+
+def is_outdated(proposal: Proposal, head: Head) -> bool:
+    """Whether the job has moved since the plan was made. Pins and the like, beside a run, are no move."""
+    then = (proposal.generation, proposal.ordinal, proposal.checkpoint_id)
+    return (head.entry.generation, head.entry.ordinal, head.checkpoint_id) != then

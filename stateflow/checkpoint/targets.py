@@ -1,0 +1,156 @@
+"""What a person means by ``latest``, ``17``, ``before-upgrade``, ``before:2026-01-31T03:00``, ``before:flights=7``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from stateflow.checkpoint.documents import EntryRef, Manifest, SourcePosition
+from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.savepoint import StoredSavepoint, find_savepoint, list_savepoints, open_savepoint
+from stateflow.errors import ConfigError
+from stateflow.storage import open_storage
+
+LATEST = "latest"
+BEFORE = "before:"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A point in a job's life that can be gone back to.
+
+    Attributes:
+        checkpoint_id: the checkpoint; of a savepoint, the one that it was made of.
+        at: when it was committed, or the savepoint was made; ISO 8601.
+        ref: of a checkpoint that the job keeps; None for a savepoint.
+    """
+
+    checkpoint_id: int
+    at: str
+    job_uuid: str
+    manifest: Manifest
+    ref: EntryRef | None = None
+    savepoint: StoredSavepoint | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called, for people."""
+        if self.savepoint is None:
+            return f"checkpoint {self.checkpoint_id}"
+        return f"savepoint {self.savepoint.document.name} (checkpoint {self.checkpoint_id})"
+
+
+def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
+    """The point that `text` names.
+
+    Args:
+        text: ``latest``; the id of a kept checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO 8601, UTC
+            unless it says otherwise; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
+
+    Raises:
+        ConfigError: there is no such point; it names those that are there.
+        MissingFile, CorruptFile: it is damaged.
+    """
+    if text.startswith(BEFORE):
+        return _before(root, head, text.removeprefix(BEFORE))
+    if text == LATEST:
+        if head.checkpoint is None:
+            raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
+        return _checkpoint(root, head.checkpoint)
+    if text.isdigit():
+        for ref in kept(head):
+            if ref.id == int(text):
+                return _checkpoint(root, ref)
+    stored = find_savepoint(root.storage, text) if "/" not in text else open_savepoint(open_storage(text))
+    if stored is None:
+        raise ConfigError("there is no such checkpoint or savepoint", hint="these are there: " + _names(root, head),
+                          target=text)  # fmt: skip
+    return _of_savepoint(stored)
+
+
+def _checkpoint(root: JobRoot, ref: EntryRef) -> Target:
+    entry = root.log.read_checkpoint(ref)
+    assert entry.manifest is not None
+    return Target(ref.id, entry.at, entry.job_uuid, root.read_manifest(entry.manifest), ref=ref)
+
+
+def _of_savepoint(stored: StoredSavepoint) -> Target:
+    document = stored.document
+    return Target(
+        document.checkpoint_id, document.made_at, document.job_uuid, document.manifest, savepoint=stored
+    )
+
+
+def _before(root: JobRoot, head: Head, condition: str) -> Target:
+    points = sorted(_points(root, head), key=lambda t: (t.at, t.checkpoint_id), reverse=True)
+    source, equals, offset = condition.partition("=")
+    if equals:
+        limit = _parsed(offset)
+        fitting = (p for p in points if _is_before(p.manifest.sources, source, limit))
+    else:
+        moment = _moment(condition)
+        fitting = (p for p in points if _moment(p.at) < moment)
+    found = next(fitting, None)
+    if found is None:
+        raise ConfigError("no checkpoint or savepoint that is kept is that old", hint="these are there: "
+                          + _names(root, head), before=condition)  # fmt: skip
+    return found
+
+
+def _points(root: JobRoot, head: Head) -> Iterator[Target]:
+    """Checkpoints that are kept, and this job's own savepoints."""
+    for ref in {r.id: r for r in kept(head)}.values():
+        yield _checkpoint(root, ref)
+    for stored in list_savepoints(root.storage):
+        if stored.document.job_uuid == root.job.job_uuid:
+            yield _of_savepoint(stored)
+
+
+def _is_before(positions: list[SourcePosition], uid: str, limit: Any) -> bool:
+    for position in positions:
+        if position.uid == uid:
+            return not_behind(_parsed(position.offset), limit)
+    raise ConfigError("there is no such source", hint="a source's uid comes before the =", uid=uid,
+                      known=[p.uid for p in positions])  # fmt: skip
+
+
+def not_behind(offset: Any, limit: Any) -> bool:
+    """Whether no number in `offset` is above its counterpart in `limit`; a single number in `limit` is everyone's."""
+    if isinstance(offset, dict):
+        return all(
+            not_behind(value, limit.get(key) if isinstance(limit, dict) else limit)
+            for key, value in offset.items()
+        )
+    if isinstance(offset, list):
+        return all(not_behind(value, limit) for value in offset)
+    if isinstance(offset, bool) or not isinstance(offset, int | float):
+        return True
+    return isinstance(limit, int | float) and offset <= limit
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as e:
+        raise ConfigError(
+            "an offset is a number or JSON", hint="as stateflow status shows it", offset=text
+        ) from e
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigError("a time is written as in ISO 8601", hint="like before:2026-01-31T03:00, in UTC, or "
+                          "before:SOURCE=OFFSET", time=text) from e  # fmt: skip
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _names(root: JobRoot, head: Head) -> str:
+    checkpoints = sorted({r.id for r in kept(head)})
+    savepoints = [s.document.name for s in list_savepoints(root.storage)]
+    return f"checkpoints {checkpoints}, savepoints {savepoints}"

@@ -1,0 +1,67 @@
+"""Taking every table of a job back, as the log's intent says: completed by whoever starts next, however often."""
+
+from __future__ import annotations
+
+from stateflow import failpoints
+from stateflow.checkpoint.documents import PublishedOutput, SinkIntent
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import CheckpointLog, Head
+from stateflow.errors import ConfigError, Fenced, SinkDiverged, StorageError
+from stateflow.runtime.publishing import BoundSink
+
+_TRIES = 50
+
+
+def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head) -> Head:
+    """Does what the intent in `head` has left to do, and says so in the log; returns the newest entry.
+
+    Raises:
+        ConfigError: a sink that must go back is not in the job.
+        Fenced: a newer run has claimed the job.
+        SinkDiverged: a table is not the one that was to go back, or cannot go back any more.
+    """
+    rewind = head.entry.rewind
+    if rewind is None:
+        return head
+    missing = sorted(rewind.sinks.keys() - sinks.keys())
+    if missing:
+        raise ConfigError("a sink was removed while its table has not gone back yet", hint="start the job once with "
+                          "the sink, then remove it", sinks=missing)  # fmt: skip
+    published = {}
+    for uid, intent in sorted(rewind.sinks.items()):
+        failpoints.hit("rewind.table")
+        published[uid] = _take_back(sinks[uid], intent, rewind.seq, root.log)
+    failpoints.hit("rewind.tables")
+    head = root.rewound(head, published)
+    failpoints.hit("rewind.done")
+    return head
+
+
+def _take_back(sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog) -> PublishedOutput:
+    for _ in range(_TRIES):
+        table = sink.open_table()
+        if table.table_id != intent.table_id:
+            raise SinkDiverged("the sink's table is not the one that was to go back", hint="restore it", sink=sink.uid,
+                               known=intent.table_id, found=table.table_id)  # fmt: skip
+        version = table.version
+        if table.token > seq:
+            raise _ahead(sink.uid, table.token, log)
+        if table.token < seq:
+            # A paused driver may have published since the plan was made: the content of `to_version` is what counts,
+            # not the way there.
+            done = table.rewind(intent.to_version, seq)
+            if done is None:
+                continue
+            version = done
+        return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=seq)
+    raise StorageError("the sink's table changes too fast to take it back", sink=sink.uid, tries=_TRIES)
+
+
+def _ahead(uid: str, token: int, log: CheckpointLog) -> Fenced | SinkDiverged:
+    newest = log.read_head()
+    if newest is not None and newest.entry.seq >= token:
+        return Fenced(
+            "a newer run published to the sink", hint="let the other run work", sink=uid, token=token
+        )
+    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="is the job root a copy, or "
+                        "restored from one? go back in the sink too", sink=uid, token=token)  # fmt: skip
