@@ -49,6 +49,13 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class RequestSettings:
+    """How often a run looks for what outsiders ask of it: savepoints, a stop."""
+
+    interval: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
 class RocksDBSettings:
     """Memory and compaction of one store.
 
@@ -99,6 +106,7 @@ class Settings:
     run: RunSettings = RunSettings()
     source: SourceSettings = SourceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    requests: RequestSettings = RequestSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()

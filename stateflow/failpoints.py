@@ -39,6 +39,7 @@ NAMES: dict[str, str] = {
     "savepoint.given-up": "a savepoint that cannot be completed is marked as given up, its files still there",
     "savepoint.disposing": "a savepoint is to be deleted, and still complete",
     "savepoint.disposed": "a savepoint is deleted, its files are still there",
+    "request.made": "what was asked of the run is done, the answer is not written",
     "restore.begin": "a restore's plan is checked, nothing is changed",
     "restore.claimed": "a restore has claimed the job, nothing is adopted",
     "restore.imported": "a restore's files are in the job root, its intent is not written",

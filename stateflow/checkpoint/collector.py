@@ -12,6 +12,7 @@ from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.garbage import find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.savepoint import sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
@@ -52,7 +53,9 @@ class Collector:
         """Deletes everything that is garbage at the newest entry. Raises DataError when a kept checkpoint is damaged,
         before anything is deleted."""
         head, live = self._live_at_head()
-        return self._collect(head, live, dry_run=False)
+        found = self._collect(head, live, dry_run=False)
+        sweep_savepoints(self.root)
+        return found
 
     def _collect(self, head: Head, live: frozenset[str], dry_run: bool) -> Collection:
         # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.

@@ -178,6 +178,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """Ids of restore requests that were carried out, so that a retry of one does not rewind twice."""
     rewind: Rewind | None = None
     """A restore whose tables are not all known to have gone back."""
+    ended: bool = False
+    """Whether the run ended in good order: nobody works on the job then."""
 
 
 class Origin(StrEnum):
@@ -240,6 +242,8 @@ class Answer(Document, frozen=True, kw_only=True):
     """``done``, ``failed`` or ``withdrawn``."""
     checkpoint_id: int = 0
     savepoint_id: str = ""
+    savepoint: str = ""
+    """URI of the savepoint."""
     code: str = ""
     message: str = ""
     by: str = ""

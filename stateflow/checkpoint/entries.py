@@ -82,7 +82,7 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
     entry = _successor(job, base, author, EntryKind.CLAIM)
     # An older run's savepoint in the making is given up: once its pin is gone, it cannot be completed.
     pinned = [p for p in entry.pinned if not p.generation]
-    entry = replace(entry, generation=entry.seq, ordinal=0, pinned=pinned)
+    entry = replace(entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False)
     if adopt is None:
         return entry
     entry = replace(
@@ -149,10 +149,10 @@ def retain(job: JobFormat, base: Head, author: Author, keep: int) -> LogEntry:
 
 
 def settle(job: JobFormat, base: Head, author: Author, published: Published, settled: Settled) -> LogEntry:
-    """The ADMIN by which a run that ends tells what it has published since its last COMMIT."""
+    """The ADMIN by which a run tells that it ends, and what it has published since its last COMMIT."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
     left = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in settled]
-    return replace(entry, pending=left, published={**entry.published, **published})
+    return replace(entry, pending=left, published={**entry.published, **published}, ended=True)
 
 
 def rewound(job: JobFormat, base: Head, author: Author, published: Published) -> LogEntry:

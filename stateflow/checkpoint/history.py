@@ -33,6 +33,34 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     compaction_bytes: int = 0
 
 
+class ActionRecord(Document, frozen=True, kw_only=True):
+    """Something that was done to the job, by a person or on a schedule."""
+
+    seq: int
+    """Of the log entry that was the newest then."""
+    kind: str
+    """``savepoint``, ``dispose``, ``restore``, ``fork``, ``stop``."""
+    at: str
+    by: str
+    reason: str = ""
+    took_ms: float = 0
+    bytes: int = 0
+    facts: dict[str, str] = {}
+
+
+def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
+    """Adds a record of an action; as `write_record`.
+
+    Args:
+        unique: tells it from another action at the same entry.
+    """
+    try:
+        key = history(record.seq, f"{record.kind}-{unique[:12]}")
+        storage.put_new(key, msgspec.json.encode(record))
+    except StorageError as e:
+        log.warning("the history record of a %s was not written: %s", record.kind, e)
+
+
 def write_record(storage: Storage, record: CheckpointRecord) -> None:
     """Adds a record. One that cannot be written is told in the log of this process, and fails nothing."""
     try:
@@ -47,11 +75,17 @@ def trim_history(storage: Storage, keep: int = KEEP) -> None:
 
 
 def read_records(storage: Storage, newest: int = KEEP) -> list[CheckpointRecord]:
+    """The newest records of checkpoints, oldest first."""
+    return [r for r in read_history(storage, newest) if isinstance(r, CheckpointRecord)]
+
+
+def read_history(storage: Storage, newest: int = KEEP) -> list[CheckpointRecord | ActionRecord]:
     """The newest records, oldest first. One that does not decode is left out: history is never needed for safety."""
-    records = []
+    records: list[CheckpointRecord | ActionRecord] = []
     for blob in storage.list(HISTORY)[-newest:]:
+        kind = CheckpointRecord if blob.key.endswith("-checkpoint.json") else ActionRecord
         try:
-            records.append(msgspec.json.decode(storage.get(blob.key, 1 << 20), type=CheckpointRecord))
+            records.append(msgspec.json.decode(storage.get(blob.key, 1 << 20), type=kind))
         except (msgspec.DecodeError, UnicodeDecodeError, DataError):
             continue
     return records

@@ -93,6 +93,9 @@ def settled_checkpoint(head: Head) -> EntryRef:
 
     Raises DataError when there is none.
     """
+    if head.checkpoint is None and head.entry.manifest is not None:
+        raise DataError("the job was restored from a savepoint and has no checkpoint since", hint="that savepoint is "
+                        "its state; start the job to make a checkpoint")  # fmt: skip
     unpublished = min((p.checkpoint_id for p in pending_of(head)), default=head.entry.seq + 1)
     settled = [ref for ref in kept(head) if ref.id < unpublished]
     if not settled:

@@ -6,6 +6,7 @@ from stateflow.clock import Clock
 from stateflow.config import RunSettings
 
 CAUGHT_UP = "caught-up"
+STOPPED = "stopped"
 
 
 class Bounds:

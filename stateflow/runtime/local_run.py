@@ -7,7 +7,7 @@ from collections.abc import Callable
 from stateflow.api.source import LocalSource
 from stateflow.checkpoint.documents import SourcePosition
 from stateflow.runtime import stores
-from stateflow.runtime.bounds import CAUGHT_UP, Bounds
+from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 
 
@@ -23,6 +23,7 @@ def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult]
         reached = _until_reached(run, source, bounds, on_batch)
         run.finish()
     finally:
+        run.abandon()
         stores.close_all()
     return reached
 
@@ -32,6 +33,8 @@ def _until_reached(
 ) -> str:
     uid, description = run.job.sources[0]
     while bounds.reached is None:
+        if run.stopped:
+            return STOPPED
         position = run.positions[0].offset if run.positions else None
         found = source.read(position, run.job.settings.source)
         if found is None:
@@ -39,4 +42,4 @@ def _until_reached(
         here = SourcePosition(uid=uid, description=description, offset=found.position)
         on_batch(run.run_batch(found.rows, lambda _, here=here: Positions([here])))  # type: ignore[misc]
         bounds.count_batch()
-    return bounds.reached
+    return STOPPED if run.stopped else bounds.reached

@@ -25,6 +25,7 @@ from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_r
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
+from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
 from stateflow.config import Settings
 from stateflow.errors import (
@@ -41,6 +42,7 @@ from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
 from stateflow.runtime.rewinding import complete_rewind
+from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
 from stateflow.storage.paths import DataKey, data_folder
 
@@ -119,6 +121,7 @@ class JobRun:
         self._publisher = Publisher(job.root, job.sinks)
         self._ordinal = 0
         self._base: dict[str, OperatorState] = {}
+        self._desk: RequestDesk
         self.head: Head
         self.restored: RestorePlan
         self.manifest: Manifest | None = None
@@ -133,6 +136,10 @@ class JobRun:
         with self.fenced_first():
             self._prepare_sinks()
             self._restore(checked)
+            self._desk = RequestDesk(
+                self.job.root, self.head.entry.generation, self.job.settings.requests.interval
+            )
+            self._desk.open(self._point())
 
     def _restore(self, checked: frozenset[str]) -> None:
         root = self.job.root
@@ -171,8 +178,22 @@ class JobRun:
         self._publish()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self._after(result, manifest)
+        self._desk.serve(self._point())
         failpoints.hit("batch.end")
         return result
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked the run to stop, and got the answer that it does."""
+        return self._desk.stopped
+
+    def abandon(self) -> None:
+        """Lets go of what works beside the batches; for a run that ends with an error."""
+        self._desk.abandon()
+
+    def _point(self) -> Point:
+        known = {**self.head.entry.published, **self._publisher.published}
+        return Point(self.head.checkpoint, known)
 
     def collect(self) -> None:
         """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
@@ -186,10 +207,11 @@ class JobRun:
         """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
         the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
         with self.fenced_first():
-            if pending_of(self.head):
-                self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
+            self._desk.close(self._point())
+            self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
             trim_history(self.job.root.storage)
+            trim_requests(self.job.root.storage)
         failpoints.hit("run.end")
 
     @property

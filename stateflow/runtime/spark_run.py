@@ -15,7 +15,7 @@ from stateflow import failpoints
 from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
-from stateflow.runtime.bounds import CAUGHT_UP, Bounds
+from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 from stateflow.runtime.seeding import SparkLocation, source_positions
 from stateflow.runtime.session import is_local
@@ -71,9 +71,12 @@ class SparkRun:
 
     def run(self) -> str:
         """Runs until caught up with what the source held at the start, or until a bound; returns which."""
-        with self._run.fenced_first():
-            reached = self._until_reached()
-        self._run.finish()
+        try:
+            with self._run.fenced_first():
+                reached = STOPPED if self._run.stopped else self._until_reached()
+            self._run.finish()
+        finally:
+            self._run.abandon()
         return reached
 
     def _until_reached(self) -> str:
@@ -136,7 +139,7 @@ class SparkRun:
             raise
         outcome.batches += 1
         self._bounds.count_batch()
-        outcome.reached = self._bounds.reached
+        outcome.reached = STOPPED if self._run.stopped else self._bounds.reached
         if outcome.reached is not None:
             finished.set()
 

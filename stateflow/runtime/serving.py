@@ -1,0 +1,143 @@
+"""What outsiders ask of a run: savepoints, made beside the batches that go on, and a stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stateflow import failpoints
+from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.requests import DONE, FAILED, WITHDRAWN, acknowledge, answer, open_requests
+from stateflow.checkpoint.savepoint import Order, StoredSavepoint, dispose_savepoint, make_savepoint
+from stateflow.errors import DataError, Fenced, InternalError, StateflowError, StorageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A committed and published checkpoint, and where every sink stands with it."""
+
+    checkpoint: EntryRef | None
+    sinks: dict[str, PublishedOutput]
+
+
+class RequestDesk:
+    """Looks for requests now and then, and serves them between two batches.
+
+    Savepoints are made in a thread: batches go on meanwhile, and the checkpoint is pinned in the log. The pin ends with
+    the next CLAIM, so a savepoint that dies with the run leaves nothing that anybody must clean by hand.
+
+    Args:
+        generation: of the run.
+        interval: between two looks.
+    """
+
+    def __init__(self, root: JobRoot, generation: int, interval: timedelta) -> None:
+        self.stopped = False
+        self._root = root
+        self._generation = generation
+        self._interval = interval
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._waiting: list[Request] = []
+        self._watcher = threading.Thread(target=self._watch, name="stateflow-requests", daemon=True)
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="stateflow-savepoint")
+        self._making: list[Future[None]] = []
+
+    def open(self, point: Point) -> None:
+        """Begins. A stop that an earlier run did not get to answer is carried out before any batch."""
+        self._look()
+        if any(r.kind is RequestKind.STOP for r in self._waiting):
+            self.serve(point)
+        self._watcher.start()
+
+    def serve(self, point: Point) -> None:
+        """Serves what is waiting, at a barrier that is committed and published."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for asked in waiting:
+            if asked.kind is RequestKind.SAVEPOINT:
+                self._making.append(self._maker.submit(self._answer, asked, point))
+            else:
+                self._answer(asked, point)
+                self.stopped = True
+
+    def close(self, point: Point) -> None:
+        """Serves what is left, and waits for every savepoint in the making; the run ends."""
+        self._end_watch()
+        self._look()
+        self.serve(point)
+        for made in self._making:
+            made.result()
+
+    def abandon(self) -> None:
+        """Takes nothing more, and does not wait for long: the run ends anyhow."""
+        self._end_watch()
+        self._maker.shutdown(wait=False, cancel_futures=True)
+
+    def _end_watch(self) -> None:
+        self._ended.set()
+        if self._watcher.is_alive():
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._interval.total_seconds()):
+            try:
+                self._look()
+            except StorageError as e:
+                log.warning("the requests to this run could not be looked at: %s", e)
+
+    def _look(self) -> None:
+        with self._lock:
+            for asked in open_requests(self._root.storage):
+                if asked.id not in self._known:
+                    acknowledge(self._root.storage, asked.id, self._generation)
+                    self._known.add(asked.id)
+                    self._waiting.append(asked)
+
+    def _answer(self, asked: Request, point: Point) -> None:
+        try:
+            made = self._made(asked, point)
+        except Fenced as e:
+            # The newer run finds the request open, and serves it.
+            log.warning("a request is left to the newer run: %s", e)
+            return
+        except StateflowError as e:
+            self._give(asked, None, e)
+            return
+        except Exception as e:
+            log.exception("a request failed")
+            self._give(asked, None, InternalError(f"{type(e).__name__}: {e}"))
+            return
+        failpoints.hit("request.made")
+        counts = self._give(asked, made, None)
+        if made is not None and counts.status == WITHDRAWN:
+            # Whoever asked was told that there is none.
+            dispose_savepoint(self._root, made.folder.split("/")[1])
+
+    def _made(self, asked: Request, point: Point) -> StoredSavepoint | None:
+        if not asked.savepoint:
+            return None
+        if point.checkpoint is None:
+            raise DataError(
+                "the job has no checkpoint to make a savepoint of", hint="ask again after its first batch"
+            )
+        return make_savepoint(self._root, Order(
+            name=asked.savepoint, checkpoint=point.checkpoint, sinks=point.sinks, origin=asked.origin, by=asked.by,
+            reason=asked.reason, request=asked.id, drained=asked.drain, generation=self._generation,
+        ))  # fmt: skip
+
+    def _give(self, asked: Request, made: StoredSavepoint | None, error: StateflowError | None) -> Answer:
+        return answer(self._root.storage, Answer(
+            id=asked.id, status=FAILED if error else DONE,
+            checkpoint_id=made.document.checkpoint_id if made else 0,
+            savepoint_id=made.document.id if made else "", savepoint=made.uri if made else "",
+            code=error.code if error else "", message=error.sentence if error else "", by=self._root.writer,
+            at=self._root.clock.now().isoformat(timespec="milliseconds"),
+        ))  # fmt: skip
