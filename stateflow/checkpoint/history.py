@@ -83,9 +83,12 @@ def read_history(storage: Storage, newest: int = KEEP) -> list[CheckpointRecord 
     """The newest records, oldest first. One that does not decode is left out: history is never needed for safety."""
     records: list[CheckpointRecord | ActionRecord] = []
     for blob in storage.list(HISTORY)[-newest:]:
-        kind = CheckpointRecord if blob.key.endswith("-checkpoint.json") else ActionRecord
         try:
-            records.append(msgspec.json.decode(storage.get(blob.key, 1 << 20), type=kind))
+            data = storage.get(blob.key, 1 << 20)
+            if blob.key.endswith("-checkpoint.json"):
+                records.append(msgspec.json.decode(data, type=CheckpointRecord))
+            else:
+                records.append(msgspec.json.decode(data, type=ActionRecord))
         except (msgspec.DecodeError, UnicodeDecodeError, DataError):
             continue
     return records

@@ -74,7 +74,11 @@ class RequestDesk:
         self._look()
         self.serve(point)
         for made in self._making:
-            made.result()
+            try:
+                made.result()
+            except StateflowError as e:
+                # The checkpoint is safe, and the request stays open: the next run serves it.
+                log.warning("a request could not be answered: %s", e)
 
     def abandon(self) -> None:
         """Takes nothing more, and does not wait for long: the run ends anyhow."""
