@@ -164,7 +164,9 @@ class _Table:
         for n, version in enumerate(self._versions):
             theirs = [] if self._is_ours(version) else [p for p in version.get("paths", []) if p in gone]
             if theirs:
-                yield f"version {n}: published by {version['application']}, {self._count(theirs)} rows more"
+                count = self._count(theirs)
+                rows = "1 row" if count == 1 else f"{count} rows"
+                yield f"version {n}: published by {version['application']}, {rows} more"
 
     def _count(self, names: Iterable[str]) -> int:
         return sum(len((self._folder / "data" / name).read_text().splitlines()) for name in names)

@@ -19,7 +19,7 @@ from stateflow.checkpoint.publish import Decision, decide
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta_log import checkpoint, entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
-from tests.connectors.kit import commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
+from tests.connectors.kit import Process, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 
 _ABOUT = context()
 
@@ -188,9 +188,24 @@ def test_of_two_that_go_back_one_does(sink: DeltaSink, table: Path) -> None:
     assert ids(table) == [1, 2]
 
 
-def test_an_entry_that_comes_while_files_are_compared_wins(
-    sink: DeltaSink, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_processes_that_go_back_at_once_one_does(tmp_path: Path) -> None:
+    for i in range(20):
+        made = DeltaSink(tmp_path / str(i))
+        made.prepare(_ABOUT)
+        for token in (1, 2):
+            put(made, _ABOUT, token, pairs(token, 1))
+    processes = [Process("rewind", tmp_path, 20) for _ in range(2)]
+    for process in processes:
+        process.go()
+    ends = [process.end() for process in processes]
+    assert [end[0] for end in ends] == [0, 0], ends
+    for i, results in enumerate(zip(*(end[1].splitlines() for end in ends), strict=True)):
+        assert sorted(results)[0] == "3" and set(results) <= {"3", "None", "done before"}
+        assert len(set(results)) == 2
+        assert (ids(tmp_path / str(i)), DeltaTable(str(tmp_path / str(i))).version()) == ([1], 3)
+
+
+def test_an_entry_that_comes_while_files_are_compared_wins(sink: DeltaSink, table: Path) -> None:
     handle = sink.open_table(_ABOUT)
     change = handle._rewinder().change(2)  # type: ignore[attr-defined]
     actions = handle._rewind_actions(2, 7, change)  # type: ignore[attr-defined]
@@ -240,7 +255,8 @@ def test_a_token_only_grows_and_a_version_only_falls(
 def test_an_entry_is_durable_when_rewind_returns(
     sink: DeltaSink, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced = []
+    """Its bytes before its name, and then its name."""
+    synced: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     _go_back(sink, 2, token=6)
     assert len(synced) == 2
