@@ -52,6 +52,27 @@ class SinkWriter(ABC):
         """Makes the files durable and returns them; empty when there were no rows."""
 
 
+@dataclass(frozen=True)
+class SinkRewind:
+    """What going back in a sink's table means.
+
+    Attributes:
+        from_version: the version of the handle.
+        to_version: the version whose content comes back; None when this application published nothing after the
+            checkpoint, so that there is nothing to take back.
+        rows_removed: rows that disappear; None when it is not known.
+        rows_returned: rows that come back, because somebody deleted or rewrote them since; None when it is not known.
+        others: commits by others after `to_version` that changed data and are undone as well, a sentence for each.
+            Compaction changes none.
+    """
+
+    from_version: int
+    to_version: int | None
+    rows_removed: int | None
+    rows_returned: int | None
+    others: tuple[str, ...]
+
+
 class SinkTable(Protocol):
     """A sink's table as it was when the handle was made; a commit through it fails when the application committed
     in between."""
@@ -69,6 +90,25 @@ class SinkTable(Protocol):
 
         None when the table changed after this handle was made, by this application or another: open again and decide
         anew.
+        """
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        """What going back to `checkpoint_id` would do; changes nothing.
+
+        The version to go back to is the one before the first whose token, of this application, is above
+        `checkpoint_id`: with what others committed before that, and without what they committed after it.
+
+        Raises SinkDiverged when that version cannot be had any more, SinkRefused when the table forbids it.
+        """
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        """Makes the table hold what it held at `to_version` (None: what it holds now) and sets the token, in one
+        step that is durable; returns the table's new version.
+
+        None when the table changed after this handle was made: open again and decide anew. If the token is there then,
+        it has been done.
+
+        Raises SinkDiverged or SinkRefused as `plan_rewind` does, with nothing changed.
         """
 
 
@@ -115,3 +155,7 @@ class Sink(ABC):
         Returns:
             what was removed.
         """
+
+    @abstractmethod
+    def shadow(self) -> Sink:
+        """The same sink into the table beside its own whose name ends in ``_shadow``."""

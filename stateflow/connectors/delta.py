@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta_checks import check_table, new_table
 from stateflow.connectors.delta_files import FileName, NamelessFile, ParquetWriter, disk_error, sync_folder
@@ -21,11 +21,14 @@ from stateflow.connectors.delta_log import (
     LOG_FOLDER,
     DeltaHead,
     append_entry,
+    entry_path,
     is_current,
     maintain,
     named_files,
     read_head,
 )
+from stateflow.connectors.delta_rewind import Change, Rewinder
+from stateflow.connectors.delta_versions import ENGINE, RESTORE
 from stateflow.errors import ConfigError, DataError, InternalError, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
@@ -119,6 +122,9 @@ class DeltaSink(Sink):
                 raise disk_error(e, self._root / path) from e
         return leftovers
 
+    def shadow(self) -> DeltaSink:
+        return DeltaSink(f"{self.table}_shadow")
+
     def _head(self, context: SinkContext) -> DeltaHead | None:
         head = read_head(self._root, context.application, self._heads.get(context.application))
         if head is not None:
@@ -129,7 +135,7 @@ class DeltaSink(Sink):
         """Makes the table, unless somebody else does at the same moment."""
         now = int(_clock.now().timestamp() * 1000)
         actions = new_table(str(uuid.UUID(_clock.new_id())), context.schema, now)
-        info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": "stateflow"}
+        info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
         self._make_folders()
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
         head = self._head(context)
@@ -191,7 +197,26 @@ class DeltaSinkTable(SinkTable):
         return [c.path for c in committables if self._size(c.path) != c.size]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        actions = self._actions(token, committables)
+        return self._append(self._actions(token, committables))
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        return self._rewinder().plan(checkpoint_id)
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
+            raise InternalError("a sink's table can only go back, and its token only grow", table=str(self._root),
+                                version=self.version, to_version=to_version, known=self.token, token=token)  # fmt: skip
+        # Asked before, because a table that changed may have lost what the plan was made for.
+        if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
+            return None
+        change = Change((), ()) if to_version is None else self._rewinder().change(to_version)
+        return self._append(self._rewind_actions(to_version, token, change))
+
+    def _rewinder(self) -> Rewinder:
+        return Rewinder(self._root, self._context.application, self._head)
+
+    def _append(self, actions: list[dict[str, Any]]) -> int | None:
+        """The entry behind the version of this handle; None when somebody else's is there."""
         # A new version behind a table that was dropped and made again would be a hole in its log.
         if not is_current(self._root, self._head):
             return None
@@ -230,11 +255,33 @@ class DeltaSinkTable(SinkTable):
             "readVersion": self.version,
             # Spares other people's MERGE, UPDATE and DELETE a conflict with rows that they could not have read.
             "isBlindAppend": True,
-            "engineInfo": "stateflow",
+            "engineInfo": ENGINE,
         }  # fmt: skip
-        transaction = {"appId": self._context.application, "version": token, "lastUpdated": now}
         added = [{"add": _add(c, now)} for c in committables]
-        return [{"commitInfo": info}, {"txn": transaction}, *added]
+        return [{"commitInfo": info}, self._transaction(token, now), *added]
+
+    def _rewind_actions(self, to_version: int | None, token: int, change: Change) -> list[dict[str, Any]]:
+        now = int(_clock.now().timestamp() * 1000)
+        parameters = {"queryId": self._context.application, "epochId": str(token)}
+        went = "kept" if to_version is None else f"back to version {to_version}"
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE" if to_version is None else RESTORE,
+            "operationParameters": parameters if to_version is None else {"version": str(to_version), **parameters},
+            "operationMetrics": {
+                "numRestoredFiles": str(len(change.back)), "numRemovedFiles": str(len(change.gone)),
+                "restoredFilesSize": str(sum(f.action["size"] for f in change.back)),
+                "removedFilesSize": str(sum(f.action["size"] for f in change.gone)),
+            },
+            "readVersion": self.version,
+            "isBlindAppend": False,
+            "userMetadata": f"rewind of {self._context.application}: {went}, token {token}",
+            "engineInfo": ENGINE,
+        }  # fmt: skip
+        return [{"commitInfo": info}, self._transaction(token, now), *change.actions(now)]
+
+    def _transaction(self, token: int, now: int) -> dict[str, Any]:
+        return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
 
 
 def _add(file: Committable, now: int) -> dict[str, Any]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
+from stateflow.errors import SinkDiverged
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage, PutResult
 
@@ -22,6 +23,8 @@ _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([^-]+)-(.+)\.json")
 
 class FolderSink(Sink):
     """Rows as JSON lines in data files, and one create-only file per table version.
+
+    A version has the files of the version before it, or of the one that it goes back to, and its own ``paths``.
 
     Args:
         folder: of the table.
@@ -65,19 +68,28 @@ class FolderSink(Sink):
                 removed.append(path.name)
         return removed
 
+    def shadow(self) -> FolderSink:
+        return FolderSink(self.folder.with_name(f"{self.folder.name}_shadow"))
+
     def rows(self) -> list[dict[str, Any]]:
         """The published rows, in order of publication."""
         result = []
-        for version in _versions(self.folder):
-            for name in version.get("paths", []):
-                result += [
-                    json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()
-                ]
+        for name in _contents(_versions(self.folder))[-1]:
+            result += [json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()]
         return result
 
 
 def _versions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in sorted((folder / "versions").iterdir())]
+
+
+def _contents(versions: list[dict[str, Any]]) -> list[list[str]]:
+    """The files of each version."""
+    result: list[list[str]] = []
+    for version in versions:
+        before = result[version.get("back_to", -1)] if result else []
+        result.append([*before, *version.get("paths", [])])
+    return result
 
 
 class _Writer(SinkWriter):
@@ -103,19 +115,61 @@ class _Table:
     def __init__(self, folder: Path, application: str) -> None:
         self._folder = folder
         self._application = application
-        versions = _versions(folder)
-        self.table_id = str(versions[0]["id"])
-        self.version = len(versions) - 1
-        self.token = max((v["token"] for v in versions if v.get("application") == application), default=0)
+        self._versions = _versions(folder)
+        self.table_id = str(self._versions[0]["id"])
+        self.version = len(self._versions) - 1
+        self.token = max((v["token"] for v in self._versions if self._is_ours(v)), default=0)
 
     def missing(self, committables: list[Committable]) -> list[str]:
         return [c.path for c in committables if not self._has(c)]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        content = {"application": self._application, "token": token, "paths": [c.path for c in committables]}
+        return self._append(token, paths=[c.path for c in committables])
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        later = (n for n, v in enumerate(self._versions) if self._is_ours(v) and v["token"] > checkpoint_id)
+        first = next(later, None)
+        if first is None:
+            return SinkRewind(self.version, None, 0, 0, ())
+        self._check_files(first - 1)
+        contents = _contents(self._versions)
+        now, then = set(contents[-1]), set(contents[first - 1])
+        return SinkRewind(self.version, first - 1, self._count(now - then), self._count(then - now),
+                          tuple(self._others(now - then)))  # fmt: skip
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if to_version is None:
+            return self._append(token, paths=[])
+        self._check_files(to_version)
+        return self._append(token, paths=[], back_to=to_version)
+
+    def _is_ours(self, version: dict[str, Any]) -> bool:
+        return version.get("application") == self._application
+
+    def _append(self, token: int, **content: Any) -> int | None:
+        document = {"application": self._application, "token": token, **content}
         key = f"versions/{self.version + 1:08d}"
-        created = PosixStorage(self._folder).put_new(key, json.dumps(content).encode())
+        created = PosixStorage(self._folder).put_new(key, json.dumps(document).encode())
         return self.version + 1 if created is PutResult.CREATED else None
+
+    def _check_files(self, version: int) -> None:
+        gone = [p for p in _contents(self._versions)[version] if not (self._folder / "data" / p).is_file()]
+        if gone:
+            raise SinkDiverged("the sink's folder cannot go back: files of that version are gone",
+                               hint="choose a newer checkpoint", table=str(self._folder), version=version,
+                               files=gone[:3])  # fmt: skip
+
+    def _others(self, gone: set[str]) -> Iterator[str]:
+        """What others published of the files that go."""
+        for n, version in enumerate(self._versions):
+            theirs = [] if self._is_ours(version) else [p for p in version.get("paths", []) if p in gone]
+            if theirs:
+                count = self._count(theirs)
+                rows = "1 row" if count == 1 else f"{count} rows"
+                yield f"version {n}: published by {version['application']}, {rows} more"
+
+    def _count(self, names: Iterable[str]) -> int:
+        return sum(len((self._folder / "data" / name).read_text().splitlines()) for name in names)
 
     def _has(self, committable: Committable) -> bool:
         path = self._folder / "data" / committable.path

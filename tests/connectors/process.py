@@ -1,4 +1,4 @@
-"""What the other process of a race does: ``python -m tests.connectors.process create|publish|put ARGS``."""
+"""What the other process of a race does: ``python -m tests.connectors.process create|publish|append|rewind ARGS``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,19 @@ def append(table: str, application: str, count: str) -> None:
                 continue
 
 
-_TASKS: dict[str, Callable[..., None]] = {"create": create, "publish": publish, "append": append}
+def rewind(tables: str, count: str) -> None:
+    """Goes back to version 1 in many tables, with token 9, and prints what came of it."""
+    for i in range(int(count)):
+        handle = DeltaSink(Path(tables) / str(i)).open_table(context())
+        print("done before" if handle.token == 9 else handle.rewind(1, token=9))
+
+
+_TASKS: dict[str, Callable[..., None]] = {
+    "create": create,
+    "publish": publish,
+    "append": append,
+    "rewind": rewind,
+}
 
 
 def main() -> int:

@@ -321,10 +321,20 @@ def _parse_part(data: bytes, at: int) -> tuple[str | int, int]:
 def folder_rows(table: Path) -> list[Document]:
     """The published rows of a folder sink's table."""
     rows = []
-    for version in sorted((table / "versions").iterdir()):
-        for name in json.loads(version.read_bytes()).get("paths", []):
-            rows += [json.loads(line) for line in (table / "data" / name).read_text().splitlines()]
+    for name in _folder_files(table):
+        rows += [json.loads(line) for line in (table / "data" / name).read_text().splitlines()]
     return rows
+
+
+def _folder_files(table: Path) -> list[str]:
+    """The files that the newest version has: from there, each version names the one whose files it adds to."""
+    documents = {int(p.name): json.loads(p.read_bytes()) for p in (table / "versions").iterdir()}
+    number, found = max(documents), []
+    while number >= 0:
+        document = documents[number]
+        found.append(document.get("paths", []))
+        number = document.get("back_to", number - 1)
+    return [name for paths in reversed(found) for name in paths]
 
 
 def folder_tokens(table: Path) -> list[int]:

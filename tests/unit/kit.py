@@ -45,6 +45,9 @@ class Nowhere(Sink):
     def sweep(self, context: SinkContext, is_leftover: Any) -> list[str]:
         raise NotImplementedError
 
+    def shadow(self) -> Sink:
+        raise NotImplementedError
+
 
 class Nothing(LocalSource):
     """A source without rows."""

@@ -1,0 +1,191 @@
+"""Going back in Delta tables that Spark writes to as well, and what Spark reads then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from stateflow.api.sink import SinkRewind
+from stateflow.connectors import DeltaSink
+from stateflow.connectors.delta_log import checkpoint
+from stateflow.errors import SinkDiverged
+from tests.connectors.kit import context, pairs, put, snapshot
+
+pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+
+_ABOUT = context()
+_VECTORS = "delta.enableDeletionVectors = true"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def _made(spark: SparkSession, table: Path, properties: str = "") -> DeltaSink:
+    """A table that Spark made, with checkpoint 1: rows 0 to 9."""
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id BIGINT, text STRING) USING delta"
+        + (f" TBLPROPERTIES ({properties})" if properties else "")
+    )
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(0, 10))
+    return sink
+
+
+def _do(spark: SparkSession, table: Path, *statements: str) -> list[Any]:
+    """What the last statement gives."""
+    found: list[Any] = []
+    for statement in statements:
+        found = spark.sql(statement.format(t=f"delta.`{table}`")).collect()
+    return found
+
+
+def _rows(spark: SparkSession, table: Path, version: int | None = None) -> Counter[str]:
+    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    at = "" if version is None else f" VERSION AS OF {version}"
+    return Counter(str(row) for row in spark.sql(f"SELECT * FROM delta.`{table}`{at}").collect())
+
+
+def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: int) -> SinkRewind:
+    """Rewinds, and compares what was said, and what is there, with what Spark reads of both versions."""
+    table = Path(sink.table)
+    handle = sink.open_table(_ABOUT)
+    plan = handle.plan_rewind(checkpoint_id)
+    before = _rows(spark, table)
+    assert handle.rewind(plan.to_version, token) == plan.from_version + 1
+    after = _rows(spark, table)
+    assert after == _rows(spark, table, plan.to_version)
+    counted = ((before - after).total(), (after - before).total())
+    assert (plan.rows_removed, plan.rows_returned) == counted
+    assert spark.sql(f"SELECT count(*) FROM delta.`{table}`").collect()[0][0] == after.total()
+    return plan
+
+
+def _said(plan: SinkRewind) -> list[str]:
+    return [text.split(" at ")[0] + text[text.rindex(",") :] for text in plan.others]
+
+
+@pytest.mark.parametrize("properties", [
+    "", _VECTORS, f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
+    f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
+    f"delta.checkpointInterval = 3, {_VECTORS}", "delta.enableChangeDataFeed = true",
+])  # fmt: skip
+def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, properties: str) -> None:
+    sink = _made(spark, table, properties)
+    _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _do(
+        spark, table, "DELETE FROM {t} WHERE id = 3", "UPDATE {t} SET text = 'y' WHERE id IN (4, 5)",
+        "INSERT INTO {t} VALUES (60, 'x')", "DELETE FROM {t} WHERE id = 20",
+    )  # fmt: skip
+    plan = _go_back(spark, sink, 1, token=5)
+    assert plan.to_version == 3
+    assert _said(plan) == [
+        "version 5: DELETE, 1 row fewer", "version 6: UPDATE, as many rows as before",
+        "version 7: WRITE, 1 row more", "version 8: DELETE, 1 row fewer",
+    ]  # fmt: skip
+    put(sink, _ABOUT, 6, pairs(70, 1))
+    _do(spark, table, "INSERT INTO {t} VALUES (80, 'x')")
+    assert _rows(spark, table).total() == 9 + 2 + 2
+    # Checkpoint 2, which was undone, with all that others did until then.
+    assert _go_back(spark, sink, 2, token=7).to_version == 8
+    checkpoint(table)
+    found = _do(spark, table, "SELECT id FROM {t} WHERE id > 2 AND id < 30 ORDER BY id")
+    assert [row.id for row in found] == [4, 5, 6, 7, 8, 9, 21]
+
+
+def test_rows_deleted_with_vectors_stay_deleted_or_come_back(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table, _VECTORS)
+    _do(spark, table, "DELETE FROM {t} WHERE id = 2")
+    put(sink, _ABOUT, 2, pairs(20, 1))
+    _do(spark, table, "DELETE FROM {t} WHERE id IN (5, 6)")
+    assert list(table.glob("deletion_vector_*"))
+    plan = _go_back(spark, sink, 1, token=5)
+    assert (plan.rows_removed, plan.rows_returned) == (1, 2)
+    # Checkpoint 2, with the DELETE that came after it.
+    plan = _go_back(spark, sink, 2, token=6)
+    assert (plan.to_version, plan.rows_removed, plan.rows_returned) == (4, 2, 1)
+    assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
+
+
+def test_a_vector_that_is_gone_does_not_come_back(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table, _VECTORS)
+    _do(spark, table, "DELETE FROM {t} WHERE id = 2")
+    [vector] = table.glob("deletion_vector_*")
+    put(sink, _ABOUT, 2, pairs(20, 1))
+    _do(spark, table, "DELETE FROM {t} WHERE id = 3")
+    vector.unlink()
+    before = snapshot(table)
+    with pytest.raises(SinkDiverged, match=vector.name):
+        sink.open_table(_ABOUT).plan_rewind(1)
+    with pytest.raises(SinkDiverged, match=vector.name):
+        sink.open_table(_ABOUT).rewind(2, token=5)
+    assert snapshot(table) == before
+
+
+@pytest.mark.parametrize("properties", ["", _VECTORS])
+def test_compaction_by_spark_is_neither_listed_nor_counted(
+    spark: SparkSession, table: Path, properties: str
+) -> None:
+    sink = _made(spark, table, properties)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _do(spark, table, "OPTIMIZE {t}")
+    put(sink, _ABOUT, 3, pairs(30, 3))
+    plan = _go_back(spark, sink, 1, token=5)
+    assert (plan.rows_removed, plan.rows_returned, plan.others) == (5, 0, ())
+    _do(spark, table, "OPTIMIZE {t}")
+    plan = _go_back(spark, sink, 2, token=6)
+    assert (plan.to_version, plan.rows_removed, plan.rows_returned, plan.others) == (3, 0, 2, ())
+
+
+def test_vacuumed_by_spark_is_gone(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _do(spark, table, "OPTIMIZE {t}")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        _do(spark, table, "VACUUM {t} RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    before = snapshot(table)
+    with pytest.raises(SinkDiverged, match="vacuumed"):
+        sink.open_table(_ABOUT).plan_rewind(1)
+    assert snapshot(table) == before
+
+
+def test_an_added_column_stays_and_is_null(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _do(spark, table, "ALTER TABLE {t} ADD COLUMN more INT", "INSERT INTO {t} VALUES (30, 'x', 1)")
+    handle = sink.open_table(_ABOUT)
+    plan = handle.plan_rewind(1)
+    assert _said(plan) == [f"version {plan.from_version}: WRITE, 1 row more"]
+    assert handle.rewind(plan.to_version, token=5) is not None
+    rows = spark.sql(f"SELECT id, more FROM delta.`{table}`").collect()
+    assert sorted(tuple(row) for row in rows) == [(i, None) for i in range(10)]
+
+
+def test_the_change_data_feed_tells_of_the_rewind(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table, "delta.enableChangeDataFeed = true")
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    plan = _go_back(spark, sink, 1, token=5)
+    options = {"readChangeFeed": "true", "startingVersion": str(plan.from_version + 1)}
+    changes = spark.read.format("delta").options(**options).load(str(table)).collect()
+    assert sorted((row.id, row._change_type) for row in changes) == [(20, "delete"), (21, "delete")]
+
+
+def test_spark_and_deltalake_show_the_rewind_in_the_history(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _go_back(spark, sink, 1, token=5)
+    [newest] = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()
+    assert (newest.operation, newest.operationParameters["version"]) == ("RESTORE", "1")
+    assert newest.userMetadata == DeltaTable(str(table)).history(1)[0]["userMetadata"]
+    assert (newest.operationMetrics["numRemovedFiles"], newest.isBlindAppend) == ("1", False)
