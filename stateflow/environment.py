@@ -16,12 +16,12 @@ from stateflow.config import Settings, resolve
 from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
-from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.assembly import assemble, load_job, open_job
 from stateflow.runtime.local import LocalExecutor, refuse_transforms
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.operator import innermost
 from stateflow.runtime.plan import plan_job
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.run import BatchResult, Job, JobRun
 from stateflow.storage import Storage, open_storage
 
 Build = Callable[["StreamExecutionEnvironment"], object]
@@ -121,6 +121,17 @@ def declare(
     check_name("the job's name", settings.name)
     check_max_parallelism(settings.max_parallelism)
     return env, settings
+
+
+def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], ...] = ()) -> Job:
+    """The job of a job file on an existing root, to look at it or to go back; starts no Spark and changes nothing.
+
+    Raises JobDefinitionError, ConfigError or WrongJobRoot.
+    """
+    module = load_job(job_file)
+    env, settings = declare(module.build, job_file.stem, layers)
+    env.graph.check()
+    return open_job(env.graph, settings, open_storage(job_root), SystemClock())
 
 
 def run_job(request: RunRequest) -> RunResult:

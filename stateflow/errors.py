@@ -19,6 +19,7 @@
     ├── Fenced                         a newer run owns the job: this one must end, and not be retried
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
+    ├── RequestTimeout                 a run did not answer in time: ask again, or look whether there is a run
     └── InternalError                  should never happen: please report it
 
 Each class has a stable ``code``; ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a line of
@@ -167,6 +168,14 @@ class BatchFailed(StateflowError):
     """A micro-batch did not come back whole; a new run replays it from the last checkpoint."""
 
     code = "batch-failed"
+    exit_code = 5
+    retryable = True
+
+
+class RequestTimeout(StateflowError):
+    """A run that knows of a request did not get to it in time; the request was withdrawn."""
+
+    code = "request-timeout"
     exit_code = 5
     retryable = True
 

@@ -75,6 +75,20 @@ class JobRoot:
         return root
 
     @classmethod
+    def create_fork(cls, storage: Storage, source: JobRoot, origin: str, shadow: bool) -> JobRoot:
+        """The root of a new job that begins with state of `source`; an existing one is returned as it is.
+
+        Args:
+            origin: what it is a fork of.
+        """
+        if storage.size(FORMAT) is None:
+            parent = source.job
+            _write_format(storage, JobFormat(version=FORMAT_VERSION, job=parent.job, job_uuid=source.clock.new_id(),
+                                             max_parallelism=parent.max_parallelism, key_types=parent.key_types,
+                                             forked_from=origin, shadow=shadow))  # fmt: skip
+        return cls.open(storage, source.clock, source.writer)
+
+    @classmethod
     def open(cls, storage: Storage, clock: Clock, writer: str = "") -> JobRoot:
         """The root of an existing job. Raises ConfigError when there is none, WrongJobRoot for a foreign format."""
         return cls(storage, clock, read_format(storage), writer)

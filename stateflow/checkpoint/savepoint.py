@@ -20,6 +20,7 @@ from stateflow.checkpoint.documents import EntryRef, Manifest, Origin, Published
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes
+from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
@@ -121,6 +122,7 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
         DataError: the checkpoint is not retained any more, or somebody gave the savepoint up meanwhile.
     """
     check_name("a savepoint's name", order.name)
+    began = root.clock.monotonic()
     made = find_savepoint(root.storage, order.name)
     if made is not None:
         if order.request and made.document.request == order.request:
@@ -130,9 +132,20 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
     pin = root.pin(order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation)
     try:
         failpoints.hit("savepoint.pinned")
-        return _make_pinned(root, order, pin.id)
+        made = _make_pinned(root, order, pin.id)
     finally:
         root.unpin(pin.id)
+    _note(root, made, round((root.clock.monotonic() - began) * 1000, 1))
+    return made
+
+
+def _note(root: JobRoot, made: StoredSavepoint, took_ms: float) -> None:
+    document = made.document
+    facts = {"savepoint": document.name, "id": document.id, "origin": document.origin.value, "path": made.uri}
+    write_action(root.storage, ActionRecord(
+        seq=document.checkpoint_id, kind="savepoint", at=document.made_at, by=document.by, reason=document.reason,
+        took_ms=took_ms, bytes=made.size, facts=facts,
+    ), document.id)  # fmt: skip
 
 
 def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:

@@ -1,0 +1,392 @@
+"""Savepoints, stops, restores and forks: one implementation for the command line and for Airflow."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint.documents import Answer, EntryRef, Origin, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.entries import Adoption, pending_of
+from stateflow.checkpoint.history import ActionRecord, write_action
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.probe import probe_storage
+from stateflow.checkpoint.proposal import Proposal
+from stateflow.checkpoint.requests import DONE, WITHDRAWN, answer, is_seen, post, read_answer
+from stateflow.checkpoint.savepoint import (
+    Order,
+    StoredSavepoint,
+    dispose_savepoint,
+    find_savepoint,
+    list_savepoints,
+    make_savepoint,
+    open_savepoint,
+    settled_checkpoint,
+    standing_with,
+)
+from stateflow.checkpoint.targets import Target, resolve_target
+from stateflow.clock import SystemClock
+from stateflow.environment import open_existing
+from stateflow.errors import ConfigError, DataError, RequestTimeout
+from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.restoring import (
+    Place,
+    RestoreOptions,
+    RestoreOrder,
+    execute,
+    import_state,
+    propose,
+)
+from stateflow.runtime.rewinding import complete_rewind
+from stateflow.storage import Storage, open_storage
+
+_POLL = timedelta(seconds=0.1)
+
+
+@dataclass(frozen=True)
+class JobCode:
+    """The job file and its settings, for what needs the job's sinks and operators."""
+
+    file: Path
+    layers: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class SavepointAsk:
+    """What savepoint somebody wants.
+
+    Attributes:
+        name: of the savepoint; made up when empty.
+        request: id; asking again with the same one gives the same savepoint.
+        from_head: do not ask the run: take the newest checkpoint whose output is known to be published.
+        code: needed when no run works on the job and output is not published yet.
+        patience: how long to wait for a sign that there is a run.
+        timeout: how long to wait for a run's barrier.
+    """
+
+    name: str = ""
+    origin: Origin = Origin.MANUAL
+    by: str = ""
+    reason: str = ""
+    request: str = ""
+    from_head: bool = False
+    code: JobCode | None = None
+    drain: bool = False
+    patience: timedelta = timedelta(seconds=5)
+    timeout: timedelta = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class SavepointReport:
+    """A savepoint that is complete.
+
+    Attributes:
+        taken_by: ``run``, or ``head`` when it was copied from the newest checkpoint without asking a run.
+    """
+
+    name: str
+    id: str
+    path: str
+    job: str
+    checkpoint_id: int
+    offsets: dict[str, str]
+    bytes: int
+    origin: str
+    made_at: str
+    taken_by: str = ""
+
+
+def create_savepoint(job_root: str, ask: SavepointAsk) -> SavepointReport:
+    """Makes a savepoint: at the next barrier of the run, or from the head when there is no run.
+
+    Raises:
+        RequestTimeout: the run did not reach a barrier in time; nothing was made.
+        ConfigError: the name is taken, or output is not published and the job file was not given.
+        DataError: the job has no checkpoint; or what the run answered.
+    """
+    root = _open(job_root)
+    ask = _named(root, ask)
+    if not ask.from_head and not root.head().entry.ended:
+        given = _ask_run(root, ask, RequestKind.SAVEPOINT)
+        if given is not None:
+            return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run")
+    return describe_savepoint(_from_head(root, ask), "head")
+
+
+def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointReport | None:
+    """Ends the job's run after its next checkpoint, with a savepoint of it when that is wanted.
+
+    The run commits and publishes the checkpoint, makes the savepoint, answers, and ends; a run that is killed on the
+    way is followed by one that does the rest before any batch. Returns the savepoint; None without one.
+
+    Raises: as `create_savepoint`. ConfigError when nothing runs and no savepoint is wanted.
+    """
+    root = _open(job_root)
+    ask = _named(root, ask, Origin.STOP)
+    given = None
+    if not root.head().entry.ended:
+        given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
+    if given is not None:
+        return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
+    if not savepoint:
+        raise ConfigError("no run works on the job", hint="there is nothing to stop", root=job_root)
+    return describe_savepoint(_from_head(root, ask), "head")
+
+
+def list_all(job_root: str) -> list[SavepointReport]:
+    """Every complete savepoint below a job root, oldest first."""
+    return [describe_savepoint(s) for s in list_savepoints(open_storage(job_root))]
+
+
+def find(job_root: str, name_or_path: str) -> StoredSavepoint:
+    """The savepoint of this name below the job root, or at this path wherever it is. Raises ConfigError."""
+    if "/" in name_or_path:
+        return open_savepoint(open_storage(name_or_path))
+    stored = find_savepoint(open_storage(job_root), name_or_path)
+    if stored is None:
+        names = [s.document.name for s in list_savepoints(open_storage(job_root))]
+        raise ConfigError("there is no such savepoint", hint=f"there are {names}", name=name_or_path)
+    return stored
+
+
+def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> SavepointReport:
+    """Deletes a savepoint below a job root. Raises ConfigError when there is none."""
+    root = _open(job_root)
+    gone = describe_savepoint(dispose_savepoint(root, name))
+    _note(root, ActionRecord(seq=_newest(root), kind="dispose", at=_now(root), by=by or root.writer, reason=reason,
+                             bytes=gone.bytes, facts={"savepoint": gone.name, "id": gone.id}))  # fmt: skip
+    return gone
+
+
+def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
+    """What going back to `target` would mean; changes nothing. See `runtime.restoring.propose`."""
+    return propose(open_existing(code.file, job_root, code.layers), target, options)
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """A restore that is done."""
+
+    job: str
+    request: str
+    label: str
+    generation: int
+    checkpoint_id: int
+    offsets: dict[str, str]
+    tables: dict[str, int]
+
+
+def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrder) -> RestoreReport:
+    """Carries a plan out, exactly and at most once per request. See `runtime.restoring.execute`."""
+    job = open_existing(code.file, job_root, code.layers)
+    root = job.root
+    began, before = root.clock.monotonic(), root.head()
+    head = execute(job, proposal, order)
+    if order.request not in before.entry.requests:
+        undone = ", ".join(str(i) for i in proposal.dropped_checkpoints)
+        _note(root, ActionRecord(
+            seq=head.entry.generation, kind="restore", at=_now(root), by=order.by or root.writer,
+            reason=order.reason, took_ms=_ms(root, began),
+            facts={"to": proposal.label, "from_checkpoint": str(proposal.checkpoint_id), "request": order.request,
+                   "base": str(proposal.target_checkpoint), "undone": undone},
+        ))  # fmt: skip
+    tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
+    return RestoreReport(
+        root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
+        {p.uid: p.offset for p in head.entry.sources}, tables,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ForkReport:
+    """A new job made of an old one's state."""
+
+    job: str
+    job_uuid: str
+    root: str
+    label: str
+    shadow: bool
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ForkAsk:
+    """What fork somebody wants.
+
+    Attributes:
+        into: the new job root; must be empty, or hold the same fork half made.
+        shadow: every run of the new job publishes to ``…_shadow`` tables. Otherwise give it tables of its own.
+    """
+
+    target: str
+    into: str
+    shadow: bool = False
+    by: str = ""
+    reason: str = ""
+
+
+def fork(job_root: str, ask: ForkAsk) -> ForkReport:
+    """Makes a new job, with its own uuid, that begins with a target's state and positions.
+
+    Raises ConfigError when the new root is not empty, or the target is not there; MissingFile or CorruptFile.
+    """
+    source, storage = _open(job_root), open_storage(ask.into)
+    began, head = source.clock.monotonic(), source.head()
+    point = resolve_target(source, head, ask.target)
+    pin = source.pin(point.ref, ask.by or source.writer, f"fork into {ask.into}") if point.ref else None
+    try:
+        root = _fork_root(source, storage, point, ask.shadow)
+        place = (
+            Place(point.savepoint.storage, point.savepoint.folder)
+            if point.savepoint
+            else Place(source.storage)
+        )
+        manifest = import_state(root, point.manifest, place, 0)
+        note = f"fork of {source.job.job} at {point.label}" + (f": {ask.reason}" if ask.reason else "")
+        root.adopt(None, Adoption(upto=0, manifest=manifest, sources=point.manifest.sources), note)
+    finally:
+        if pin is not None:
+            source.unpin(pin.id)
+    size = point.manifest.full_bytes
+    record = ActionRecord(
+        seq=1, kind="fork", at=_now(root), by=ask.by or root.writer, reason=ask.reason, took_ms=_ms(root, began), bytes=size,
+        facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
+    )  # fmt: skip
+    _note(root, record)
+    _note(source, ActionRecord(seq=head.entry.seq, kind="fork", at=record.at, by=record.by, reason=record.reason,
+                               took_ms=record.took_ms, bytes=size,
+                               facts={"into": ask.into, "base": str(point.checkpoint_id)}))  # fmt: skip
+    return ForkReport(root.job.job, root.job.job_uuid, storage.uri, point.label, ask.shadow, size)
+
+
+def _fork_root(source: JobRoot, storage: Storage, point: Target, shadow: bool) -> JobRoot:
+    origin = (
+        point.savepoint.document.id if point.savepoint else f"{source.job.job_uuid}/{point.checkpoint_id}"
+    )
+    probe_storage(storage, source.clock, 0)
+    root = JobRoot.create_fork(storage, source, origin, shadow)
+    if root.job.forked_from != origin or root.job.shadow != shadow or root.log.read_head() is not None:
+        raise ConfigError("the new job root is not empty", hint="choose another one", root=storage.uri,
+                          job=root.job.job)  # fmt: skip
+    return root
+
+
+def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> SavepointReport:
+    """A savepoint, for people and for other tasks."""
+    document = stored.document
+    return SavepointReport(
+        name=document.name, id=document.id, path=stored.uri, job=document.job, checkpoint_id=document.checkpoint_id,
+        offsets={p.uid: p.offset for p in document.manifest.sources}, bytes=stored.size, origin=document.origin.value,
+        made_at=document.made_at, taken_by=taken_by,
+    )  # fmt: skip
+
+
+def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | None:
+    """The run's answer; None when there is no run."""
+    clock = root.clock
+    asked = post(root.storage, Request(
+        id=ask.request, kind=kind, savepoint=ask.name, origin=ask.origin, by=ask.by or root.writer, reason=ask.reason,
+        drain=ask.drain, at=_now(root),
+    ))  # fmt: skip
+    began = clock.monotonic()
+
+    def waited() -> timedelta:
+        return timedelta(seconds=clock.monotonic() - began)
+
+    while (given := read_answer(root.storage, asked.id)) is None:
+        if not is_seen(root.storage, asked.id):
+            if waited() >= ask.patience:
+                return _without_run(root, asked)
+        elif waited() >= ask.timeout:
+            given = _withdraw(root, asked)
+            if given.status == WITHDRAWN:
+                raise RequestTimeout("the run did not reach a barrier in time, and the request was withdrawn",
+                                     hint="allow more time, or take the newest checkpoint: --from-head",
+                                     seconds=ask.timeout.total_seconds())  # fmt: skip
+            break
+        clock.sleep(_POLL)
+    return _good(given)
+
+
+def _without_run(root: JobRoot, asked: Request) -> Answer | None:
+    given = _withdraw(root, asked)
+    return None if given.status == WITHDRAWN else _good(given)
+
+
+def _withdraw(root: JobRoot, asked: Request) -> Answer:
+    return answer(root.storage, Answer(id=asked.id, status=WITHDRAWN, by=root.writer, at=_now(root)))
+
+
+def _good(given: Answer) -> Answer:
+    if given.status == DONE:
+        return given
+    if given.status == WITHDRAWN:
+        raise RequestTimeout(
+            "the request was withdrawn before the run got to it", hint="ask again", id=given.id
+        )
+    raise DataError(f"the run could not do it: {given.message}", hint="ask again when the reason is gone",
+                    code=given.code)  # fmt: skip
+
+
+def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
+    checkpoint, sinks = _settled(root, root.head(), ask)
+    return make_savepoint(root, Order(
+        name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=ask.by or root.writer,
+        reason=ask.reason, request=ask.request, drained=ask.drain,
+    ))  # fmt: skip
+
+
+def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
+    """A checkpoint whose output is published, and where the sinks stand with it."""
+    unfinished = bool(pending_of(head)) or head.entry.rewind is not None
+    if ask.from_head or not unfinished:
+        checkpoint = settled_checkpoint(head)
+        return checkpoint, standing_with(head, checkpoint)
+    if ask.code is None:
+        raise ConfigError("the job's last run died before it published its output", hint="give the job file, so that "
+                          "it can be published (--job JOB.py), or take an older checkpoint: --from-head",
+                          checkpoint=head.checkpoint_id)  # fmt: skip
+    job = open_existing(ask.code.file, root.storage.uri, ask.code.layers)
+    head = complete_rewind(root, job.sinks, head)
+    publisher = Publisher(root, job.sinks)
+    publisher.publish_pending(head)
+    if head.checkpoint is None:
+        raise DataError("the job has no checkpoint to make a savepoint of", hint="run it first")
+    return head.checkpoint, {**standing_with(head, head.checkpoint), **publisher.published}
+
+
+def _named(root: JobRoot, ask: SavepointAsk, origin: Origin | None = None) -> SavepointAsk:
+    stamp = root.clock.now().strftime("%Y%m%dT%H%M%SZ")
+    return replace(
+        ask, name=ask.name or f"{(origin or ask.origin).value}-{stamp}", request=ask.request or root.clock.new_id(),
+        origin=origin or ask.origin,
+    )  # fmt: skip
+
+
+def _nameless(ask: SavepointAsk) -> SavepointAsk:
+    return replace(ask, name="")
+
+
+def _note(root: JobRoot, record: ActionRecord) -> None:
+    write_action(root.storage, record, root.clock.new_id())
+
+
+def _newest(root: JobRoot) -> int:
+    head = root.log.read_head()
+    return head.entry.seq if head else 0
+
+
+def _ms(root: JobRoot, began: float) -> float:
+    return round((root.clock.monotonic() - began) * 1000, 1)
+
+
+def _now(root: JobRoot) -> str:
+    return root.clock.now().isoformat(timespec="milliseconds")
+
+
+def _open(job_root: str) -> JobRoot:
+    return JobRoot.open(open_storage(job_root), SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
