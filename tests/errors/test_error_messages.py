@@ -368,7 +368,6 @@ def test_a_master_that_never_tries_a_task_again(master: str) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(("columns", "says"), [
     ({"key": pa.string()}, ("'number'", "do not have")),
     ({"key": pa.string(), "number": pa.string()}, ("'number'", "bigint", "string", "another type")),
@@ -388,7 +387,6 @@ def test_files_with_other_columns(
 
 
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 def test_files_with_narrower_numbers_are_taken(tmp_path: Path, spark_session: Any) -> None:
     _file_source(tmp_path, {"key": pa.string(), "number": pa.int32(), "more": pa.int8()}).check(spark_session)
 

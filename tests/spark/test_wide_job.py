@@ -17,7 +17,7 @@ from stateflow.testing.sinks import FolderSink
 JOB = Path(__file__).parent / "jobs" / "wide.py"
 SLICE = 60
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
