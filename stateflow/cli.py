@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +28,8 @@ R = TypeVar("R")
 ROOT = click.option(
     "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
 )
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
 
 log = logging.getLogger("stateflow")
 
@@ -47,19 +50,24 @@ def main() -> None:
 @main.command()
 @click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
 @ROOT
-@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML.")
 @click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting; wins over the file."
+    "--config", type=click.Path(path_type=Path), help="Settings in TOML; they win over the job's own."
 )
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
+              help="One setting, or job.NAME=VALUE for a parameter of the job; wins over the file.")  # fmt: skip
 @click.option(
     "--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON."
 )
 @click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
-@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True,
+              help="On stderr: auto is a live line on a terminal, and text otherwise.")  # fmt: skip
 def run(job: Path, job_root: str, config: Path | None, result_file: Path | None, **options: Any) -> None:
     """Run a job until it is caught up with its source, or a bound is reached.
 
     A run always goes on from the newest checkpoint.
+
+    Settings such as run.max_batches, checkpoints.retained or spark.conf.NAME come from the job, from --config and from
+    --set; docs/settings.md lists them all, with their types and defaults.
     """
     progress = _progress(options["log_format"])
 
@@ -89,7 +97,7 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
 @ROOT
 @click.option("--retain", type=click.IntRange(min=1), help="Keep only this many checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@click.option("--json", "as_json", is_flag=True)
+@JSON
 def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
     """Delete what no retained checkpoint needs."""
     report = _or_fail(lambda: ops.collect_garbage(job_root, retain=retain, dry_run=dry_run))
@@ -105,13 +113,14 @@ def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
 
 @main.command()
 @ROOT
-@click.option("--json", "as_json", is_flag=True)
+@JSON
 def status(job_root: str, as_json: bool) -> None:
     """Show where a job stands, and its last checkpoints."""
     found = _or_fail(lambda: ops.describe(job_root))
     records = _or_fail(lambda: ops.history(job_root, 10))
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
+        checkpoints = [msgspec.to_builtins(record) for record in records]
+        click.echo(json.dumps({**dataclasses.asdict(found), "checkpoints": checkpoints}))
         return
     click.echo(f"job {found.job} ({found.job_uuid})")
     click.echo(f"checkpoint {found.checkpoint_id or 'none yet'}, generation {found.generation}, "

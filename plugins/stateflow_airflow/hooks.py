@@ -97,7 +97,7 @@ class StateflowSubmitHook(BaseHook):
             and not shutil.which("java")
         ):
             raise misconfigured(
-                "there is no Java on this worker", "install Java 17 or newer, or set JAVA_HOME"
+                "there is no Java on this worker", "install Java 17 or 21, or set JAVA_HOME to one of them"
             )
 
     def _environment(self, master: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Every launch has a folder::
 
-    <run folder>/<dag>/<task>/<run>/launch-<n>/
+    <run folder>/<dag>/<task>/<run>[/<map index>]/launch-<n>/
         launch.json    process id and start time; written before the program may begin
         driver.log     what the program prints
         result.json    what the program says about its end (it writes this file itself, atomically)
@@ -65,6 +65,8 @@ class Launch:
     started: int
     host: str
     boot: str
+    turn: int | None = None
+    """Which turn of its task it was launched in: retries stay in it, a clear begins another. None: not known."""
 
     @property
     def log_file(self) -> Path:
@@ -86,6 +88,13 @@ class Launch:
         process = processes.look(self.pid) if self.is_local else None
         return process if process and process.started == self.started else None
 
+    @property
+    def may_live(self) -> bool:
+        """Whether it lives, or is on another host and has not noted its end."""
+        if self.host == socket.gethostname():
+            return self.process() is not None
+        return not self.result_file.exists() and not (Path(self.folder) / "exit").exists()
+
     def exit_code(self) -> int | None:
         """The program's exit code, negative when a signal ended it; None when nobody could note it."""
         try:
@@ -101,14 +110,23 @@ def result_file(folder: Path) -> Path:
 
 
 class Launcher:
-    """Launches for one task of one DAG run, at most one at a time."""
+    """Launches for one task of one DAG run, at most one at a time.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        turn: see `Launch.turn`.
+    """
+
+    def __init__(self, folder: Path, turn: int | None = None) -> None:
         self.folder = folder
+        self.turn = turn
 
     def live(self) -> Launch | None:
-        """The launch that still runs on this host, whichever worker started it."""
+        """The launch that still runs on this host, whichever worker started it, and in whichever turn."""
         return next((launch for launch in self._launches() if launch.process()), None)
+
+    def is_of_this_turn(self, launch: Launch) -> bool:
+        """Whether nobody has asked for another run since the launch."""
+        return launch.turn is None or launch.turn == self.turn
 
     def next_folder(self) -> Path:
         """The folder that the next launch will get; `start` creates it."""
@@ -126,7 +144,8 @@ class Launcher:
     def start(self, folder: Path, command: Command) -> Launch:
         """Starts `command` in a session of its own, after ending what is left of earlier launches.
 
-        Call it inside `locked`, after `live` found nothing. The record is on disk before the program begins.
+        Call it inside `locked`, after `live` found nothing to wait for. The record is on disk before the program
+        begins.
         """
         for launch in self._launches():
             self.stop(launch)
@@ -134,7 +153,7 @@ class Launcher:
         child = self._spawn(folder, command)
         assert child.stdin is not None
         with child.stdin as gate:
-            launch = _record(folder, child.pid)
+            launch = _record(folder, child.pid, self.turn)
             gate.write(b"go\n")
         return launch
 
@@ -167,7 +186,7 @@ class Launcher:
         )
         for folder in folders[: max(0, len(folders) - keep)]:
             launch = read_record(folder)
-            if launch is None or launch.process() is None:
+            if launch is None or not launch.may_live:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _launches(self) -> list[Launch]:
@@ -214,11 +233,47 @@ def read_record(folder: Path) -> Launch | None:
         return None
 
 
-def _record(folder: Path, pid: int) -> Launch:
+def forget_old_runs(task_folder: Path, keep: int) -> None:
+    """Removes what DAG runs of long ago left in the folder of their task; the `keep` newest stay, and live launches.
+
+    Which one is new is told by its last launch, not by its name: runs may come in any order.
+    """
+    ages = {folder: _last_change(folder) for folder in task_folder.iterdir() if folder.is_dir()}
+    for folder in sorted(ages, key=lambda folder: ages[folder])[: max(0, len(ages) - keep)]:
+        _remove_unless_used(folder)
+
+
+def _last_change(folder: Path) -> float:
+    times = [0.0]
+    for path in (folder, *_locks(folder)):
+        # A worker on another host may be removing it, too.
+        with contextlib.suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _locks(folder: Path) -> list[Path]:
+    return [*folder.glob("lock"), *folder.glob("*/lock")]
+
+
+def _remove_unless_used(folder: Path) -> None:
+    with contextlib.ExitStack() as locks:
+        try:
+            for path in _locks(folder):
+                # A worker that starts something there right now holds it.
+                fcntl.flock(locks.enter_context(path.open()), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        records = (read_record(path.parent) for path in folder.rglob("launch.json"))
+        if not any(launch and launch.may_live for launch in records):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _record(folder: Path, pid: int, turn: int | None) -> Launch:
     process = processes.look(pid)
     if process is None:
         raise ChildProcessError(f"the shell that waits in {folder} ended at once")
-    launch = Launch(str(folder), pid, process.started, socket.gethostname(), processes.boot_id())
+    launch = Launch(str(folder), pid, process.started, socket.gethostname(), processes.boot_id(), turn)
     draft = folder / "launch.json.new"
     with draft.open("w") as file:
         json.dump(asdict(launch), file)

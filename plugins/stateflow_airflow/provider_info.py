@@ -10,7 +10,7 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "stateflow",
         "name": "stateflow",
-        "description": "Checkpoints, savepoints and keyed state for PySpark jobs.",
+        "description": "Checkpoints, recovery and keyed state for PySpark jobs.",
         "integrations": [
             {"integration-name": "stateflow", "external-doc-url": "", "tags": ["software"]},
         ],

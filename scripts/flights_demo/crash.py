@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flights_demo.airflow_home import launches_below
-from flights_demo.job_root import Uncommitted, history, newest_entry, uncommitted
-from stateflow import ops
+from flights_demo.job_root import Uncommitted, log_entries, uncommitted
+from stateflow.checkpoint.documents import EntryKind, LogEntry
 from stateflow_airflow import processes
 from stateflow_airflow.launcher import Launch
 
-FAILPOINT = "batch.reported:3"
+KILLED_BATCH = 3
+FAILPOINT = f"batch.reported:{KILLED_BATCH}"
 
 
 class NotAsPromised(Exception):
@@ -20,7 +21,7 @@ class NotAsPromised(Exception):
 
 @dataclass(frozen=True)
 class Kill:
-    """What was found between the death of the first try and the start of the second."""
+    """What the first try left when it died."""
 
     driver: int
     exit_code: int | None
@@ -32,6 +33,8 @@ class Kill:
 def look_for_kill(runs: Path, job_root: Path) -> Kill | None:
     """What a killed first try left; None while it has not died yet.
 
+    The second try may have begun meanwhile: whatever it has added to the log does not hide what the first one did.
+
     Raises NotAsPromised when it did not die from SIGKILL at the failpoint, or when something of the batch that it was
     in was committed.
     """
@@ -39,17 +42,18 @@ def look_for_kill(runs: Path, job_root: Path) -> Kill | None:
     launch = _first_launch(marker.parent) if marker else None
     if marker is None or launch is None or launch.process():
         return None
-    driver = int(marker.read_text())
-    head = ops.describe(str(job_root))
-    record = next(record for record in history(job_root) if record.checkpoint_id == head.checkpoint_id)
+    entries = log_entries(job_root)
+    claim = _killed_claim(entries)
+    commits = [e for e in entries if e.generation == claim.generation and e.kind == EntryKind.COMMIT]
+    last = commits[-1] if commits else claim
     kill = Kill(
-        driver=driver,
+        driver=int(marker.read_text()),
         exit_code=launch.exit_code(),
-        checkpoint_id=head.checkpoint_id,
-        generation=record.generation,
-        left_behind=uncommitted(job_root, record.generation, record.ordinal),
+        checkpoint_id=last.seq,
+        generation=claim.generation,
+        left_behind=uncommitted(job_root, claim.generation, last.ordinal),
     )
-    _check(kill, newest_entry(job_root))
+    _check(kill, last, [e for e in entries if e.seq > last.seq])
     return kill
 
 
@@ -57,13 +61,35 @@ def _first_launch(folder: Path) -> Launch | None:
     return next(iter(launches_below(folder)), None)
 
 
-def _check(kill: Kill, newest: int) -> None:
+def _killed_claim(entries: list[LogEntry]) -> LogEntry:
+    """The CLAIM of the newest first try: the operator has its tries noted with their numbers."""
+    for entry in reversed(entries):
+        if entry.kind == EntryKind.CLAIM and entry.note.endswith("/1"):
+            return entry
+    raise NotAsPromised("the log does not know the try that was killed")
+
+
+def _check(kill: Kill, last: LogEntry, after: list[LogEntry]) -> None:
     promises = {
         "the driver has ended": processes.look(kill.driver) is None,
         "SIGKILL ended it": kill.exit_code == -9,
+        "it had committed all batches before": (last.kind, last.ordinal)
+        == (EntryKind.COMMIT, KILLED_BATCH - 1),
         "its batch's files are there": kill.left_behind.files > 0,
-        "no log entry follows the last checkpoint's COMMIT": newest == kill.checkpoint_id,
+        "only a newer run's CLAIM follows its last COMMIT": not after or _continues(last, after[0]),
     }
     broken = [promise for promise, kept in promises.items() if not kept]
     if broken:
-        raise NotAsPromised(f"not so: {'; '.join(broken)}. Found: {kill}, newest entry {newest}")
+        raise NotAsPromised(f"not so: {'; '.join(broken)}. Found: {kill}, then {after[:1] or 'nothing'}")
+
+
+def _continues(last: LogEntry, following: LogEntry) -> bool:
+    """Whether a newer run claimed the job with exactly this checkpoint: then no COMMIT was in between, nor can be."""
+    claimed = following.checkpoint
+    return (
+        following.kind == EntryKind.CLAIM
+        and following.seq == last.seq + 1
+        and following.generation > last.generation
+        and claimed is not None
+        and claimed.id == last.seq
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stateflow import ops
+from stateflow.checkpoint.documents import LogEntry
+from stateflow.checkpoint.envelope import unseal
 from stateflow.errors import ConfigError
 
 _DATA = re.compile(r"data/(\d+)/(\d+)-[^/]+/[^/]+")
@@ -29,9 +32,13 @@ def history(job_root: Path) -> list[Any]:
         return []
 
 
-def newest_entry(job_root: Path) -> int:
-    """The sequence number of the last entry in the log."""
-    return max(int(path.name) for path in (job_root / "log").iterdir())
+def log_entries(job_root: Path) -> list[LogEntry]:
+    """The entries that are in the log, oldest first; of what was before, a collection leaves only some."""
+    found = []
+    for path in sorted((job_root / "log").iterdir()):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(unseal(path.read_bytes(), LogEntry, path.name)[0])
+    return found
 
 
 def uncommitted(job_root: Path, generation: int, ordinal: int) -> Uncommitted:

@@ -16,8 +16,11 @@ _memory: dict[str, MemoryStorage] = {}
 def open_storage(uri: str) -> Storage:
     """The storage at `uri`: a path, ``file:///path``, or ``memory://name`` (one per process and name).
 
-    Raises ConfigError for any other scheme.
+    Raises ConfigError for any other scheme, and for none at all: nothing is not the present folder.
     """
+    if not uri.strip() or uri in ("file:", "file://", "memory://"):
+        raise ConfigError("the address of a storage is empty", hint="a path, file:///path or memory://name; was a "
+                          "variable not set?", uri=uri)  # fmt: skip
     if "://" not in uri and not uri.startswith("file:"):
         return PosixStorage(Path(uri).expanduser())
     parts = urlsplit(uri)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -18,8 +17,6 @@ _HOME = tempfile.mkdtemp(prefix="stateflow-airflow-")
 os.environ["AIRFLOW_HOME"] = _HOME
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
-if importlib.util.find_spec("stateflow_airflow") is None:
-    sys.path.append(str(REPOSITORY / "plugins"))
 # The demo's way of starting a whole Airflow serves the system tests, too.
 sys.path.append(str(REPOSITORY / "scripts"))
 

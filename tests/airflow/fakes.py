@@ -27,6 +27,7 @@ class FakeTaskInstance:
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
     map_index: int | None = -1
     try_number: int = 1
+    max_tries: int = 2
     stats_tags: dict[str, str] = field(default_factory=dict)
 
 
@@ -67,6 +68,10 @@ class FakeRun:
         self._tries += 1
         ti = replace(self.ti, try_number=self._tries)
         return {"ti": ti, "task_state_store": self.store, "outlet_events": self.events}
+
+    def clear(self) -> None:
+        """What Airflow does to a task that is cleared: its store stays, its tries count on."""
+        self.ti.max_tries = self._tries + 2
 
 
 class FakeSpark:

@@ -13,9 +13,6 @@ import pytest
 
 from tests.airflow.conftest import REPOSITORY
 
-# One worker of xdist loads the folder for all of them.
-pytestmark = pytest.mark.xdist_group("airflow-dags")
-
 DAGS = sorted(path.stem for path in (REPOSITORY / "dags").glob("*.py"))
 HEAVY = {"pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "stateflow"}
 

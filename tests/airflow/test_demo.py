@@ -12,9 +12,6 @@ import pytest
 from flights_demo import compare, deliveries, expected
 from flights_demo.flights import ORDER, SCHEMA, csv_file, deliver, prepare
 
-# One worker of xdist writes the files for all of them.
-pytestmark = pytest.mark.xdist_group("demo-files")
-
 
 @pytest.fixture(scope="module")
 def staging(tmp_path_factory: pytest.TempPathFactory) -> Path:

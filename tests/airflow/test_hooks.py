@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.runtime import versions
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import StateflowSubmitHook
 from stateflow_airflow.launcher import Command
@@ -84,8 +85,10 @@ def test_connections_that_cannot_be_used(
 def test_missing_java(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(spark.bin))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(PermanentFailure, match="no Java on this worker"):
+    with pytest.raises(PermanentFailure, match="no Java on this worker") as caught:
         command(monkeypatch, {"conn_type": "spark", "host": "local"})
+    # The hook must not import the library, so it says for itself what the library supports.
+    assert f"install Java {' or '.join(map(str, versions.JAVA))}," in caught.value.hint
     env_vars = {"JAVA_HOME": "/opt/java"}
     assert command(monkeypatch, {"conn_type": "spark", "host": "local"}, env_vars=env_vars).env["JAVA_HOME"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from stateflow_airflow import processes
-from stateflow_airflow.launcher import LAUNCH_VARIABLE, Command, Launch, Launcher
+from stateflow_airflow.launcher import LAUNCH_VARIABLE, Command, Launch, Launcher, forget_old_runs
 from stateflow_airflow.logs import LogFollower, last_lines
 from tests.airflow.fakes import DEADLINE
 
@@ -131,7 +132,7 @@ import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from stateflow_airflow import launcher as module
-module._record = lambda folder, pid: (print(pid, flush=True), os.kill(os.getpid(), 9))
+module._record = lambda folder, pid, turn: (print(pid, flush=True), os.kill(os.getpid(), 9))
 launcher = module.Launcher(Path({str(bench.folder)!r}))
 launcher.start(launcher.next_folder(), module.Command([sys.executable, "-c", "print('began')"], {{}}))
 """
@@ -214,6 +215,27 @@ def test_old_folders_go_and_live_ones_stay(bench: Workbench) -> None:
     launcher.forget_old(keep=1)
     assert sorted(path.name for path in bench.folder.glob("launch-*")) == ["launch-12", "launch-13"]
     assert launch.process()
+
+
+def test_old_dag_runs_go_and_what_may_live_or_begins_stays(bench: Workbench) -> None:
+    task = bench.folder
+    names = ["gone", "live", "elsewhere", "ended-elsewhere", "begins", "new"]
+    launches = {}
+    for age, name in enumerate(names):
+        launcher = Launcher(task / name)
+        bench.launchers.append(launcher)
+        launches[name] = bench.start(PAUSE if name == "live" else "pass", launcher)
+        assert name == "live" or launcher.wait(launches[name], DEADLINE)
+        for path in (task / name, task / name / "lock"):
+            os.utime(path, (age, age))
+    for name in ("elsewhere", "ended-elsewhere"):
+        record = Path(launches[name].folder) / "launch.json"
+        record.write_text(json.dumps(dataclasses.asdict(launches[name]) | {"host": "elsewhere"}))
+    (Path(launches["elsewhere"].folder) / "exit").unlink()
+    with Launcher(task / "begins").locked():
+        os.utime(task / "begins" / "lock", (4, 4))
+        forget_old_runs(task, keep=1)
+    assert sorted(path.name for path in task.iterdir()) == ["begins", "elsewhere", "live", "new"]
 
 
 def test_follower_emits_whole_lines_and_the_rest_at_its_end(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from airflow.sdk import DAG, Asset
 from stateflow_airflow import processes
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
 from stateflow_airflow.launcher import Launcher
+from stateflow_airflow.operators import run as run_module
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
@@ -168,8 +169,70 @@ def test_clear_after_success_runs_again(spark: FakeSpark, operator: Make) -> Non
     run = FakeRun()
     operator().execute(run.next_try())
     assert run.store.values == {}
+    run.clear()
     operator().execute(run.next_try())
     assert len(spark.launches()) == 2
+
+
+def test_clear_runs_again_although_the_run_before_finished_unseen(spark: FakeSpark, operator: Make) -> None:
+    """The task was marked failed, and its worker died, just as its driver wrote that it has finished."""
+    spark.script("finish", "fail fenced 3 no")
+    run = FakeRun()
+    run.store.delete, delete = lambda key: None, run.store.delete  # type: ignore[method-assign]
+    operator().execute(run.next_try())
+    run.store.delete = delete  # type: ignore[method-assign]
+    run.clear()
+    with pytest.raises(PermanentFailure):
+        operator().execute(run.next_try())
+    assert len(spark.launches()) == 2
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["stored", "not-stored"])
+def test_clear_replaces_a_run_that_a_dead_worker_left_alive(
+    spark: FakeSpark, operator: Make, told: bool
+) -> None:
+    spark.script("finish-after-gate", "finish")
+    run = FakeRun()
+    dead = InBackground(operator(), run.next_try())
+    spark.wait_until_ready()
+    if not told:
+        run.store.values.clear()
+    run.clear()
+    assert operator().execute(run.next_try()) == RETURNED
+    dead.join()
+    first, second = spark.launches()
+    assert processes.look(first["pid"]) is None
+    assert Path(second["cwd"]).name == "launch-2"
+
+
+def test_launches_of_a_version_that_did_not_note_the_turn_are_waited_for(
+    spark: FakeSpark, operator: Make
+) -> None:
+    spark.script("finish-after-gate")
+    run = FakeRun()
+    dead = InBackground(operator(), run.next_try())
+    spark.wait_until_ready()
+    stored = run.store.values[StateflowRunOperator.external_id_key]
+    del stored["turn"]
+    run.clear()
+    second = InBackground(operator(), run.next_try())
+    spark.open_gate()
+    second.join()
+    dead.join()
+    assert second.returned == RETURNED
+
+
+def test_folders_of_old_dag_runs_go(
+    spark: FakeSpark, operator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_KEPT_RUNS", 2)
+    spark.script(*["finish"] * 5)
+    # Neither by name nor by date: a backfill's run is new although its logical date is old.
+    for run_id in ("c", "a", "d", "b"):
+        operator().execute(FakeRun(run_id=run_id).next_try())
+    operator().execute(FakeRun(run_id="b", task_id="other").next_try())
+    kept = sorted(str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").glob("*/*/*"))
+    assert kept == ["a_dag/other/b", "a_dag/run/b", "a_dag/run/d"]
 
 
 def test_success_that_airflow_did_not_hear_of_is_not_run_again(spark: FakeSpark, operator: Make) -> None:

@@ -23,12 +23,7 @@ from flights_demo.patience import poll
 from stateflow_airflow import processes
 from tests.airflow.conftest import REPOSITORY
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.airflow,
-    pytest.mark.spark,
-    pytest.mark.xdist_group("airflow-system"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.spark]
 
 PATIENCE = 300.0
 ROWS = 10

@@ -53,7 +53,16 @@ def test_each_command_says_what_it_does_and_takes(command: str) -> None:
     assert "--job-root URI" in shown.output and "[required]" in shown.output
     for option in main.commands[command].params:
         assert option.name == "job" or max(option.opts, key=len) in shown.output
+        assert option.name == "job" or getattr(option, "help", None), option.name
     assert main.commands[command].help
+
+
+def test_the_help_of_run_leads_to_the_settings() -> None:
+    shown = " ".join(invoke("run", "--help").output.split())
+    named = re.search(r"Settings such as (\S+), (\S+) or (\S+) come", shown)
+    assert named and "docs/settings.md" in shown
+    listed = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    assert [name for name in named.groups() if f"| `{name}` |" not in listed] == []
 
 
 def test_the_version_is_the_package_s() -> None:
@@ -214,6 +223,8 @@ def test_status_shows_where_a_job_stands_and_changes_nothing(bench: Bench) -> No
         head.checkpoint_id,
         head.entry.seq,
     )
+    rows = [(c["checkpoint_id"], c["generation"], c["rows_in"]) for c in found["checkpoints"]]
+    assert rows == [(head.checkpoint_id - n, 1, 4) for n in (2, 1, 0)]
     assert contents(bench.folder) == before
 
 
@@ -223,6 +234,21 @@ def test_where_no_job_is_nothing_is_made(bench: Bench, command: str) -> None:
     assert shown.exit_code == 2
     assert "error [config]: there is no job here" in shown.output and "hint: check --job-root" in shown.output
     assert not Path(bench.root).exists()
+
+
+@pytest.mark.parametrize("address", ["", " ", "file://"])
+@pytest.mark.parametrize("command", ["run", "status", "gc", "pins"])
+def test_an_empty_job_root_is_not_the_present_folder(
+    bench: Bench, command: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.run()
+    monkeypatch.chdir(bench.root)
+    before = contents(bench.folder)
+    job = [str(bench.job)] if command == "run" else []
+    shown = invoke(command, *job, "--job-root", address)
+    assert shown.exit_code == 2 and "error [config]: the address of a storage is empty" in shown.stderr
+    assert "was a variable not set?" in shown.stderr
+    assert contents(bench.folder) == before
 
 
 def test_gc_says_first_and_deletes_then(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from stateflow.connectors.delta_log import checkpoint
 from stateflow.errors import SinkRefused
 from tests.connectors.kit import context, pairs, put, snapshot
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 _ABOUT = context()
 _COLUMNS = "id BIGINT, text STRING"

@@ -15,7 +15,7 @@ from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta_log import checkpoint
 from tests.connectors.kit import Every, context, ids, pairs, put, write
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 _EVERY = context(Every)
 _PAIR = context()

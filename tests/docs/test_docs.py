@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from stateflow.failpoints import NAMES
 from stateflow.runtime import versions
 from stateflow.serializers import ValueSerializer, encode_key
 from stateflow.state import handles
+from stateflow_airflow.provider_info import get_provider_info
+from stateflow_airflow.versions import SUPPORTED, require_supported
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -173,13 +176,46 @@ def _supported() -> Mapping[str, str]:
         "Python": ", ".join(f"{major}.{minor}" for minor in range(first, last + 1)),
         "Java": ", ".join(map(str, versions.JAVA)),
         "Spark": versions.SPARK,
+        "Airflow": _range("apache-airflow-core"),
+        "its Spark provider": _range("apache-airflow-providers-apache-spark"),
     }
 
 
-@pytest.mark.parametrize("what", ["Python", "Java", "Spark"])
+def _range(distribution: str) -> str:
+    first, beyond = SUPPORTED[distribution]
+    return f"from {first}, before {beyond}"
+
+
+@pytest.mark.parametrize("what", ["Python", "Java", "Spark", "Airflow", "its Spark provider"])
 def test_the_readme_names_the_versions_that_are_checked(what: str) -> None:
     row = next(r for r in _rows(_read(ROOT / "README.md")) if r[0] == what)
     assert row[1].partition(" (")[0] == _supported()[what]
+
+
+def test_the_versions_that_are_pinned_are_among_those_that_are_supported() -> None:
+    project = _project()
+    pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", _read(ROOT / "requirements.txt"), re.MULTILINE))
+    extra = dict(line.split("==") for line in project["optional-dependencies"]["airflow"])
+    assert extra.items() <= pins.items()
+    for found in (pins, {**extra, "apache-airflow-core": extra["apache-airflow"]}):
+        require_supported(found)
+    versions.check_spark(pins["pyspark"])
+    named = [c.rpartition(" ")[2] for c in project["classifiers"] if "Python :: 3." in c]
+    assert ", ".join(named) == _supported()["Python"]
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads(_read(ROOT / "pyproject.toml"))["project"]
+    return project
+
+
+def test_nothing_is_promised_that_this_version_lacks() -> None:
+    _, _, rest = _read(ROOT / "CHANGELOG.md").partition("**Not yet**: ")
+    assert rest.startswith("savepoints and ")
+    project = _project()
+    promises = [project["description"], *project["keywords"], get_provider_info()["description"]]
+    assert [p for p in promises if re.search("savepoint|rescal|timer|watermark|object store", p)] == []
+    assert set(project["optional-dependencies"]) == {"airflow"}
 
 
 def _documents() -> list[Path]:

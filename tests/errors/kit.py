@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from stateflow.environment import RunRequest, RunResult, run_job
+from stateflow.errors import StateflowError
 from stateflow.runtime import stores
 
 JOB = """
@@ -60,6 +64,8 @@ def build(env):
     totals = env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
     totals.sink_to(sink(), uid="totals")
 """
+
+STREAM = "def build(env):\n    rows = env.from_source(source(), uid='rows')\n    "
 
 
 class Bench:
@@ -117,3 +123,26 @@ def stateflow(
     return subprocess.run(
         [sys.executable, "-m", "stateflow", *arguments], cwd=cwd, env=given, capture_output=True, text=True, check=False
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mistake, and what must be said about it."""
+
+    make: Callable[[Bench], object]
+    error: type[StateflowError]
+    code: str
+    says: tuple[str, ...]
+
+
+def check(bench: Bench, case: Case) -> None:
+    """Makes the mistake, runs the job, compares."""
+    case.make(bench)
+    before = bench.on_disk()
+    with pytest.raises(StateflowError) as raised:
+        bench.run()
+    error = raised.value
+    assert (type(error), error.code) == (case.error, case.code)
+    assert [word for word in case.says if word not in str(error)] == []
+    assert error.hint and error.exit_code != 0
+    assert bench.on_disk() == before

@@ -285,7 +285,7 @@ def _add_source_log(victim: Victim) -> Path:
     log = {"path": "0/9.compact", "content": None, "handle": disk.handle_of(victim.root, path)}
     text = disk.encoded(b"v1\n{}\n{}")
     manifest["spark"] = {
-        "batch_id": 9, "metadata": text, "offsets": text, "previous_offsets": None, "commit": text,
+        "batch_id": 9, "offsets": text, "previous_offsets": None, "commit": text,
         "source_files": [log],
     }  # fmt: skip
     stored = victim.root / newest.doc["manifest"]["key"]

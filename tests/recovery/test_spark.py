@@ -15,7 +15,7 @@ from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
 from tests.recovery.process import Running, spawn, wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("recovery-on-spark")]
+pytestmark = [pytest.mark.spark]
 
 
 @pytest.fixture

@@ -335,16 +335,3 @@ def test_pyspark_and_its_client_share_files_and_so_a_version() -> None:
 def test_the_project_is_built_with_the_setuptools_that_is_pinned() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
     assert build["requires"] == [f"setuptools=={pins('requirements-dev.txt')['setuptools']}"]
-
-
-def test_the_readme_names_the_supported_versions() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for words in (
-        r"Python \| 3\.11",
-        r"3\.13",
-        r"Java \| 17",
-        r"\b21\b",
-        r"Spark \| 4\.2",
-        r"Airflow \| 3\.3",
-    ):
-        assert re.search(words, readme), f"README.md does not say {words}"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stateflow.keygroups import key_group, key_hash
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
 
 M = 128
 UTC = datetime.UTC

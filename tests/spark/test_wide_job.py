@@ -3,35 +3,62 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateflow.query import read_state
+from stateflow.runtime.session import REQUIRED
 from stateflow.testing.sinks import FolderSink
 
+ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).parent / "jobs" / "wide.py"
 SLICE = 60
+_CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = pytest.mark.spark
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The job's folder after two runs, the first of one batch only, and what the second one said about Spark."""
+
+    home: Path
+    observed: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job's folder after two runs, the first of one batch only."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     home = tmp_path_factory.mktemp("wide")
-    for more in (["--set", "run.max_batches=1"], []):
-        done = subprocess.run(
-            [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(home / "root"),
-             "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", *more],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-    return home
+    settings = {"job.home": str(home), "local_dir": str(home / "local")}
+    root = str(home / "root")
+    _ended(_stateflow_run(home, "--set", "run.max_batches=1"))
+    observer = Path(__file__).with_name("observed_run.py")
+    told = _ended([sys.executable, str(observer), str(JOB), root, json.dumps(settings)])
+    return Ran(home, json.loads(told.splitlines()[-1]))
+
+
+@pytest.fixture(scope="module")
+def home(ran: Ran) -> Path:
+    return ran.home
+
+
+def _stateflow_run(home: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(home / "root"),
+            "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", *more]  # fmt: skip
+
+
+def _ended(command: list[str], code: int = 0) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr[-3000:]
+    return done.stderr if code else done.stdout
 
 
 def _rows(folder: Path) -> Counter[tuple[Any, ...]]:
@@ -92,3 +119,30 @@ def test_the_state_can_be_read_from_outside(home: Path) -> None:
     counts = Counter(key for number, key, _ in _input() if number % 3)
     found = {entry.key[0]: entry.value for entry in read_state(str(home / "root"), "per-key")}
     assert found == counts
+
+
+# -- what Spark is asked for --------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_one_action_for_the_whole_graph(ran: Ran) -> None:
+    """Two sinks of one frame, two keyed streams and an operator behind an operator: still one. Spark may split it into
+    several jobs, but a second action would run tasks again, and their reports would be of other attempts."""
+    assert len(ran.observed["batches"]) == 3
+    for batch in ran.observed["batches"]:
+        outer, ours = batch["executions"]
+        # Spark has one around each micro-batch, in which nothing runs.
+        assert outer["root"] == outer["id"] == ours["root"]
+        assert (outer["jobs"], ours["jobs"]) == (0, batch["all_jobs"])
+        assert ours["jobs"] > 0
+
+
+def test_a_run_makes_spark_compare_the_rows_of_attempts(ran: Ran) -> None:
+    assert set(REQUIRED) == {f"{_CHECKSUM}.enabled", f"{_CHECKSUM}.enableFullRetryOnMismatch"}
+    assert ran.observed["settings"] == dict.fromkeys(REQUIRED, "true")
+
+
+def test_a_run_without_that_is_refused(tmp_path: Path) -> None:
+    key = f"{_CHECKSUM}.enabled"
+    told = _ended(_stateflow_run(tmp_path, "--set", f"spark.conf.{key}=false"), code=2)
+    assert "error [config]" in told and key in told and "hint: set it to true" in told
+    assert not (tmp_path / "root").exists()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import Asset, BaseOperator, ResumableJobMixin, conf
 
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured
-from stateflow_airflow.launcher import Command, Launch, Launcher, result_file
+from stateflow_airflow.launcher import Command, Launch, Launcher, forget_old_runs, result_file
 from stateflow_airflow.logs import LogFollower, last_lines
 from stateflow_airflow.results import read_result
 from stateflow_airflow.retry import RetryByErrorCode
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 require_supported()
 
-RUNNING, FINISHED, FAILED = "running", "finished", "failed"
+RUNNING, FINISHED, FAILED, CLEARED = "running", "finished", "failed", "cleared"
 
 # How often the driver's log is copied; its end is noticed at once.
 _COPY_SECONDS = 0.5
 _KEPT_LAUNCHES = 5
+_KEPT_RUNS = 50
 # How much of the log a try sees of a program that it did not start itself.
 _REPEATED_LOG = 64 * 1024
 
@@ -51,7 +52,8 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
     worker dies, the next try on the same host waits for the program that still runs, instead of starting its
     twin; on another host it starts a new one, which fences the old. A program that crashed is started again
     and continues from the head. `retries` and `retry_delay` are the task's own; errors that another try
-    cannot mend are not retried. A task that is cleared, marked or timed out takes its program with it.
+    cannot mend are not retried. A task that is cleared, marked or timed out takes its program with it, and
+    after a clear the program always runs anew, whatever became of the one before.
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``,
     ``started_from``, ``generation`` and ``stopped_because``. Each asset in `outlets` gets an event with the
@@ -65,7 +67,8 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
         spark: the connection to launch with, and everything else that spark-submit is told. Its `conf` and
             `env_vars` are templated.
         run_folder: where logs and results of launches are kept; without it, Airflow's setting ``[stateflow]
-            run_folder``, or ``stateflow-runs`` in AIRFLOW_HOME. Templated.
+            run_folder``, or ``stateflow-runs`` in AIRFLOW_HOME. Templated. Each task keeps its last five
+            launches of a DAG run, and its last fifty DAG runs.
     """
 
     template_fields: Sequence[str] = ("job", "job_root", "settings", "conf", "env_vars", "run_folder")
@@ -100,14 +103,15 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the run that an earlier try started."""
-        self._launcher = Launcher(_task_folder(self._run_folder(), context))
+        # Airflow raises max_tries when a task is cleared, also one that runs, and at no other time.
+        turn = context["ti"].max_tries
+        self._launcher = Launcher(_run_folder(self._run_folder(), context), turn)
         try:
             returned = cast("dict[str, Any]", self.execute_resumable(context))
         except StateflowTaskFailed:
             self._forget(context)
             raise
         self._announce(returned, context)
-        # A launch that Airflow still remembered would turn a later clear into "already succeeded".
         self._forget(context)
         return returned
 
@@ -116,10 +120,12 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
         launcher = self._launches()
         with launcher.locked():
             # Its worker may have died before Airflow had stored what it returned here.
-            if launch := launcher.live():
-                self.log.info("An earlier try's run is still alive, waiting for it: %s", launch.folder)
-                return asdict(launch)
+            live = launcher.live()
+            if live and launcher.is_of_this_turn(live):
+                self.log.info("An earlier try's run is still alive, waiting for it: %s", live.folder)
+                return asdict(live)
             launcher.forget_old(_KEPT_LAUNCHES)
+            forget_old_runs(_task_folder(self._run_folder(), context), _KEPT_RUNS)
             folder = launcher.next_folder()
             launch = launcher.start(folder, self._command(folder, context))
         self.log.info("Started process %d; its files are in %s", launch.pid, launch.folder)
@@ -128,6 +134,8 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:
         """Looks at the process, then at what it wrote."""
         launch = _launch(external_id)
+        if not self._launches().is_of_this_turn(launch):
+            return CLEARED
         if launch.process():
             return RUNNING
         if not launch.is_local:
@@ -238,10 +246,14 @@ def _run_id(context: Context) -> str:
     return "/".join([ti.dag_id, ti.run_id, ti.task_id, *_map_index(context), str(ti.try_number)])
 
 
-def _task_folder(run_folder: Path, context: Context) -> Path:
+def _task_folder(runs: Path, context: Context) -> Path:
     ti = context["ti"]
-    parts = (ti.dag_id, ti.task_id, ti.run_id, *_map_index(context))
-    return run_folder.joinpath(*(_segment(part) for part in parts))
+    return runs / _segment(ti.dag_id) / _segment(ti.task_id)
+
+
+def _run_folder(runs: Path, context: Context) -> Path:
+    parts = (context["ti"].run_id, *_map_index(context))
+    return _task_folder(runs, context).joinpath(*(_segment(part) for part in parts))
 
 
 def _map_index(context: Context) -> list[str]:

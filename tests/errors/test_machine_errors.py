@@ -1,0 +1,131 @@
+"""What a user is told about Java, Python, Spark, and files with other columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from stateflow.errors import (
+    ConfigError,
+    EnvironmentUnsupported,
+    SchemaMismatch,
+)
+from stateflow.runtime.versions import check_java, check_python, check_spark, java_major
+from tests.errors.kit import Bench, Case, check, contents
+
+# -- the machine --------------------------------------------------------------------------------------------------
+
+SPARK_JOB = "def build(env):\n    env.from_source(FileSource(HERE, schema=Row), uid='rows').sink_to(sink(), uid='out')"
+
+
+def _fake_java(folder: Path, version: str) -> Path:
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+    java.chmod(0o700)
+    return folder
+
+
+def test_no_java(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = bench.folder / "empty"
+    empty.mkdir()
+    monkeypatch.setenv("JAVA_HOME", str(empty))
+    case = Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, "environment-unsupported",
+                ("no Java", str(empty), "Java 17"))  # fmt: skip
+    check(bench, case)
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(EnvironmentUnsupported, match="no Java"):
+        check_java()
+
+
+def test_an_old_java(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_fake_java(bench.folder / "jdk", 'openjdk version "1.8.0_292"')))
+    case = Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, "environment-unsupported",
+                ("Java is not supported", "found=8", "Java 17 or 21", "jdk"))  # fmt: skip
+    check(bench, case)
+
+
+@pytest.mark.parametrize(("text", "major"), [
+    ('java version "1.8.0_292"', 8), ('openjdk version "11.0.22" 2024-01-16', 11), ('openjdk version "17" 2021', 17),
+    ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "21.0.1" 2023-10-17', 21), ("no such thing", 0), ("", 0),
+])  # fmt: skip
+def test_what_java_says_about_itself(text: str, major: int) -> None:
+    assert java_major(text) == major
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14), (2, 7)])
+def test_another_python(version: tuple[int, int]) -> None:
+    with pytest.raises(EnvironmentUnsupported, match="this Python") as refused:
+        check_python(version)
+    assert refused.value.facts == {"found": f"{version[0]}.{version[1]}"} and "3.11" in refused.value.hint
+    check_python((3, 11))
+    check_python()
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.3.0", "4.20.0"])
+def test_another_spark(version: str) -> None:
+    with pytest.raises(EnvironmentUnsupported, match="this Spark") as refused:
+        check_spark(version)
+    assert refused.value.facts == {"found": version} and "4.2.0" in refused.value.hint
+    check_spark("4.2.0")
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
+def test_a_master_that_never_tries_a_task_again(master: str) -> None:
+    from stateflow.runtime.session import check_master
+
+    with pytest.raises(ConfigError, match="without retries") as refused:
+        check_master(master)
+    assert refused.value.facts == {"master": master} and "local[N,4]" in refused.value.hint
+    check_master("local[2,4]")
+    check_master("yarn")
+
+
+# -- columns of files ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("columns", "says"), [
+    ({"key": pa.string()}, ("'number'", "do not have")),
+    ({"key": pa.string(), "number": pa.string()}, ("'number'", "bigint", "string", "another type")),
+    ({"key": pa.binary(), "number": pa.int64()}, ("'key'", "string", "binary")),
+    ({"key": pa.string(), "number": pa.float64()}, ("'number'", "bigint", "double")),
+])  # fmt: skip
+def test_files_with_other_columns(
+    tmp_path: Path, spark_session: Any, columns: dict[str, pa.DataType], says: tuple[str, ...]
+) -> None:
+    source = _file_source(tmp_path, columns)
+    before = contents(tmp_path)
+    with pytest.raises(SchemaMismatch) as refused:
+        source.check(spark_session)
+    assert [word for word in (*says, str(tmp_path)) if word not in str(refused.value)] == []
+    assert refused.value.hint
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.spark
+def test_files_with_narrower_numbers_are_taken(tmp_path: Path, spark_session: Any) -> None:
+    _file_source(tmp_path, {"key": pa.string(), "number": pa.int32(), "more": pa.int8()}).check(spark_session)
+
+
+def test_a_folder_of_files_that_is_not_there(tmp_path: Path) -> None:
+    source = _file_source(tmp_path, {"key": pa.string()})
+    source.path = str(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="folder is not there") as refused:
+        source.check(None)  # type: ignore[arg-type] - not asked
+    assert "gone" in str(refused.value)
+
+
+def _file_source(folder: Path, columns: dict[str, pa.DataType]) -> Any:
+    import msgspec
+
+    from stateflow.connectors.files import FileSource
+
+    row_class = msgspec.defstruct("Row", [("key", str), ("number", int)])
+    parquet.write_table(pa.schema(columns.items()).empty_table(), folder / "part-0.parquet")
+    return FileSource(folder, schema=row_class)

@@ -1,0 +1,106 @@
+"""What a run tells about its batches: the figures that it records, and the time that a function is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow.clock import ManualClock
+from stateflow.environment import declare
+from stateflow.metrics import MemoryRecorder
+from stateflow.runtime import stores
+from stateflow.runtime.assembly import assemble
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.local_run import run_local
+from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.storage import open_storage
+from stateflow.testing.sinks import FolderSink
+from stateflow.testing.sources import ScriptedSource
+
+HOUR = timedelta(hours=1)
+
+
+class Row(msgspec.Struct):
+    key: str
+    number: int
+
+
+class Stamped(msgspec.Struct):
+    number: int
+    at: str
+
+
+class Stamp(KeyedProcessFunction[Row, Stamped]):
+    """Says when it saw a row."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Stamped]:
+        yield Stamped(row.number, ctx.current_processing_time().isoformat())
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Stamped]:
+        yield Stamped(-1, ctx.current_processing_time().isoformat())
+
+
+class Ran:
+    """A run over 25 rows, ten to a batch, with an hour between the batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.table = FolderSink(folder / "table")
+        self.recorder = MemoryRecorder()
+        self.results: list[BatchResult] = []
+        self.gauges: list[dict[str, float]] = []
+        self.clock = ManualClock()
+        source = ScriptedSource(Row, [Row(f"k{i % 3}", i) for i in range(25)], folder / "ledger")
+
+        def build(env: StreamExecutionEnvironment) -> None:
+            stream = env.from_source(source, uid="rows").key_by("key")
+            stream.process(Stamp(), output=Stamped, uid="stamp").sink_to(self.table, uid="table")
+
+        env, settings = declare(build, "job", ({"local_dir": str(folder / "scratch")},))
+        job = assemble(env.graph, settings, open_storage(str(folder / "root")), self.clock)
+        self.run = JobRun(replace(job, recorder=self.recorder), LocalExecutor())
+        self.run.start()
+        run_local(self.run, source, self._batch)
+
+    def _batch(self, result: BatchResult) -> None:
+        self.results.append(result)
+        self.gauges.append(dict(self.recorder.gauges))
+        self.clock.sleep(HOUR)
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> Iterator[Ran]:
+    yield Ran(tmp_path)
+    stores.close_all()
+
+
+def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
+    assert ran.recorder.counters == {"number_of_completed_checkpoints": 3, "num_records_in": 25}
+    assert [r.rows_in for r in ran.results] == [10, 10, 5]
+    assert ran.gauges == [
+        {
+            "last_completed_checkpoint_id": r.checkpoint_id,
+            "last_checkpoint_size": r.increment_bytes,
+            "last_checkpoint_full_size": r.full_bytes,
+            "last_checkpoint_duration": r.seconds,
+        }
+        for r in ran.results
+    ]
+    first, *_, last = (g["last_completed_checkpoint_id"] for g in ran.gauges)
+    assert (first, last) == (2, ran.run.head.checkpoint_id)
+    assert all(g["last_checkpoint_full_size"] >= g["last_checkpoint_size"] for g in ran.gauges)
+
+
+def test_all_rows_of_a_batch_have_its_processing_time(ran: Ran) -> None:
+    start = ManualClock().now()
+    expected = {n: start + n // 10 * HOUR for n in range(25)}
+    rows = [(row["number"], row["at"]) for row in ran.table.rows()]
+    assert sorted(row for row in rows if row[0] >= 0) == [(n, at.isoformat()) for n, at in expected.items()]
+    # Three keys in each batch.
+    ends = sorted(at for number, at in rows if number < 0)
+    assert ends == [(start + batch * HOUR).isoformat() for batch in range(3) for _ in range(3)]
