@@ -18,6 +18,7 @@
     ├── Fenced                         a newer run owns the job: this one must end, and not be retried
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
+    ├── Interrupted                    a person or the system ended the run; its last checkpoint is safe
     └── InternalError                  should never happen: please report it
 
 Each class has a stable ``code``; ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a line of
@@ -161,6 +162,14 @@ class BatchFailed(StateflowError):
 
     code = "batch-failed"
     exit_code = 5
+    retryable = True
+
+
+class Interrupted(StateflowError):
+    """The run was interrupted; what was not committed will be replayed."""
+
+    code = "interrupted"
+    exit_code = 130
     retryable = True
 
 
