@@ -21,7 +21,7 @@ from rich.table import Table
 from stateflow import ops
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, run_job
-from stateflow.errors import ConfigError, InternalError, StateflowError
+from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError, StorageError
 from stateflow.runtime.run import BatchResult, JobRun
 
 R = TypeVar("R")
@@ -72,6 +72,10 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     progress = _progress(options["log_format"])
 
     def work() -> RunResult:
+        if job_root.startswith("memory:"):
+            raise ConfigError(
+                "a job root in memory would be gone with this command", hint="use a path", root=job_root
+            )
         if result_file and not result_file.parent.is_dir():
             raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
@@ -245,6 +249,10 @@ def _attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
         return work(), None
     except StateflowError as e:
         return None, e
+    except KeyboardInterrupt:
+        return None, Interrupted(
+            "interrupted", hint="the last checkpoint is safe: the same command goes on from it"
+        )
     except Exception as e:
         log.exception("unexpected error")
         return None, InternalError(f"{type(e).__name__}: {e}", hint="please report this with the lines above")
@@ -274,8 +282,12 @@ def _write_result(path: Path, result: RunResult | None, error: StateflowError | 
     if result:
         document |= dataclasses.asdict(result)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(document))
-    os.replace(partial, path)
+    try:
+        partial.write_text(json.dumps(document))
+        os.replace(partial, path)
+    except OSError as e:
+        _fail(StorageError("how the run ended could not be written down", hint="make space, or choose another file; "
+                           "the run itself ended as told above", path=str(path), reason=e.strerror))  # fmt: skip
 
 
 def _bytes(count: int) -> str:

@@ -20,6 +20,8 @@
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
     ├── RequestTimeout                 a run did not answer in time: ask again, or look whether there is a run
+=======
+    ├── Interrupted                    a person or the system ended the run; its last checkpoint is safe
     └── InternalError                  should never happen: please report it
 
 Each class has a stable ``code``; ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a line of
@@ -177,6 +179,14 @@ class RequestTimeout(StateflowError):
 
     code = "request-timeout"
     exit_code = 5
+    retryable = True
+
+
+class Interrupted(StateflowError):
+    """The run was interrupted; what was not committed will be replayed."""
+
+    code = "interrupted"
+    exit_code = 130
     retryable = True
 
 

@@ -254,7 +254,8 @@ def fork(job_root: str, ask: ForkAsk) -> ForkReport:
     size = point.manifest.full_bytes
     record = ActionRecord(
         seq=1, kind="fork", at=_now(root), by=ask.by or root.writer, reason=ask.reason,
-        took_ms=_ms(root, began), bytes=size, facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
+        took_ms=_ms(root, began), bytes=size,
+        facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
     )  # fmt: skip
     _note(root, record)
     _note(source, ActionRecord(seq=head.entry.seq, kind="fork", at=record.at, by=record.by, reason=record.reason,

@@ -19,8 +19,8 @@ def open_storage(uri: str) -> Storage:
     Raises ConfigError for any other scheme, and for none at all: nothing is not the present folder.
     """
     if not uri.strip() or uri in ("file:", "file://", "memory://"):
-        raise ConfigError("the address of a storage is empty", hint="a path, file:///path or memory://name; was a "
-                          "variable not set?", uri=uri)  # fmt: skip
+        raise ConfigError("the address of a storage is empty", hint="a path or file:///path; was a variable "
+                          "not set?", uri=uri)  # fmt: skip
     if "://" not in uri and not uri.startswith("file:"):
         return PosixStorage(Path(uri).expanduser())
     parts = urlsplit(uri)
@@ -28,6 +28,4 @@ def open_storage(uri: str) -> Storage:
         return PosixStorage(unquote(parts.path))
     if parts.scheme == "memory":
         return _memory.setdefault(uri, MemoryStorage(uri))
-    raise ConfigError(
-        "no storage for this kind of address", hint="use a path, file:///path or memory://name", uri=uri
-    )
+    raise ConfigError("no storage for this kind of address", hint="use a path or file:///path", uri=uri)

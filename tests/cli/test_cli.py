@@ -65,6 +65,49 @@ def test_the_help_of_run_leads_to_the_settings() -> None:
     assert [name for name in named.groups() if f"| `{name}` |" not in listed] == []
 
 
+def test_a_run_that_is_interrupted_says_that_nothing_is_lost(bench: Bench) -> None:
+    """Ctrl-C in the second batch; the same command goes on from the first."""
+    update = "ctx):\n        self.total.update"
+    bench.write(BUILD, JOB.replace(update, update.replace("\n", "\n        stop(row)\n")) + STOP)
+    file = bench.folder / "result.json"
+    shown = invoke(*bench.command("--result-file", str(file)))
+    assert shown.exit_code == 130
+    assert "error [interrupted]" in shown.output and "goes on from it" in shown.output
+    told = json.loads(file.read_text())
+    assert (told["status"], told["error"]["code"], told["error"]["retryable"]) == (
+        "failed",
+        "interrupted",
+        True,
+    )
+    assert invoke(*bench.command()).exit_code == 0
+    assert sorted(row["total"] for row in FolderSink(bench.folder / "table").rows())[-1] == 2 + 5 + 8 + 11
+
+
+STOP = """
+def stop(row):
+    marker = HERE.parent / "interrupted"
+    if row.number == 6 and not marker.exists():
+        marker.touch()
+        raise KeyboardInterrupt
+
+
+"""
+
+
+def test_a_job_root_in_memory_is_refused(bench: Bench) -> None:
+    bench.root = "memory://x"
+    shown = invoke(*bench.command())
+    assert shown.exit_code == 2 and "error [config]" in shown.output and "memory" in shown.output
+
+
+def test_a_result_that_cannot_be_written_is_told(bench: Bench) -> None:
+    file = bench.folder / "result.json"
+    (bench.folder / "result.json.partial").mkdir()
+    shown = invoke(*bench.command("--result-file", str(file)))
+    assert shown.exit_code == 5 and "could not be written down" in shown.output
+    assert shown.exception is None or isinstance(shown.exception, SystemExit)
+
+
 def test_the_version_is_the_package_s() -> None:
     shown = invoke("--version")
     assert shown.exit_code == 0

@@ -35,6 +35,7 @@ STABLE = {
     "Fenced": ("fenced", 3, False),
     "StorageError": ("storage", 5, True),
     "BatchFailed": ("batch-failed", 5, True),
+    "Interrupted": ("interrupted", 130, True),
     "InternalError": ("internal", 1, True),
 }
 
@@ -74,7 +75,9 @@ def test_codes_exit_codes_and_retries_are_stable() -> None:
 
 
 def test_the_runbook_says_the_same() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| (\d) \| (yes|no) \|", (ROOT / "docs/runbook.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (\d+) \| (yes|no) \|", (ROOT / "docs/runbook.md").read_text(), re.M
+    )
     assert {(code, int(exit_code), retry == "yes") for code, exit_code, retry in rows} == set(STABLE.values())
 
 
