@@ -74,7 +74,7 @@ class Rewinder:
         to_version = self._version_before(checkpoint_id)
         newest, older = self._contents(to_version)
         if older.token > checkpoint_id:
-            raise self._too_old(to_version)
+            raise self._too_old(version=to_version, checkpoint=checkpoint_id)
         self._checked(newest, older)
         removed, returned, others = self._effect(newest, older)
         return SinkRewind(self._head.version, to_version, removed, returned, others)
@@ -93,7 +93,7 @@ class Rewinder:
                 break
             first = version if token is not None else first
         if not first:
-            raise self._too_old(None)
+            raise self._too_old(newest=self._head.version, checkpoint=checkpoint_id)
         return first - 1
 
     def _entry(self, version: int) -> Entry | None:
@@ -107,11 +107,10 @@ class Rewinder:
     def _contents(self, to_version: int) -> tuple[Content, Content]:
         newest, older = self._content(self._head.version), self._content(to_version)
         if newest is None or older is None:
-            raise self._too_old(to_version)
+            raise self._too_old(version=to_version)
         return newest, older
 
-    def _too_old(self, version: int | None) -> SinkDiverged:
-        facts = {} if version is None else {"version": version}
+    def _too_old(self, **facts: int) -> SinkDiverged:
         return SinkDiverged("the Delta table cannot go back: its log does not reach back to that version any more",
                             hint=_OUT, table=str(self._table), **facts)  # fmt: skip
 
