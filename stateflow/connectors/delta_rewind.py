@@ -1,7 +1,7 @@
 """Going back in a Delta table: which version holds what a checkpoint saw, what it costs, and the entry that does it.
 
 The table's log is a tree once somebody went back in it: an entry of ours that restores version 6 continues 6, not the
-entry before it. What counts as undone is what lies between the content of now and that of the target in this tree.
+entry before it. What counts as undone is what lies between the content of now and the older one in this tree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _UUID_CHARACTERS = 20
 
-# What else an ``add`` may have belongs to features that the sink refuses, and a target may be older than the refusal.
+# What else an ``add`` may have belongs to features that the sink refuses, but the older version may have had.
 _FIELDS = frozenset(
     {"path", "partitionValues", "size", "modificationTime", "stats", "tags", "deletionVector"}
 )
@@ -72,11 +72,11 @@ class Rewinder:
         if self._head.token <= checkpoint_id:
             return SinkRewind(self._head.version, None, 0, 0, ())
         to_version = self._version_before(checkpoint_id)
-        newest, target = self._contents(to_version)
-        if target.token > checkpoint_id:
-            raise self._too_old(to_version)
-        self._checked(newest, target)
-        removed, returned, others = self._effect(newest, target)
+        newest, older = self._contents(to_version)
+        if older.token > checkpoint_id:
+            raise self._too_old(version=to_version, checkpoint=checkpoint_id)
+        self._checked(newest, older)
+        removed, returned, others = self._effect(newest, older)
         return SinkRewind(self._head.version, to_version, removed, returned, others)
 
     def change(self, to_version: int) -> Change:
@@ -93,7 +93,7 @@ class Rewinder:
                 break
             first = version if token is not None else first
         if not first:
-            raise self._too_old(None)
+            raise self._too_old(newest=self._head.version, checkpoint=checkpoint_id)
         return first - 1
 
     def _entry(self, version: int) -> Entry | None:
@@ -105,21 +105,20 @@ class Rewinder:
         return None if version is None else read_content(self._table, version, self._application)
 
     def _contents(self, to_version: int) -> tuple[Content, Content]:
-        newest, target = self._content(self._head.version), self._content(to_version)
-        if newest is None or target is None:
-            raise self._too_old(to_version)
-        return newest, target
+        newest, older = self._content(self._head.version), self._content(to_version)
+        if newest is None or older is None:
+            raise self._too_old(version=to_version)
+        return newest, older
 
-    def _too_old(self, version: int | None) -> SinkDiverged:
-        facts = {} if version is None else {"version": version}
+    def _too_old(self, **facts: int) -> SinkDiverged:
         return SinkDiverged("the Delta table cannot go back: its log does not reach back to that version any more",
                             hint=_OUT, table=str(self._table), **facts)  # fmt: skip
 
-    def _checked(self, newest: Content, target: Content) -> Change:
+    def _checked(self, newest: Content, older: Content) -> Change:
         """What makes one content of the other, if that can be done, and the table forbids nothing of it."""
-        change = _change(newest, target)
-        facts = {"table": str(self._table), "version": target.version}
-        reason = _misfit(newest, target, change)
+        change = _change(newest, older)
+        facts = {"table": str(self._table), "version": older.version}
+        reason = _misfit(newest, older, change)
         if reason:
             raise SinkDiverged(f"the Delta table cannot go back: {reason}", hint=_OUT, **facts)
         missing = [f for file in change.back for f in _missing(self._table, file)]
@@ -133,34 +132,34 @@ class Rewinder:
                               property="delta.appendOnly")  # fmt: skip
         return change
 
-    def _effect(self, newest: Content, target: Content) -> tuple[int | None, int | None, tuple[str, ...]]:
+    def _effect(self, newest: Content, older: Content) -> tuple[int | None, int | None, tuple[str, ...]]:
         """Rows that go, rows that come back, and what others did that is undone."""
-        base, undone, redone = self._apart(newest.version, target.version)
-        known = target if base == target.version else self._content(base)
+        base, undone, redone = self._apart(newest.version, older.version)
+        known = older if base == older.version else self._content(base)
         apart = Apart(known.files if known else None, undone, redone)
         removed, returned = apart.rows()
         return removed, returned, tuple(apart.others(self._application))
 
-    def _apart(self, newest: int, target: int) -> tuple[int | None, list[Entry], list[Entry]]:
+    def _apart(self, newest: int, older: int) -> tuple[int | None, list[Entry], list[Entry]]:
         """The last version that both descend from (None: the log does not tell), and the entries from there."""
         undone: list[Entry] = []
         redone: list[Entry] = []
-        while newest != target:
-            entry = self._entry(max(newest, target))
+        while newest != older:
+            entry = self._entry(max(newest, older))
             if entry is None:
                 return None, undone[::-1], redone[::-1]
-            if newest > target:
+            if newest > older:
                 undone.append(entry)
                 newest = parent(entry)
             else:
                 redone.append(entry)
-                target = parent(entry)
+                older = parent(entry)
         return newest, undone[::-1], redone[::-1]
 
 
-def _change(newest: Content, target: Content) -> Change:
-    gone = tuple(file for key, file in newest.files.items() if key not in target.files)
-    back = tuple(file for key, file in target.files.items() if key not in newest.files)
+def _change(newest: Content, older: Content) -> Change:
+    gone = tuple(file for key, file in newest.files.items() if key not in older.files)
+    back = tuple(file for key, file in older.files.items() if key not in newest.files)
     return Change(gone, back)
 
 
@@ -180,14 +179,14 @@ def _without(file: DataFile, *names: str) -> Action:
 # -- whether it can be done -------------------------------------------------------------------------------------------
 
 
-def _misfit(newest: Content, target: Content, change: Change) -> str | None:
-    """Why files of `target` would not be read right in the table as it is now; its columns and properties stay."""
-    if newest.metadata.id != target.metadata.id:
+def _misfit(newest: Content, older: Content, change: Change) -> str | None:
+    """Why files of `older` would not be read right in the table as it is now; its columns and properties stay."""
+    if newest.metadata.id != older.metadata.id:
         return "it was replaced since"
-    if newest.metadata.partition_columns != target.metadata.partition_columns:
+    if newest.metadata.partition_columns != older.metadata.partition_columns:
         return "it was partitioned otherwise"
     fields = _columns(newest.metadata)
-    lost = [name for name, column in _columns(target.metadata).items() if fields.get(name) != column]
+    lost = [name for name, column in _columns(older.metadata).items() if fields.get(name) != column]
     if lost:
         return f"columns were dropped or changed since ({', '.join(sorted(lost))})"
     if any(f.vector for f in change.back) and "deletionVectors" not in (

@@ -172,8 +172,8 @@ def read_content(table: Path, version: int, application: str) -> Content | None:
 
 def _link_log(table: Path, view: Path, version: int) -> None:
     """Makes a table of links that ends at `version`."""
-    source, target = (table / LOG_FOLDER).absolute(), view / LOG_FOLDER
-    target.mkdir()
+    source, links = (table / LOG_FOLDER).absolute(), view / LOG_FOLDER
+    links.mkdir()
     try:
         names = os.listdir(source)
     except OSError as e:
@@ -181,7 +181,7 @@ def _link_log(table: Path, view: Path, version: int) -> None:
     for name in names:
         found = _LOG_FILE.fullmatch(name)
         if name == _SIDECARS or (found and int(found[1]) <= version):
-            (target / name).symlink_to(source / name)
+            (links / name).symlink_to(source / name)
 
 
 def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
