@@ -7,11 +7,10 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 import msgspec
@@ -19,17 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from stateflow import ops
+from stateflow.cli_recovery import fork, history, restore, savepoint, stop
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, run_job
-from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError, StorageError
+from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.runtime.run import BatchResult, JobRun
-
-R = TypeVar("R")
-ROOT = click.option(
-    "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
-)
-
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
+from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, tell
 
 log = logging.getLogger("stateflow")
 
@@ -82,7 +76,7 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
         return run_job(request)
 
-    result, error = _attempt(work)
+    result, error = attempt(work)
     if error:
         progress.failed(error)
     progress.ended()
@@ -104,12 +98,12 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
 @JSON
 def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
     """Delete what no retained checkpoint needs."""
-    report = _or_fail(lambda: ops.collect_garbage(job_root, retain=retain, dry_run=dry_run))
+    report = or_fail(lambda: ops.collect_garbage(job_root, retain=retain, dry_run=dry_run))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report)))
         return
     verb = "would delete" if dry_run else "deleted"
-    click.echo(f"{report.job}: {verb} {report.files} files, {_bytes(report.bytes_freed)}; "
+    click.echo(f"{report.job}: {verb} {report.files} files, {human_bytes(report.bytes_freed)}; "
                f"kept checkpoints {', '.join(map(str, report.retained)) or 'none'}")  # fmt: skip
     for name in report.unknown:
         click.echo(f"  not ours, left alone: {name}")
@@ -120,8 +114,8 @@ def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
 @JSON
 def status(job_root: str, as_json: bool) -> None:
     """Show where a job stands, and its last checkpoints."""
-    found = _or_fail(lambda: ops.describe(job_root))
-    records = _or_fail(lambda: ops.history(job_root, 10))
+    found = or_fail(lambda: ops.describe(job_root))
+    records = or_fail(lambda: ops.history(job_root, 10))
     if as_json:
         checkpoints = [msgspec.to_builtins(record) for record in records]
         click.echo(json.dumps({**dataclasses.asdict(found), "checkpoints": checkpoints}))
@@ -135,7 +129,7 @@ def status(job_root: str, as_json: bool) -> None:
     for r in records:
         when = r.committed_at[:19].replace("T", " ")
         table.add_row(str(r.checkpoint_id), str(r.generation), when, f"{r.duration_ms:.0f}", f"{r.rows_in:,}",
-                      _bytes(r.increment_bytes), _bytes(r.full_bytes), str(r.files))  # fmt: skip
+                      human_bytes(r.increment_bytes), human_bytes(r.full_bytes), str(r.files))  # fmt: skip
     Console().print(table)
 
 
@@ -145,16 +139,20 @@ def status(job_root: str, as_json: bool) -> None:
 def pins(job_root: str, drop: str | None) -> None:
     """List checkpoints that are kept for readers outside the job, or drop an abandoned pin."""
     if drop:
-        _or_fail(lambda: ops.drop_pin(job_root, drop))
+        or_fail(lambda: ops.drop_pin(job_root, drop))
         click.echo(f"dropped {drop}")
         return
-    found = _or_fail(lambda: ops.list_pins(job_root))
+    found = or_fail(lambda: ops.list_pins(job_root))
     for pin in found:
         click.echo(
             f"{pin.id}  checkpoint {pin.checkpoint.id}  {pin.owner}: {pin.reason}  since {pin.since[:19]}"
         )
     if not found:
         click.echo("no pins")
+
+
+for command in (savepoint, stop, restore, fork, history):
+    main.add_command(command)
 
 
 class _Progress:
@@ -176,12 +174,12 @@ class _Progress:
         self._batches += 1
         self._rows += result.rows_in
         self._status.update(f"batch {self._batches}: {self._rows:,} rows, checkpoint {result.checkpoint_id}, "
-                            f"{result.seconds:.2f} s, +{_bytes(result.increment_bytes)}")  # fmt: skip
+                            f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}")  # fmt: skip
 
     def failed(self, error: StateflowError) -> None:
         """The run ends with an error."""
         self._status.stop()
-        _tell(error)
+        tell(error)
 
     def ended(self) -> None:
         """Nothing more comes."""
@@ -213,7 +211,7 @@ class _LogProgress(_Progress):
         if self._as_json:
             _log(logging.ERROR, "failed", code=error.code, error=str(error))
         else:
-            _tell(error)
+            tell(error)
 
     def ended(self) -> None:
         log.removeHandler(self._handler)
@@ -244,36 +242,6 @@ def _progress(log_format: str) -> _Progress:
     return _LogProgress(log_format == "json")
 
 
-def _attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
-    try:
-        return work(), None
-    except StateflowError as e:
-        return None, e
-    except KeyboardInterrupt:
-        return None, Interrupted(
-            "interrupted", hint="the last checkpoint is safe: the same command goes on from it"
-        )
-    except Exception as e:
-        log.exception("unexpected error")
-        return None, InternalError(f"{type(e).__name__}: {e}", hint="please report this with the lines above")
-
-
-def _or_fail(work: Callable[[], R]) -> R:
-    result, error = _attempt(work)
-    if error:
-        _fail(error)
-    return cast(R, result)  # which may well be None
-
-
-def _fail(error: StateflowError) -> None:
-    _tell(error)
-    sys.exit(error.exit_code)
-
-
-def _tell(error: StateflowError) -> None:
-    click.echo(f"error [{error.code}]: {error}", err=True)
-
-
 def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:
     document: dict[str, Any] = {"status": "failed" if error else "finished", "error": None}
     if error:
@@ -286,17 +254,8 @@ def _write_result(path: Path, result: RunResult | None, error: StateflowError | 
         partial.write_text(json.dumps(document))
         os.replace(partial, path)
     except OSError as e:
-        _fail(StorageError("how the run ended could not be written down", hint="make space, or choose another file; "
+        fail(StorageError("how the run ended could not be written down", hint="make space, or choose another file; "
                            "the run itself ended as told above", path=str(path), reason=e.strerror))  # fmt: skip
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 if __name__ == "__main__":

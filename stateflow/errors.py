@@ -20,7 +20,6 @@
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
     ├── RequestTimeout                 a run did not answer in time: ask again, or look whether there is a run
-=======
     ├── Interrupted                    a person or the system ended the run; its last checkpoint is safe
     └── InternalError                  should never happen: please report it
 

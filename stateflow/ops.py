@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import Pin
-from stateflow.checkpoint.history import CheckpointRecord, read_records
+from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, read_history, read_records
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError
@@ -85,6 +85,11 @@ def drop_pin(job_root: str, pin_id: str) -> None:
 def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
     """Records of committed checkpoints, oldest first."""
     return read_records(open_storage(job_root), newest)
+
+
+def timeline(job_root: str, newest: int = 1000) -> list[CheckpointRecord | ActionRecord]:
+    """Records of checkpoints and of actions, oldest first."""
+    return read_history(open_storage(job_root), newest)
 
 
 def _open(job_root: str) -> JobRoot:

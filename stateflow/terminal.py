@@ -1,0 +1,65 @@
+"""What all commands share: options, errors in sentences, sizes for people."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import click
+
+from stateflow.errors import InternalError, Interrupted, StateflowError
+
+log = logging.getLogger("stateflow")
+
+R = TypeVar("R")
+ROOT = click.option(
+    "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
+)
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
+
+
+def attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
+    """The result of `work`, or the error that it ended with; one that nobody foresaw becomes an InternalError."""
+    try:
+        return work(), None
+    except StateflowError as e:
+        return None, e
+    except KeyboardInterrupt:
+        return None, Interrupted(
+            "interrupted", hint="the last checkpoint is safe: the same command goes on from it"
+        )
+    except Exception as e:
+        log.exception("unexpected error")
+        return None, InternalError(f"{type(e).__name__}: {e}", hint="please report this with the lines above")
+
+
+def or_fail(work: Callable[[], R]) -> R:
+    """The result of `work`; ends the process with the error's sentence and exit code when there is none."""
+    result, error = attempt(work)
+    if error:
+        fail(error)
+    return cast(R, result)  # which may well be None
+
+
+def fail(error: StateflowError) -> None:
+    """Ends the process with an error."""
+    tell(error)
+    sys.exit(error.exit_code)
+
+
+def tell(error: StateflowError) -> None:
+    """Prints an error for people."""
+    click.echo(f"error [{error.code}]: {error}", err=True)
+
+
+def human_bytes(count: int) -> str:
+    """A number of bytes with a unit."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
