@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
 import json
 import os
 import re
@@ -184,7 +185,8 @@ def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> 
 @_JOB
 @ROOT
 @click.option("--plan", "target", metavar="TARGET",
-              help="latest, a checkpoint's id, a savepoint's name or path, before:TIME, before:SOURCE=OFFSET.")  # fmt: skip
+              help="latest, a checkpoint's id, a savepoint's name or path, "
+                   "before:TIME or before:SOURCE=OFFSET.")  # fmt: skip
 @click.option("--execute", "plan_file", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               metavar="FILE", help="Carry out a plan that --out wrote, exactly.")  # fmt: skip
 @click.option(
@@ -349,4 +351,8 @@ def _count(rows: int | None) -> str:
 
 
 def _user() -> str:
-    return f"{os.environ.get('USER') or os.getuid()}@{os.uname().nodename}"
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"

@@ -136,11 +136,38 @@ def kept_entries(root: Path) -> list[Entry]:
 def live_files(root: Path) -> dict[str, tuple[int, str]]:
     """Size and hash of every data file that the head or a checkpoint it keeps needs."""
     live: dict[str, tuple[int, str]] = {}
-    for entry in kept_entries(root):
+    # A job that was restored from a savepoint begins with state that is no checkpoint of its own.
+    for entry in [*kept_entries(root), *([head(root)] if head(root).doc["manifest"] else [])]:
         manifest = read_manifest(root, entry.doc["manifest"])
         for handle in [entry.doc["manifest"], *handles(manifest)]:
             live[handle["key"]] = (handle["size"], handle["sha256"])
     return live
+
+
+def savepoints(root: Path) -> dict[str, Document]:
+    """Every savepoint by its name, after comparing all of its files; folders that were given up hold nothing else."""
+    found = {}
+    for folder in sorted((root / "savepoints").iterdir()) if (root / "savepoints").is_dir() else []:
+        data = (folder / "_savepoint").read_bytes()
+        if data == b"given up\n":
+            assert [p.name for p in folder.iterdir()] == ["_savepoint"]
+            continue
+        document, _ = unsealed(data)
+        check_savepoint(folder)
+        assert document["name"] not in found
+        found[document["name"]] = document
+    return found
+
+
+def check_savepoint(folder: Path) -> None:
+    """A savepoint's folder, wherever it is, holds exactly what its document names."""
+    document, _ = unsealed((folder / "_savepoint").read_bytes())
+    wanted = {h["key"]: (h["size"], h["sha256"]) for h in handles(document["manifest"])}
+    files = files_below(folder)
+    assert set(files) == {"_savepoint", *wanted}
+    for key, facts in wanted.items():
+        data = files[key].read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == facts, key
 
 
 def handles(manifest: Document) -> Iterator[Document]:
@@ -176,7 +203,8 @@ def check_whole(root: Path) -> None:
 def check_no_orphans(root: Path) -> None:
     """At rest and after one collection there is what the head needs, and nothing else."""
     newest = head(root)
-    files = {key for key in files_below(root) if not key.startswith("history/")}
+    files = {k for k in files_below(root) if not k.startswith(("history/", "savepoints/", "requests/"))}
+    savepoints(root)
     wanted = {"FORMAT", *live_files(root)}
     logged = {e.seq for e in kept_entries(root)} | set(range(newest.checkpoint or 1, newest.seq + 1))
     wanted |= {f"log/{seq:020d}" for seq in logged}

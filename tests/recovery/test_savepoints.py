@@ -1,0 +1,301 @@
+"""Savepoints: taken beside a run and without one, killed at every step, moved, copied, deleted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import ASKED, AccountsBox
+from tests.recovery.process import Running, wait_for
+
+MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoint.complete"]
+SERVING = [*MAKING, "request.made"]
+QUICK = {"requests__interval": "20ms"}
+
+
+@pytest.fixture
+def resting(box: AccountsBox) -> AccountsBox:
+    """A job with a few checkpoints and nothing to do."""
+    box.deliver(50)
+    box.finish()
+    return box
+
+
+def _create(box: AccountsBox, name: str, *more: str, failpoint: str = "") -> dict[str, Any]:
+    ended = box.command("savepoint", "create", "--name", name, "--json", *more, failpoint=failpoint)
+    assert ended.code == 0, str(ended)
+    return json.loads(ended.out)  # type: ignore[no-any-return]
+
+
+def _asked(box: AccountsBox) -> bool:
+    folder = box.root / "requests"
+    return folder.is_dir() and any("." not in p.name for p in folder.iterdir())
+
+
+def _beside(box: AccountsBox, *more: str) -> tuple[Running, Running]:
+    """A run that stands still in its third batch, and a request to it that was posted meanwhile."""
+    box.settings = {**box.settings, **QUICK}
+    run = box.start("batch.begin:3:stop")
+    run.wait_stopped()
+    asker = box.begin(*(more or ("savepoint", "create", "--name", "beside", "--json")), "--timeout", "60")
+    wait_for(lambda: _asked(box), lambda: "the request")
+    return run, asker
+
+
+def test_without_a_run_it_is_the_head(resting: AccountsBox) -> None:
+    head = disk.head(resting.root)
+    made = _create(resting, "first", "--reason", "before the upgrade", "--by", "ada")
+    assert (made["checkpoint_id"], made["taken_by"]) == (head.checkpoint, "head")
+    assert made["offsets"] == {"events": '{"row": 50}'}
+    stored = disk.savepoints(resting.root)["first"]
+    assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "before the upgrade", "manual")
+    assert {uid: s["checkpoint_id"] for uid, s in stored["sinks"].items()} == dict.fromkeys(
+        ["movements", "totals"], head.checkpoint
+    )
+    # It publishes nothing, and stands outside the job's line.
+    newest = disk.head(resting.root)
+    assert (newest.doc["kind"], newest.checkpoint, newest.doc["pinned"]) == ("admin", head.checkpoint, [])
+    resting.check_clean()
+
+
+def test_beside_a_run_it_is_taken_at_the_next_barrier(box: AccountsBox) -> None:
+    box.deliver(100)
+    run, asker = _beside(box)
+    committed = disk.head(box.root).position
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    report = json.loads(made.out)
+    assert report["taken_by"] == "run" and json.loads(report["offsets"]["events"])["row"] > committed
+    assert set(disk.savepoints(box.root)) == {"beside"}
+    box.check_results()
+    box.check_clean()
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_a_run_that_dies_over_it_loses_nothing_and_the_next_one_answers(box: AccountsBox, name: str) -> None:
+    box.deliver(100)
+    box.settings = QUICK
+    asker = _wait_for_a_run(box)
+    run = box.start(name)
+    assert run.wait().code == -9
+    committed, asked = disk.head(box.root).position, len(box.requested())
+    assert set(_complete(box)) == ({"beside"} if name in ("savepoint.complete", "request.made") else set())
+    box.finish(failpoint="")
+    made = asker.wait()
+    assert made.code == 0, str(made)
+    # What was committed when it died is not replayed.
+    assert [start for start, _ in box.requested()[asked:]] == list(range(committed, 100, 10))
+    assert set(disk.savepoints(box.root)) == {"beside"}
+    box.check_results()
+    box.check_clean()
+
+
+def _wait_for_a_run(box: AccountsBox) -> Running:
+    """Somebody asks for a savepoint of a job that was killed, and is patient."""
+    assert box.run("batch.begin:2").code == -9
+    box.marker.unlink()
+    box.marker.with_name("asked").touch()
+    request = {"id": "r1", "kind": "savepoint", "savepoint": "beside", "origin": "manual", "by": "ada", "reason": "",
+               "drain": False, "at": "2026-01-01"}  # fmt: skip
+    (box.root / "requests").mkdir()
+    (box.root / "requests" / "r1").write_bytes(disk.sealed(request))
+    (box.root / "requests" / "r1.seen").write_text("1\n")
+    return box.begin(
+        "savepoint", "create", "--name", "beside", "--request-id", "r1", "--timeout", "60", "--json"
+    )
+
+
+def _complete(box: AccountsBox) -> list[str]:
+    """Names of what looks complete, swept or not."""
+    markers = [p.read_bytes() for p in (box.root / "savepoints").glob("*/_savepoint")]
+    return [disk.unsealed(m)[0]["name"] for m in markers if m != b"given up\n"]
+
+
+@pytest.mark.parametrize("name", MAKING)
+def test_a_maker_without_a_run_that_dies_leaves_nothing_that_looks_complete(
+    resting: AccountsBox, name: str
+) -> None:
+    killed = resting.command("savepoint", "create", "--name", "mine", failpoint=name)
+    assert killed.code == -9
+    assert _complete(resting) == (["mine"] if name == "savepoint.complete" else [])
+    (pin,) = disk.head(resting.root).doc["pinned"]
+    # Its pin is told and dropped by command; then a collection removes the rest.
+    assert pin["id"] in resting.command("pins").out
+    assert resting.command("pins", "--drop", pin["id"]).code == 0
+    resting.check_clean()
+    if name != "savepoint.complete":
+        _create(resting, "mine")
+    assert set(disk.savepoints(resting.root)) == {"mine"}
+
+
+def test_a_maker_that_slept_while_its_savepoint_was_given_up_fails(resting: AccountsBox) -> None:
+    slept = resting.begin("savepoint", "create", "--name", "mine", failpoint="savepoint.copied:1:stop")
+    slept.wait_stopped()
+    (pin,) = disk.head(resting.root).doc["pinned"]
+    assert resting.command("pins", "--drop", pin["id"]).code == 0
+    resting.collect()
+    slept.resume()
+    ended = slept.wait()
+    assert ended.code == 4 and "given up" in ended.err, str(ended)
+    assert _complete(resting) == []
+    resting.check_clean()
+
+
+def test_a_collection_leaves_one_in_the_making_alone(resting: AccountsBox) -> None:
+    """Also when a run claims the job meanwhile, commits, and collects what its checkpoint was made of."""
+    slept = resting.begin("savepoint", "create", "--name", "mine", failpoint="savepoint.started:1:stop")
+    slept.wait_stopped()
+    resting.deliver(120)
+    resting.finish(checkpoints__retained=1, checkpoints__collect_every=1)
+    slept.resume()
+    assert slept.wait().code == 0
+    assert disk.savepoints(resting.root)["mine"]["manifest"]["sources"][0]["offset"] == '{"row": 50}'
+    resting.check_clean()
+
+
+def test_a_name_is_given_once_but_a_request_may_be_repeated(resting: AccountsBox) -> None:
+    made = _create(resting, "mine", "--request-id", "task-1")
+    assert _create(resting, "mine", "--request-id", "task-1") == made
+    again = resting.command("savepoint", "create", "--name", "mine")
+    assert again.code == 2 and "there is a savepoint of this name" in again.err
+    bad = resting.command("savepoint", "create", "--name", "../up")
+    assert bad.code == 2 and "not a usable name" in bad.err
+
+
+def test_from_head_works_beside_a_run_without_touching_it(box: AccountsBox) -> None:
+    box.deliver(100)
+    run = box.start("commit.after:4:stop")
+    run.wait_stopped()
+    made = _create(box, "head", "--from-head")
+    # The newest checkpoint's output is not published yet: the one before it is.
+    assert made["checkpoint_id"] == disk.head(box.root).doc["retained"][-1]["id"]
+    run.resume()
+    assert run.wait().code == 0
+    box.check_results()
+    box.check_clean()
+
+
+def test_after_a_crash_it_needs_the_job_to_publish_what_is_pending(box: AccountsBox) -> None:
+    box.deliver(50)
+    assert box.run("commit.after:3").code == -9
+    told = box.command("savepoint", "create", "--name", "mine")
+    assert told.code == 2 and "--job" in told.err and "--from-head" in told.err, str(told)
+    made = box.begin(
+        "savepoint", "create", "--name", "mine", "--job", box.job_file, "--json", with_job=True
+    ).wait()
+    assert made.code == 0, str(made)
+    head = disk.head(box.root)
+    assert json.loads(made.out)["checkpoint_id"] == head.checkpoint
+    assert head.checkpoint in disk.folder_tokens(box.table("movements"))
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+def test_retention_and_collection_never_touch_it(resting: AccountsBox) -> None:
+    _create(resting, "mine")
+    before = disk.digests(resting.root / "savepoints")
+    resting.deliver(150)
+    resting.finish(checkpoints__retained=1, checkpoints__collect_every=1)
+    assert resting.command("gc", "--retain", "1").code == 0
+    assert disk.digests(resting.root / "savepoints") == before
+    resting.check_clean()
+
+
+@pytest.mark.parametrize("name", ["savepoint.disposing", "savepoint.disposed"])
+def test_deleting_one_is_completed_or_has_not_begun(resting: AccountsBox, name: str) -> None:
+    _create(resting, "mine")
+    _create(resting, "other")
+    assert resting.command("savepoint", "dispose", "mine", failpoint=name).code == -9
+    assert sorted(_complete(resting)) == (["mine", "other"] if name == "savepoint.disposing" else ["other"])
+    resting.check_clean()
+    if name == "savepoint.disposing":
+        assert resting.command("savepoint", "dispose", "mine").code == 0
+    assert set(disk.savepoints(resting.root)) == {"other"}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "removed"])
+def test_verify_names_a_damaged_file(resting: AccountsBox, damage: str) -> None:
+    made = _create(resting, "mine")
+    folder = Path(made["path"].removeprefix("file://"))
+    assert resting.command("savepoint", "verify", "mine").code == 0
+    path = next((folder / "files").iterdir())
+    data = bytearray(path.read_bytes())
+    path.unlink()  # a hard link: the job's own file stays as it is
+    if damage != "removed":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
+    told = resting.command("savepoint", "verify", "mine")
+    assert told.code == 4 and path.name in told.err, str(told)
+    shutil.rmtree(folder)
+    resting.finish()
+    resting.check_clean()
+
+
+def test_it_can_be_moved_and_copied(resting: AccountsBox, tmp_path: Path) -> None:
+    made = _create(resting, "mine")
+    folder = Path(made["path"].removeprefix("file://"))
+    away, copied = tmp_path / "away", tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    shutil.move(folder, away)
+    for place in (away, copied):
+        disk.check_savepoint(place)
+        told = resting.command("savepoint", "verify", str(place))
+        assert told.code == 0, str(told)
+    assert disk.savepoints(resting.root) == {}
+
+
+@pytest.mark.parametrize("name", ["", "savepoint.copied", "savepoint.complete", "request.made"])
+def test_stop_ends_the_run_with_a_savepoint(box: AccountsBox, name: str) -> None:
+    """Killed on the way, the next run does the rest before any batch."""
+    box.deliver(200)
+    box.settings = QUICK
+    run, asker = _beside(box, "stop", "--savepoint", "--name", "stopped", "--json")
+    if name:
+        box.settings = {**QUICK}
+        run.kill()
+        run.wait()
+        box.marker.unlink(missing_ok=True)
+        assert box.run(name).code == -9
+        position = disk.head(box.root).position
+        run = box.start()
+    else:
+        run.resume()
+    ended, made = run.wait(), asker.wait()
+    assert (ended.code, made.code) == (0, 0), f"{ended}\n{made}"
+    assert "stopped" in ended.out
+    head = disk.head(box.root)
+    stored = disk.savepoints(box.root)["stopped"]
+    assert (stored["origin"], stored["checkpoint_id"], head.pending) == ("stop", head.checkpoint, {})
+    if name:
+        assert head.position == position, "it worked on although it was to stop"
+    assert head.position < 200
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+def test_stop_without_a_run(resting: AccountsBox) -> None:
+    told = resting.command("stop")
+    assert told.code == 2 and "no run works on the job" in told.err
+    assert "no run was there" in resting.command("stop", "--savepoint").out
+
+
+def test_the_failpoints_of_savepoints_all_have_a_place_here() -> None:
+    named = {n for n in ASKED if n.startswith(("savepoint.", "request."))}
+    assert named == {*SERVING, "savepoint.disposing", "savepoint.disposed", "savepoint.given-up"}
+
+
+def test_a_sweep_that_dies_is_repeated(resting: AccountsBox) -> None:
+    assert resting.command("savepoint", "create", "--name", "mine", failpoint="savepoint.copied").code == -9
+    (pin,) = disk.head(resting.root).doc["pinned"]
+    assert resting.command("pins", "--drop", pin["id"]).code == 0
+    resting.marker.unlink()
+    assert resting.command("gc", failpoint="savepoint.given-up").code == -9
+    resting.check_clean()
