@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stateflow.api.functions import KeyedProcessFunction
@@ -96,6 +96,10 @@ class Graph:
         self._check_uid("sink", node.uid)
         self.sinks.append(node)
         return node
+
+    def shadowed(self) -> Graph:
+        """The same graph, every sink of which publishes to the table beside its own."""
+        return Graph(self.sources, self.operators, [replace(s, sink=s.sink.shadow()) for s in self.sinks])
 
     def check(self) -> None:
         """Raises JobDefinitionError when nothing could run."""

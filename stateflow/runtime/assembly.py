@@ -11,6 +11,7 @@ from types import ModuleType
 
 from stateflow.api.graph import Graph
 from stateflow.api.sink import SinkContext
+from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.clock import Clock
@@ -70,15 +71,13 @@ def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
     """
     plan = plan_job(graph, settings.parallelism)
     new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    shadow = False
     if storage.size(FORMAT) is not None:
         found = read_format(storage)
         check_same_job(found, new, storage.uri)
-        shadow = found.shadow
+        graph = _as_in(found, graph)
     for node in graph.sinks:
-        sink = node.sink.shadow() if shadow else node.sink
-        sink.check(SinkContext("", node.uid, node.parent.schema))
-    return _bind(_open_root(storage, clock, new), plan, graph, settings)
+        node.sink.check(SinkContext("", node.uid, node.parent.schema))
+    return _bind(_open_root(storage, clock, new), graph, settings)
 
 
 def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -> Job:
@@ -86,19 +85,21 @@ def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
 
     Raises ConfigError when there is none, WrongJobRoot when it is another one.
     """
-    plan = plan_job(graph, settings.parallelism)
     root = JobRoot.open(storage, clock, _writer())
+    plan = plan_job(graph, settings.parallelism)
     check_same_job(root.job, NewJob(settings.name, settings.max_parallelism, plan.key_types), storage.uri)
-    return _bind(root, plan, graph, settings)
+    return _bind(root, _as_in(root.job, graph), settings)
 
 
-def _bind(root: JobRoot, plan: JobPlan, graph: Graph, settings: Settings) -> Job:
-    job = root.job
+def _as_in(job: JobFormat, graph: Graph) -> Graph:
+    """The graph as it runs in this job root: a shadow has tables of its own."""
+    return graph.shadowed() if job.shadow else graph
+
+
+def _bind(root: JobRoot, graph: Graph, settings: Settings) -> Job:
+    plan = plan_job(graph, settings.parallelism)
     sinks = {
-        n.uid: BoundSink(
-            n.sink.shadow() if job.shadow else n.sink, SinkContext(job.job_uuid, n.uid, n.parent.schema)
-        )
-        for n in graph.sinks
+        n.uid: BoundSink(n.sink, SinkContext(root.job.job_uuid, n.uid, n.parent.schema)) for n in graph.sinks
     }
     return Job(root, plan, settings, sinks, source_descriptions(plan))
 

@@ -1,0 +1,336 @@
+"""Going back: state, source position and tables together, killed at every step, beside runs and sleeping drivers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import ASKED, AccountsBox, expected, multiset
+from tests.recovery.process import Ended
+
+STEPS = sorted(n for n in ASKED if n.startswith(("restore.", "rewind.")))
+_BEFORE_THE_INTENT = ("restore.begin", "restore.claimed", "restore.imported")
+_KEEP_ALL = {"checkpoints__retained": 100}
+
+
+@pytest.fixture
+def early(box: AccountsBox) -> AccountsBox:
+    """A job with a savepoint at its 50th event that went on to the 120th, and keeps every checkpoint."""
+    box.settings = _KEEP_ALL
+    box.deliver(50)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "early").code == 0
+    box.deliver(120)
+    box.finish()
+    return box
+
+
+def _plan(box: AccountsBox, target: str, *more: str) -> dict[str, Any]:
+    ended = box.begin("restore", box.job_file, "--plan", target, "--json", "--out", str(_file(box)), *more,
+                      with_job=True).wait()  # fmt: skip
+    assert ended.code == 0, str(ended)
+    return json.loads(ended.out)  # type: ignore[no-any-return]
+
+
+def _execute(box: AccountsBox, *more: str, failpoint: str = "") -> Ended:
+    return box.begin("restore", box.job_file, "--execute", str(_file(box)), *more, failpoint=failpoint,
+                     with_job=True).wait()  # fmt: skip
+
+
+def _go_back(box: AccountsBox, target: str, *more: str) -> None:
+    _plan(box, target, *more)
+    ended = _execute(box)
+    assert ended.code == 0, str(ended)
+
+
+def _file(box: AccountsBox) -> Path:
+    return box.folder / "plan.json"
+
+
+def _check_after(box: AccountsBox) -> None:
+    """The next run works off what comes behind the point; tables, state and disk are as if nothing else had been."""
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_everything_and_changes_nothing(early: AccountsBox) -> None:
+    before = disk.digests(early.root, early.folder / "tables")
+    plan = _plan(early, "early")
+    assert disk.digests(early.root, early.folder / "tables") == before
+    assert [(s["uid"], s["action"], s["bytes"] > 0) for s in plan["states"]] == [
+        ("balances", "matched", True), ("turnovers", "matched", True),
+    ]  # fmt: skip
+    (source,) = plan["sources"]
+    assert (source["now"], source["then"], source["held"]) == ('{"row": 120}', '{"row": 50}', True)
+    rows = {s["uid"]: (s["mode"], s["now"], s["then"], s["rows_removed"]) for s in plan["sinks"]}
+    totals = len(disk.folder_rows(early.table("totals")))
+    early_totals = len(_rows_of_first(early, 50)["totals"])
+    assert rows == {"movements": ("restore", 12, 5, 70), "totals": ("restore", 12, 5, totals - early_totals)}
+    shown = early.begin("restore", early.job_file, "--plan", "early", with_job=True).wait()
+    assert "70" in shown.out and "version 5" in shown.out and "matched" in shown.out
+
+
+def _rows_of_first(box: AccountsBox, number: int) -> dict[str, list[Any]]:
+    wanted = expected(box.delivered[:number])
+    return {"movements": wanted.movements, "totals": wanted.totals}
+
+
+@pytest.mark.parametrize("target", ["early", "latest", "checkpoint", "before:time", "before:offset", "path"])
+def test_every_kind_of_target(early: AccountsBox, tmp_path: Path, target: str) -> None:
+    entries = [e for e in disk.entries(early.root) if e.doc["kind"] == "commit"]
+    position, text = 50, target
+    if target == "latest":
+        position = 120
+    elif target == "checkpoint":
+        chosen = next(e for e in entries if e.position == 80)
+        position, text = 80, str(chosen.seq)
+    elif target == "before:time":
+        chosen = next(e for e in entries if e.position == 90)
+        position, text = 80, f"before:{chosen.doc['at']}"
+    elif target == "before:offset":
+        position, text = 70, "before:events=79"
+    elif target == "path":
+        (folder,) = (early.root / "savepoints").iterdir()
+        text = str(shutil.move(folder, tmp_path / "elsewhere"))
+    _go_back(early, text)
+    assert disk.head(early.root).position == position
+    assert multiset(disk.folder_rows(early.table("movements"))) == multiset(
+        _rows_of_first(early, position)["movements"]
+    )
+    early.replace_events(since=position)
+    _check_after(early)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [("999", "checkpoints ["), ("nothing", "savepoints ['early']"), ("before:1999-01-01", "that old"),
+     ("before:yesterday", "ISO 8601"), ("before:nowhere=3", "no such source"), ("/nowhere", "no complete savepoint")],
+)  # fmt: skip
+def test_a_target_that_is_not_there_is_told_with_those_that_are(
+    early: AccountsBox, target: str, said: str
+) -> None:
+    ended = early.begin("restore", early.job_file, "--plan", target, with_job=True).wait()
+    assert ended.code == 2 and said in ended.err, str(ended)
+
+
+# -- execution --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["early", "checkpoint"])
+@pytest.mark.parametrize("name", STEPS)
+def test_killed_at_any_step_it_is_completed_by_the_next_start(
+    early: AccountsBox, name: str, target: str
+) -> None:
+    """Before the intent nothing has happened; behind it everything happens. Either way the same request, asked again,
+    goes back once."""
+    if target == "checkpoint":
+        target = str(
+            next(e.seq for e in disk.entries(early.root) if e.doc["kind"] == "commit" and e.position == 50)
+        )
+    _plan(early, target)
+    assert _execute(early, failpoint=name).code == -9
+    early.marker.unlink()
+    requests = disk.head(early.root).doc["requests"]
+    assert bool(requests) == (name not in _BEFORE_THE_INTENT)
+    if requests:
+        early.replace_events(since=50)
+        early.finish()
+    else:
+        assert disk.head(early.root).position == 120
+        early.finish()
+        early.check_results()
+        _plan(early, target)
+        early.replace_events(since=50)
+    newest = disk.head(early.root)
+    again = _execute(early)
+    assert again.code == 0, str(again)
+    if requests:
+        assert disk.head(early.root).seq == newest.seq, "it went back twice"
+    _check_after(early)
+
+
+def test_a_request_goes_back_once(early: AccountsBox) -> None:
+    _go_back(early, "early")
+    early.finish()
+    newest = disk.head(early.root)
+    assert _execute(early).code == 0
+    assert disk.head(early.root).seq == newest.seq
+    assert _execute(early, "--request-id", "another").code == 4, "the plan is outdated"
+    _check_after(early)
+
+
+def test_a_plan_for_a_job_that_moved_on_is_refused(early: AccountsBox) -> None:
+    _plan(early, "early")
+    early.deliver(130)
+    early.finish()
+    before = disk.digests(early.root, early.folder / "tables")
+    ended = _execute(early)
+    assert ended.code == 4 and "error [plan-outdated]" in ended.err, str(ended)
+    assert disk.digests(early.root, early.folder / "tables") == before
+
+
+def test_a_savepoint_taken_meanwhile_does_not_outdate_a_plan(early: AccountsBox) -> None:
+    _plan(early, "early")
+    assert early.command("savepoint", "create", "--name", "meanwhile").code == 0
+    assert _execute(early).code == 0
+    early.replace_events(since=50)
+    _check_after(early)
+    assert set(disk.savepoints(early.root)) == {"early", "meanwhile"}
+
+
+@pytest.mark.parametrize(
+    "name", ["commit.after:3", "publish.before:5", "publish.before:6", "batch.begin:3", "log.created:4"]
+)
+def test_an_old_driver_that_wakes_after_it_adds_no_row(early: AccountsBox, name: str) -> None:
+    early.deliver(200)
+    sleeper = early.start(f"{name}:stop")
+    sleeper.wait_stopped()
+    early.marker.unlink()
+    _go_back(early, "early")
+    early.replace_events(since=50)
+    sleeper.resume()
+    ended = sleeper.wait()
+    assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
+    assert multiset(disk.folder_rows(early.table("movements"))) == multiset(
+        _rows_of_first(early, 50)["movements"]
+    )
+    _check_after(early)
+
+
+@pytest.mark.parametrize("name", ["rewind.table", "restore.intent"])
+def test_an_old_driver_that_wakes_in_the_middle_of_it(early: AccountsBox, name: str) -> None:
+    """The intent is written, the tables still stand as they were: what the old one publishes now is taken back."""
+    early.deliver(200)
+    sleeper = early.start("commit.after:3:stop")
+    sleeper.wait_stopped()
+    early.marker.unlink()
+    _plan(early, "early")
+    going = early.begin("restore", early.job_file, "--execute", str(_file(early)), failpoint=f"{name}:1:stop",
+                        with_job=True)  # fmt: skip
+    going.wait_stopped()
+    sleeper.resume()
+    assert sleeper.wait().code == 3
+    going.resume()
+    assert going.wait().code == 0
+    early.replace_events(since=50)
+    _check_after(early)
+
+
+def test_back_and_forth(early: AccountsBox) -> None:
+    """To a savepoint of the branch that was given up, too."""
+    assert early.command("savepoint", "create", "--name", "late").code == 0
+    given_up = early.delivered
+    _go_back(early, "early")
+    early.replace_events(since=50)
+    early.finish()
+    early.check_results()
+    _go_back(early, "late")
+    (early.folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in given_up))
+    assert disk.head(early.root).position == 120
+    early.check_tables()
+    early.deliver(150)
+    _check_after(early)
+
+
+def test_what_is_pending_and_belongs_to_the_target_is_published_first(box: AccountsBox) -> None:
+    box.deliver(100)
+    assert box.run("commit.after:5").code == -9
+    box.marker.unlink()
+    _go_back(box, "latest")
+    assert disk.head(box.root).position == 50
+    assert multiset(disk.folder_rows(box.table("movements"))) == multiset(
+        _rows_of_first(box, 50)["movements"]
+    )
+    _check_after(box)
+
+
+def test_tables_can_be_kept(early: AccountsBox) -> None:
+    plan = _plan(early, "early", "--sinks", "keep")
+    assert [(s["mode"], s["then"]) for s in plan["sinks"]] == [("keep", None)] * 2
+    before = multiset(disk.folder_rows(early.table("movements")))
+    assert _execute(early).code == 0
+    assert multiset(disk.folder_rows(early.table("movements"))) == before
+    early.finish()
+    # The events behind the 50th come a second time.
+    found = multiset(disk.folder_rows(early.table("movements")))
+    assert found == before + multiset(_rows_of_first(early, 120)["movements"][50:])
+
+
+def test_no_checkpoint_depends_on_the_savepoint(early: AccountsBox) -> None:
+    (folder,) = (early.root / "savepoints").iterdir()
+    before = disk.digests(folder)
+    _go_back(early, "early")
+    assert disk.digests(folder) == before
+    shutil.rmtree(folder)
+    early.replace_events(since=50)
+    _check_after(early)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "removed"])
+def test_a_damaged_savepoint_is_named_and_nothing_happens(early: AccountsBox, damage: str) -> None:
+    (folder,) = (early.root / "savepoints").iterdir()
+    path = sorted((folder / "files").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    if damage == "flipped":
+        data[0] ^= 1
+        path.write_bytes(data)
+    _plan(early, "early")
+    tables = disk.digests(early.folder / "tables")
+    ended = _execute(early)
+    assert ended.code == 4 and path.name in ended.err, str(ended)
+    assert disk.digests(early.folder / "tables") == tables
+    assert disk.head(early.root).position == 120
+    shutil.rmtree(folder)
+    _check_after(early)
+
+
+# -- forks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_shadow_fork_goes_its_own_way(early: AccountsBox, tmp_path: Path) -> None:
+    before = disk.digests(early.root / "log", early.root / "data", early.folder / "tables")
+    forked = AccountsBox(early.folder, early.settings)
+    forked.root_folder = tmp_path / "fork"
+    ended = early.command("fork", "early", "--into", str(forked.root), "--shadow", "--reason", "a try")
+    assert ended.code == 0, str(ended)
+    forked.settings = {**early.settings, "local_dir": tmp_path / "local"}
+    forked.finish()
+    assert disk.head(forked.root).position == 120
+    shadow = multiset(disk.folder_rows(early.folder / "tables" / "movements_shadow"))
+    assert shadow == multiset(_rows_of_first(early, 120)["movements"][50:])
+    changed = disk.digests(early.root / "log", early.root / "data", early.folder / "tables")
+    assert {p: d for p, d in changed.items() if "_shadow" not in p and p in before} == {
+        p: d for p, d in before.items() if p in changed
+    }
+    early.check_results()
+    early.check_clean()
+    taken = early.command("fork", "early", "--into", str(forked.root))
+    assert taken.code == 2 and "not empty" in taken.err
+
+
+def test_another_job_s_savepoint_must_be_asked_for(early: AccountsBox, tmp_path: Path) -> None:
+    other = AccountsBox(tmp_path / "other", _KEEP_ALL)
+    other.deliver(30)
+    other.finish()
+    (folder,) = (early.root / "savepoints").iterdir()
+    told = other.begin("restore", other.job_file, "--plan", str(folder), with_job=True).wait()
+    assert told.code == 2 and "--foreign" in told.err, str(told)
+    other.deliver(120)
+    plan = _plan(other, str(folder), "--foreign")
+    assert [s["mode"] for s in plan["sinks"]] == ["keep", "keep"]
+    assert _execute(other).code == 0
+    other.finish()
+    # State and position are the other's; the table has its own first rows, and those behind the 50th.
+    rows = _rows_of_first(other, 120)["movements"]
+    assert multiset(disk.folder_rows(other.table("movements"))) == multiset(rows[:30] + rows[50:])
+    other.check_clean()
