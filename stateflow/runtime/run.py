@@ -31,6 +31,7 @@ from stateflow.config import Settings
 from stateflow.errors import (
     BatchFailed,
     ConfigError,
+    CorruptFile,
     DataError,
     Fenced,
     MissingFile,
@@ -244,8 +245,9 @@ class JobRun:
     def _check_before_claim(self) -> frozenset[str]:
         """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
 
-        Returns the keys of the files that were checked. Until the claim another run may go on and collect them: what
-        is missing then does not count, and the check after the claim decides.
+        Returns the keys of the files that were checked. Until the claim another run may go on and collect them, and a
+        driver that slept may write a collected entry's slot anew: what is found then does not count, and the check
+        after the claim decides.
         """
         head = self.job.root.log.read_head()
         if head is None:
@@ -254,7 +256,7 @@ class JobRun:
         try:
             manifest = self.job.root.manifest(head)
             self._check(head, manifest, frozenset())
-        except MissingFile:
+        except (MissingFile, CorruptFile):
             if self.job.root.log.read_head() == head:
                 raise
             return frozenset()

@@ -86,6 +86,7 @@ def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
         {
             "last_completed_checkpoint_id": r.checkpoint_id,
             "last_checkpoint_size": r.increment_bytes,
+            "last_checkpoint_compaction_size": 0,
             "last_checkpoint_full_size": r.full_bytes,
             "last_checkpoint_duration": r.seconds,
         }
