@@ -98,9 +98,8 @@ def _check_operator(state: OperatorState, key_types: list[str]) -> None:
                            found=state.key_types, wanted=key_types)  # fmt: skip
     groups = sorted((s.first_group, s.last_group) for s in state.subtasks)
     if any(after[0] <= before[1] for before, after in pairwise(groups)):
-        raise CorruptFile(
-            "two subtasks of a checkpoint have the same key groups", uid=state.uid, groups=groups[:10]
-        )
+        raise CorruptFile("two subtasks of a checkpoint have the same key groups", hint="go back to an older "
+                          "checkpoint", uid=state.uid, groups=groups[:10])  # fmt: skip
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:

@@ -57,7 +57,7 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     home = operator / str(key.subtask)
     homes = [folder for folder in _homes(operator) if folder != home]
     dropped = [folder for folder in homes if int(folder.name) >= parallelism]
-    for folder in (home, *dropped):
+    for folder in (home, *homes):
         _sweep(folder / "work", batch.generation)
     if not base.rescales:
         _remove_idle(dropped)
