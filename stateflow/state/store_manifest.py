@@ -32,7 +32,7 @@ _PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_
 _SAFE_TO_IGNORE = 1 << 13
 _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP}
 
-_END_OF_DETAILS, _EPOCH = 1, 13
+_END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
@@ -202,7 +202,8 @@ def _decode_file(reader: _Reader) -> DataFile:
             raise _unknown("file", tag)
         if tag == _EPOCH:
             epoch = _Reader(value).varint()
-        else:
+        elif tag != _MIN_LOG_OF_STORE:
+            # That one is no property of the file, and RocksDB would crash in a store whose numbers are below it.
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file without an epoch")

@@ -234,6 +234,19 @@ def test_what_a_sibling_hid_or_still_holds_does_not_reach_the_other(tmp_path: Pa
     fleet.close()
 
 
+def test_a_store_that_has_used_many_file_numbers_is_put_together(tmp_path: Path) -> None:
+    """RocksDB keeps its number of the oldest log in the entry of some data file; the new store counts anew."""
+    fleet = Fleet(tmp_path, 2)
+    for seed in range(20):
+        _fill(fleet, seed, 20)
+        fleet.snapshot()
+        fleet.rescale(2)
+    for parallelism in (1, 3, 2):
+        fleet.rescale(parallelism, fleet.fresh_host())
+        fleet.check()
+    fleet.close()
+
+
 # -- what is stored -----------------------------------------------------------------------------------------------
 
 
