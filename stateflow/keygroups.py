@@ -40,6 +40,11 @@ class KeyGroupRange:
     def __len__(self) -> int:
         return self.last - self.first + 1
 
+    def overlap(self, other: KeyGroupRange) -> KeyGroupRange | None:
+        """The key groups that are in both ranges."""
+        first, last = max(self.first, other.first), min(self.last, other.last)
+        return KeyGroupRange(first, last) if first <= last else None
+
 
 def check_max_parallelism(value: int) -> int:
     """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""

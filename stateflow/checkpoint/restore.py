@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
-from stateflow.errors import ConfigError, WrongJobRoot
+from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
+from stateflow.keygroups import range_of
+from stateflow.state.handles import Base
 
 
 @dataclass(frozen=True)
@@ -19,19 +22,30 @@ class Wanted:
     """
 
     parallelism: int
+    max_parallelism: int
     key_types: Mapping[str, list[str]]
     sources: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What is restored."""
+    """What is restored.
+
+    Attributes:
+        bases: by operator: what each of its subtasks starts from.
+    """
 
     checkpoint_id: int
     matched: tuple[str, ...]
     new: tuple[str, ...]
     operators: dict[str, OperatorState]
+    bases: dict[str, tuple[Base, ...]]
     positions: tuple[SourcePosition, ...]
+
+    @property
+    def rescaled(self) -> tuple[str, ...]:
+        """The operators whose state is laid out anew, because it was written at another parallelism."""
+        return tuple(uid for uid, bases in self.bases.items() if any(b.rescales for b in bases))
 
 
 def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) -> RestorePlan:
@@ -39,17 +53,33 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
 
     Raises ConfigError or WrongJobRoot when they do not fit; nothing is dropped without being told.
     """
+    if wanted.parallelism > wanted.max_parallelism:
+        raise ConfigError("parallelism is above max_parallelism", hint="a subtask owns at least one key group; max "
+                          "parallelism is fixed for the life of the job root", parallelism=wanted.parallelism,
+                          max_parallelism=wanted.max_parallelism)  # fmt: skip
     if manifest is None:
-        return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, ())
+        return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, {}, ())
     operators = {o.uid: o for o in manifest.operators}
     _refuse_dropped(operators, wanted)
     operators = {uid: state for uid, state in operators.items() if uid in wanted.key_types}
     for uid, state in operators.items():
-        _check_operator(state, wanted.key_types[uid], wanted.parallelism)
+        _check_operator(state, wanted.key_types[uid])
     _check_sources(manifest.sources, wanted.sources)
     matched = tuple(sorted(operators))
     new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
-    return RestorePlan(checkpoint_id, matched, new, operators, tuple(manifest.sources))
+    bases = {uid: bases_of(operators[uid], wanted.parallelism, wanted.max_parallelism) for uid in matched}
+    return RestorePlan(checkpoint_id, matched, new, operators, bases, tuple(manifest.sources))
+
+
+def bases_of(state: OperatorState | None, parallelism: int, max_parallelism: int) -> tuple[Base, ...]:
+    """What each of `parallelism` subtasks of an operator starts from: the stored states that overlap its key groups.
+    At the parallelism of the checkpoint, that is its own."""
+    stored = sorted(state.subtasks, key=lambda s: s.first_group) if state else []
+    ranges = [range_of(subtask, parallelism, max_parallelism) for subtask in range(parallelism)]
+    return tuple(
+        Base(subtask, owned, tuple(s for s in stored if s.groups.overlap(owned)))
+        for subtask, owned in enumerate(ranges)
+    )
 
 
 def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
@@ -61,15 +91,15 @@ def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> N
                           "their old uids back, or start the new job in a root of its own", uids=dropped)  # fmt: skip
 
 
-def _check_operator(state: OperatorState, key_types: list[str], parallelism: int) -> None:
+def _check_operator(state: OperatorState, key_types: list[str]) -> None:
     if state.key_types != key_types:
         raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
                            hint="cast the columns back, or give the operator a new uid", uid=state.uid,
                            found=state.key_types, wanted=key_types)  # fmt: skip
-    if state.parallelism != parallelism:
-        raise ConfigError("the state was written at another parallelism", hint=f"set parallelism={state.parallelism}; "
-                          "this version does not rescale", uid=state.uid, found=state.parallelism,
-                          wanted=parallelism)  # fmt: skip
+    groups = sorted((s.first_group, s.last_group) for s in state.subtasks)
+    if any(after[0] <= before[1] for before, after in pairwise(groups)):
+        raise CorruptFile("two subtasks of a checkpoint have the same key groups", hint="go back to an older "
+                          "checkpoint", uid=state.uid, groups=groups[:10])  # fmt: skip
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:

@@ -17,7 +17,7 @@ from stateflow.clock import SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
-from stateflow.state.handles import SubtaskState
+from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.keyed import state_id
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache
@@ -95,7 +95,7 @@ def _subtask_entries(
 ) -> Iterator[StateEntry]:
     names, columns = layout
     cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
-    store = RocksDBBackend(scratch / str(subtask.subtask), cache, subtask.files, RocksDBSettings())
+    store = RocksDBBackend(scratch / str(subtask.subtask), cache, Base.of(subtask), RocksDBSettings())
     try:
         for stored, data in store.scan(b""):
             name = names.get(stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES])

@@ -13,6 +13,7 @@ import pyarrow as pa
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.reports import TaskReport
+from stateflow.checkpoint.restore import bases_of
 from stateflow.runtime.plan import JobPlan, Level
 from stateflow.runtime.specs import (
     CONTROL,
@@ -84,13 +85,13 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
     operator = unit.operator
     schema = operator.schema if operator else unit.input.schema
     state = work.base.get(unit.uid)
-    subtasks = {s.subtask: msgspec.msgpack.encode(s) for s in state.subtasks} if state else {}
+    bases = bases_of(state, level.parallelism, work.info.max_parallelism)
     return UnitSpec(
         uid=unit.uid, prefix=input_prefix(level.inputs.index(unit.input)), input=unit.input.schema,
         keying=operator.keying if operator else None, function=operator.function if operator else None,
         output=operator.schema if operator else None,
         sinks=tuple((s.sink, SinkContext(work.info.job_uuid, s.uid, schema)) for s in unit.sinks),
-        feeds=unit.feeds, bases=tuple(subtasks.get(s, b"") for s in range(level.parallelism)),
+        feeds=unit.feeds, bases=tuple(msgspec.msgpack.encode(b.parts) if b.parts else b"" for b in bases),
         known_states=tuple(state.states) if state else (),
     )  # fmt: skip
 

@@ -263,12 +263,13 @@ class JobRun:
         return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
 
     def _check(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
-        wanted = Wanted(self.job.plan.parallelism, self.job.plan.key_types, self.job.sources)
-        plan = plan_restore(head.checkpoint_id, manifest, wanted)
+        plan, max_parallelism = self.job.plan, self.job.root.job.max_parallelism
+        wanted = Wanted(plan.parallelism, max_parallelism, plan.key_types, self.job.sources)
+        restored = plan_restore(head.checkpoint_id, manifest, wanted)
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
-        return plan
+        return restored
 
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""

@@ -59,7 +59,7 @@ class UnitSpec:
 
     Attributes:
         prefix: of the columns that carry its input rows.
-        bases: msgpack of the base `SubtaskState` of each subtask, empty for one without.
+        bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
     """
 

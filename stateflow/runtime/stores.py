@@ -14,7 +14,7 @@ import msgspec
 
 from stateflow.clock import SystemClock
 from stateflow.runtime.specs import BatchInfo
-from stateflow.state.handles import SubtaskState
+from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache, private_folder, remove_tree
 
@@ -40,23 +40,33 @@ _kept: dict[StoreKey, _Kept] = {}
 _clock = SystemClock()
 
 
-def acquire(key: StoreKey, base: SubtaskState | None, batch: BatchInfo, attempt: str) -> RocksDBBackend:
+def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, parallelism: int) -> RocksDBBackend:
     """A store with exactly `base` in it: one that is open already, or a new one.
+
+    Args:
+        parallelism: number of the operator's subtasks; scratch files of others are let go.
 
     Raises MissingFile or CorruptFile when the base is not what was recorded.
     """
     kept = _kept.pop(key, None)
     if kept is not None:
-        if base is not None and kept.snapshot == base.snapshot:
+        if base.own is not None and kept.snapshot == base.own.snapshot:
             return kept.backend
         kept.backend.close()
     private_folder(batch.local_folder)
-    home = batch.local_folder / key.job_uuid / key.uid / str(key.subtask)
-    work = home / "work"
-    _sweep(work, batch.generation)
-    cache = HostCache(home / "cache", batch.storage, _clock)
-    folder = work / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
-    return RocksDBBackend(folder, cache, base.files if base else [], batch.rocksdb, key.subtask)
+    operator = batch.local_folder / key.job_uuid / key.uid
+    home = operator / str(key.subtask)
+    homes = [folder for folder in _homes(operator) if folder != home]
+    dropped = [folder for folder in homes if int(folder.name) >= parallelism]
+    for folder in (home, *homes):
+        _sweep(folder / "work", batch.generation)
+    if not base.rescales:
+        _remove_idle(dropped)
+    # What a rescaled subtask needs, others had, or are fetching now.
+    others = [folder / "cache" for folder in homes] if base.rescales else []
+    cache = HostCache(home / "cache", batch.storage, _clock, others)
+    work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
+    return RocksDBBackend(work, cache, base, batch.rocksdb)
 
 
 def give_back(key: StoreKey, backend: RocksDBBackend, snapshot: str) -> None:
@@ -70,6 +80,18 @@ def close_all() -> None:
     """Closes every kept store; for processes that outlive their job."""
     while _kept:
         _kept.popitem()[1].backend.close()
+
+
+def _homes(operator: Path) -> list[Path]:
+    """The folders of an operator's subtasks on this host."""
+    return [folder for folder in operator.glob("*") if folder.name.isdigit()]
+
+
+def _remove_idle(homes: list[Path]) -> None:
+    """Removes what subtasks left that a smaller parallelism does not have; a newer run may have them again."""
+    for home in homes:
+        if not any((home / "work").glob("*")):
+            remove_tree(home)
 
 
 def _sweep(work: Path, generation: int) -> None:
@@ -86,6 +108,6 @@ def _sweep(work: Path, generation: int) -> None:
             remove_tree(work / name)
 
 
-def decode_base(data: bytes) -> SubtaskState | None:
-    """A subtask's base as `UnitSpec.bases` holds it."""
-    return msgspec.msgpack.decode(data, type=SubtaskState) if data else None
+def decode_parts(data: bytes) -> tuple[SubtaskState, ...]:
+    """The parts of a subtask's base as `UnitSpec.bases` holds them."""
+    return msgspec.msgpack.decode(data, type=tuple[SubtaskState, ...]) if data else ()

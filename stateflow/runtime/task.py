@@ -35,7 +35,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
     output_prefix,
 )
-from stateflow.state.handles import Committable, SubtaskState
+from stateflow.state.handles import Base, Committable, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
 
 
@@ -77,7 +77,9 @@ class _Task:
         self._index, self._subtask = divmod(partition, spec.parallelism)
         self._unit: UnitSpec = spec.units[self._index]
         self._columns = [self._unit.prefix + name for name in self._unit.input.names]
-        self._base = stores.decode_base(self._unit.bases[self._subtask]) if self._unit.keying else None
+        owned = range_of(self._subtask, spec.parallelism, spec.batch.max_parallelism)
+        parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
+        self._base = Base(self._subtask, owned, parts)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: RocksDBBackend | None = None
         self._operator: KeyedOperator | None = None
@@ -103,6 +105,9 @@ class _Task:
         self._check_barriers()
         if self._operator is not None:
             yield from self._emit(self._operator.finish())
+        elif self._base.rescales:
+            # With rows or without: the next manifest must not mix the states of two parallelisms.
+            self._opened_backend()
         failpoints.hit("task.processed")
         report = self._report(self._snapshot(), self._close_writers())
         failpoints.hit("task.sink-closed")
@@ -131,15 +136,22 @@ class _Task:
         return self._to_batch(self._opened_operator().process(order, columns))
 
     def _opened_operator(self) -> KeyedOperator:
-        """A subtask without rows does not open its store."""
+        """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
             batch = self._level.batch
-            self._backend = stores.acquire(self._key, self._base, batch, self._attempt)
-            failpoints.hit("task.restored")
             info = TaskInfo(self._unit.uid, self._subtask, self._level.parallelism, batch.max_parallelism,
                             batch.processing_time)  # fmt: skip
-            self._operator = KeyedOperator(self._unit, info, self._backend)
+            self._operator = KeyedOperator(self._unit, info, self._opened_backend())
         return self._operator
+
+    def _opened_backend(self) -> RocksDBBackend:
+        if self._backend is None:
+            level = self._level
+            self._backend = stores.acquire(
+                self._key, self._base, level.batch, self._attempt, level.parallelism
+            )
+            failpoints.hit("task.restored")
+        return self._backend
 
     def _to_batch(self, rows: list[Any]) -> pa.RecordBatch | None:
         assert self._unit.output is not None
@@ -181,16 +193,16 @@ class _Task:
                               subtask=self._subtask, expected=wanted, found=len(self._barriers))  # fmt: skip
 
     def _snapshot(self) -> SubtaskState | None:
-        if self._operator is None or self._backend is None:
-            return self._base
+        if self._backend is None:
+            return self._base.own
         name = f"{self._unit.uid}-{self._subtask}-"
         snapshot = f"{self._level.batch.data_folder(self._attempt)}{name}"
         files = self._backend.snapshot(snapshot)
         self._compaction_bytes = self._backend.compaction_bytes
         failpoints.hit("task.uploaded")
-        owned = range_of(self._subtask, self._level.parallelism, self._level.batch.max_parallelism)
         stores.give_back(self._key, self._backend, snapshot)
         self._backend = None
+        owned = self._base.owned
         return SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
                             files=files)  # fmt: skip
 
@@ -199,7 +211,7 @@ class _Task:
 
     def _report(self, state: SubtaskState | None, output: dict[str, list[Committable]]) -> TaskReport:
         batch = self._level.batch
-        before = {f.handle.key for f in self._base.files} if self._base else set()
+        before = {f.handle.key for part in self._base.parts for f in part.files}
         new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,

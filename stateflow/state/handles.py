@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
+
+from stateflow.keygroups import KeyGroupRange
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +46,43 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     snapshot: str
     """Unique name of the local snapshot: a store that is exactly this may be used again without restoring."""
     files: list[StateFile] = []
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups that the subtask owned."""
+        return KeyGroupRange(self.first_group, self.last_group)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a subtask starts from.
+
+    Attributes:
+        subtask: its number.
+        owned: its key groups.
+        parts: the stored states that have some of them, in order of key groups.
+    """
+
+    subtask: int
+    owned: KeyGroupRange
+    parts: tuple[SubtaskState, ...] = ()
+
+    @classmethod
+    def of(cls, state: SubtaskState) -> Base:
+        """The base of the subtask that `state` was written by."""
+        return cls(state.subtask, state.groups, (state,))
+
+    @property
+    def own(self) -> SubtaskState | None:
+        """The state of this very subtask, with all of its key groups; None when there is no state, or the state was
+        written at another parallelism."""
+        same = [p for p in self.parts if (p.subtask, p.groups) == (self.subtask, self.owned)]
+        return same[0] if same else None
+
+    @property
+    def rescales(self) -> bool:
+        """Whether the state has to be laid out anew."""
+        return bool(self.parts) and self.own is None
 
 
 class Committable(Document, frozen=True, kw_only=True):

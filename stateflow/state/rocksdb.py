@@ -8,6 +8,7 @@ background would turn old data into new files at a moment that nobody chose; see
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -16,8 +17,10 @@ from typing import cast
 
 from rocksdict import (
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    CompactOptions,
     DBCompressionType,
     Options,
     Rdict,
@@ -28,8 +31,10 @@ from rocksdict import (
 from stateflow import failpoints
 from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, InternalError
+from stateflow.keygroups import KeyGroupRange
 from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.handles import StateFile
+from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.rescaling import assemble
 from stateflow.state.transfer import HostCache, remove_tree
 
 
@@ -39,9 +44,9 @@ class RocksDBBackend(KeyedStateBackend):
     Args:
         folder: must not exist; unique to one attempt, so that RocksDB's lock is never contended.
         cache: where files come from and go to.
-        base: the files to start from; empty for a new store.
+        base: what to start from; without parts, a new store. Parts that were written at another parallelism are put
+            together, and what they hold for other subtasks is not to be seen.
         settings: memory and compaction.
-        turn: this subtask's number, which spreads compactions over batches.
 
     Raises:
         MissingFile, CorruptFile: a base file is not what was recorded; the store is not opened.
@@ -51,27 +56,25 @@ class RocksDBBackend(KeyedStateBackend):
         self,
         folder: Path,
         cache: HostCache,
-        base: Sequence[StateFile],
+        base: Base,
         settings: RocksDBSettings,
-        turn: int = 0,
     ) -> None:
         self._folder = folder
         self._cache = cache
         self._settings = settings
-        self._turn = turn
-        self._files = {file.local_name: file for file in base}
-        self._changed = False
+        self._turn = base.subtask
+        self._files: dict[str, StateFile] = {}
+        self._changed = base.rescales
         self.compaction_bytes = 0
         """Of the last snapshot: what it uploaded beyond the data that had changed."""
         folder.mkdir(parents=True, mode=0o700)
-        if base:
-            try:
-                self._link_base()
-            except BaseException:
-                remove_tree(folder)
-                raise
-        self._db = Rdict(str(folder), options=_options(settings))
-        self._db.set_write_options(_without_wal())
+        try:
+            excess = self._lay_out(base)
+        except BaseException:
+            remove_tree(folder)
+            raise
+        self._db = _open(folder, settings)
+        _hide(self._db, excess)
 
     def get(self, key: bytes) -> bytes | None:
         return cast(bytes | None, self._db.get(key))
@@ -121,7 +124,18 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.close()
         remove_tree(self._folder)
 
-    def _link_base(self) -> None:
+    def _lay_out(self, base: Base) -> Sequence[KeyGroupRange]:
+        """Puts the base's files where RocksDB looks for them; returns what must be hidden after opening."""
+        if base.rescales:
+            laid_out = assemble(self._folder, self._cache, base, self._cut_out)
+            self._files = laid_out.files
+            return laid_out.excess
+        if base.own is not None and base.own.files:
+            self._link(base.own)
+        return ()
+
+    def _link(self, state: SubtaskState) -> None:
+        self._files = {file.local_name: file for file in state.files}
         manifests = [n for n in self._files if n.startswith("MANIFEST-")]
         if len(manifests) != 1:
             raise CorruptFile("a snapshot has no store manifest, or several", files=sorted(self._files)[:5])
@@ -130,6 +144,18 @@ class RocksDBBackend(KeyedStateBackend):
         # RocksDB appends to its manifest: the cached file must not grow with it.
         _make_own(self._folder / manifests[0])
         (self._folder / "CURRENT").write_text(manifests[0] + "\n")
+
+    def _cut_out(self, folder: Path, ranges: Sequence[KeyGroupRange]) -> None:
+        store = _open(folder, self._settings)
+        try:
+            _hide(store, ranges)
+            # Without force, RocksDB moves a file with a deleted range to the last level as it is.
+            everything = CompactOptions()
+            everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
+            for groups in ranges:
+                store.compact_range(*_bounds(groups), everything)
+        finally:
+            store.close()
 
     def _keep_or_upload(self, path: Path, prefix: str) -> StateFile:
         known = self._files.get(path.name)
@@ -149,6 +175,25 @@ class RocksDBBackend(KeyedStateBackend):
     def _bytes_of_new_files(self, folder: Path) -> int:
         """Of data files that the base does not have."""
         return sum(p.stat().st_size for p in folder.glob("*.sst") if p.name not in self._files)
+
+
+def _open(folder: Path, settings: RocksDBSettings) -> Rdict:
+    store = Rdict(str(folder), options=_options(settings))
+    store.set_write_options(_without_wal())
+    return store
+
+
+def _hide(store: Rdict, ranges: Sequence[KeyGroupRange]) -> None:
+    """Deletes key groups, each range in a file of its own: together with other writes or with another range, the file
+    would reach over all owned key groups, and cutting it out of a later store would rewrite them all."""
+    for groups in ranges:
+        store.delete_range(*_bounds(groups))
+        store.flush()
+
+
+def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
+    """The smallest possible key of the range, and of the key group behind it."""
+    return struct.pack(">H", groups.first), struct.pack(">H", groups.last + 1)
 
 
 def _names_to_keep(folder: Path) -> list[str]:

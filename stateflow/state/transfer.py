@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stateflow.clock import Clock
@@ -63,10 +63,12 @@ class HostCache:
 
     Args:
         folder: of one subtask of one operator of one job; shared by the processes of this host.
+        others: caches of other subtasks, which are asked before the job root is.
     """
 
-    def __init__(self, folder: Path, storage: Storage, clock: Clock) -> None:
+    def __init__(self, folder: Path, storage: Storage, clock: Clock, others: Sequence[Path] = ()) -> None:
         self.folder = folder
+        self._others = others
         self._storage = storage
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -76,17 +78,27 @@ class HostCache:
 
         Raises MissingFile, or CorruptFile when the stored bytes are not the recorded ones.
         """
+        path = self._path(handle)
         try:
-            os.link(self._path(handle), target)
+            os.link(path, target)
         except FileNotFoundError:
-            self._fetch(handle, target)
+            if not self._borrow(path.name, target):
+                self._fetch(handle, target)
+
+    def read(self, handle: FileHandle) -> bytes:
+        """The content of a small file. Raises as `link` does."""
+        copy = self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
+        try:
+            self.link(handle, copy)
+            return copy.read_bytes()
+        finally:
+            copy.unlink(missing_ok=True)
 
     def upload(self, source: Path, key: str) -> FileHandle:
         """Stores a finished local file in the job root under a new name, and keeps it in the cache."""
         handle = FileHandle(key=key, size=source.stat().st_size, sha256=hash_file(source))
         self._storage.put_file(key, source)
-        with contextlib.suppress(FileExistsError):
-            os.link(source, self._path(handle))
+        self._keep(source, self._path(handle))
         return handle
 
     def keep_only(self, handles: Iterable[FileHandle]) -> None:
@@ -103,16 +115,27 @@ class HostCache:
             )
         return self.folder / handle.sha256
 
+    def _borrow(self, name: str, target: Path) -> bool:
+        for other in self._others:
+            with contextlib.suppress(FileNotFoundError):
+                os.link(other / name, target)
+                self._keep(target, self.folder / name)
+                return True
+        return False
+
     def _fetch(self, handle: FileHandle, target: Path) -> None:
         partial = self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
         try:
             self._storage.fetch(check_key(handle.key), partial)
             check_local(handle, partial)
             os.link(partial, target)
-            with contextlib.suppress(FileExistsError):
-                os.link(partial, self._path(handle))
+            self._keep(partial, self._path(handle))
         finally:
             partial.unlink(missing_ok=True)
+
+    def _keep(self, source: Path, path: Path) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.link(source, path)
 
 
 def _is_coming_in(name: str) -> bool:

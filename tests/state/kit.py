@@ -12,7 +12,7 @@ from stateflow.clock import ManualClock
 from stateflow.config import RocksDBSettings
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.handles import StateFile
+from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
 from stateflow.state.rocksdb import RocksDBBackend
@@ -66,7 +66,7 @@ class RocksShelf(Shelf):
         """A store with `base` in it, on a host that may not have its files yet."""
         number = next(self._numbers)
         return RocksDBBackend(
-            self.folder / f"store-{number}", self.cache(host), base, self.settings, turn=0
+            self.folder / f"store-{number}", self.cache(host), base_of(base), self.settings
         )  # fmt: skip
 
     def cache(self, host: str = "host") -> HostCache:
@@ -76,6 +76,12 @@ class RocksShelf(Shelf):
     def prefix(self) -> str:
         """A name for the files of a snapshot that nobody used yet."""
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
+
+
+def base_of(files: Sequence[StateFile], subtask: int = 0) -> Base:
+    """The base of a subtask whose key groups stay the same."""
+    state = SubtaskState(subtask=subtask, first_group=0, last_group=127, snapshot="s", files=list(files))
+    return Base.of(state)
 
 
 class Watched(KeyedStateBackend):

@@ -15,7 +15,7 @@ from stateflow.state.handles import FileHandle, StateFile
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import check_local, hash_file, private_folder
 from stateflow.storage import MemoryStorage, PosixStorage
-from tests.state.kit import RocksShelf
+from tests.state.kit import RocksShelf, base_of
 
 Change = Callable[[Path], object]
 
@@ -250,7 +250,7 @@ def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: int) -> None:
     settings = RocksDBSettings(compact_at_files=3)
-    store = RocksDBBackend(shelf.folder / "store", shelf.cache(), [], settings, turn)
+    store = RocksDBBackend(shelf.folder / "store", shelf.cache(), base_of([], turn), settings)
     counts = []
     for number in range(4):
         store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})

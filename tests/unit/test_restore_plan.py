@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
 from stateflow.checkpoint.restore import Wanted, plan_restore
-from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
-from stateflow.state.handles import SubtaskState
+from stateflow.errors import ConfigError, CorruptFile, StateflowError, WrongJobRoot
+from stateflow.keygroups import KeyGroupRange, range_of, subtask_of
+from stateflow.state.handles import Base, SubtaskState
 
 STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
 
@@ -27,7 +31,7 @@ def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -
 
 
 def _wanted(**changes: Any) -> Wanted:
-    given: dict[str, Any] = {"parallelism": 2, "key_types": {"a": ["string"], "b": ["string"]},
+    given: dict[str, Any] = {"parallelism": 2, "max_parallelism": 128, "key_types": {"a": ["string"], "b": ["string"]},
                              "sources": (("rows", "reads rows"),), **changes}  # fmt: skip
     return Wanted(**given)
 
@@ -56,11 +60,49 @@ def test_an_operator_that_is_gone_and_never_had_state_is_forgotten() -> None:
     assert set(plan.operators) == {"a"} and plan.matched == ("a",)
 
 
+def _states(parallelism: int) -> list[SubtaskState]:
+    ranges = [range_of(s, parallelism, 128) for s in range(parallelism)]
+    return [
+        SubtaskState(subtask=s, first_group=r.first, last_group=r.last, snapshot=f"{s}")
+        for s, r in enumerate(ranges)
+    ]
+
+
+@given(before=st.integers(1, 128), now=st.integers(1, 128), gone=st.sets(st.integers(0, 127)))
+def test_each_key_group_comes_from_whoever_had_it(before: int, now: int, gone: set[int]) -> None:
+    states = [s for s in _states(before) if s.subtask not in gone]
+    operator = msgspec.structs.replace(_operator("a", parallelism=before), subtasks=states)
+    plan = plan_restore(7, _manifest(operator), _wanted(parallelism=now))
+    bases = plan.bases["a"]
+    assert [b.subtask for b in bases] == list(range(now))
+    for group in range(128):
+        base = bases[subtask_of(group, now, 128)]
+        found = [p.subtask for p in base.parts if p.first_group <= group <= p.last_group]
+        assert found == [s for s in [subtask_of(group, before, 128)] if s not in gone]
+        assert all(p.groups.overlap(base.owned) for p in base.parts)
+    if before == now:
+        assert [b.own for b in bases if b.parts] == states and not plan.rescaled
+    elif len(states) == before:
+        assert plan.rescaled == ("a",)
+
+
+def test_a_state_of_the_same_key_groups_under_another_number_is_laid_out_anew() -> None:
+    moved = SubtaskState(subtask=3, first_group=0, last_group=63, snapshot="s")
+    assert Base(0, KeyGroupRange(0, 63), (moved,)).rescales
+    assert not Base(3, KeyGroupRange(0, 63), (moved,)).rescales
+    assert not Base(0, KeyGroupRange(0, 63)).rescales
+
+
+def _twice() -> OperatorState:
+    return msgspec.structs.replace(_operator("a"), subtasks=[*_states(2), *_states(3)])
+
+
 @pytest.mark.parametrize(("manifest", "changes", "error", "says"), [
     (_manifest(_operator("gone"), _operator("lost"), _operator("a")), {}, ConfigError, ["gone", "lost"]),
     (_manifest(_operator("a", ["bigint"])), {}, WrongJobRoot, ["'a'", "bigint", "string"]),
     (_manifest(_operator("a", ["string", "string"])), {}, WrongJobRoot, ["'a'"]),
-    (_manifest(_operator("a", parallelism=3)), {}, ConfigError, ["'a'", "parallelism=3", "found=3", "wanted=2"]),
+    (_manifest(_operator("a")), {"parallelism": 129}, ConfigError, ["129", "128", "max_parallelism"]),
+    (_manifest(_twice()), {}, CorruptFile, ["'a'", "(0, 42)", "(0, 63)"]),
     (_manifest(sources=("other",)), {}, ConfigError, ["other", "rows"]),
     (_manifest(sources=()), {}, ConfigError, ["rows"]),
     (_manifest(sources=("rows", "more")), {}, ConfigError, ["more"]),

@@ -1,0 +1,304 @@
+"""RocksDB's own manifest: reading which data files a store consists of, and writing one for another choice of files.
+
+RocksDB has no call in Python that takes over another store's files with their levels and their order. Its manifest says
+just that, in a format that RocksDB itself must be able to read for ever: a log of records with checksums, each of them
+an edit, https://github.com/facebook/rocksdb/wiki/MANIFEST and `db/version_edit.h`. What an edit may hold and is not
+understood here is refused, never skipped, unless RocksDB marks it as safe to ignore.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from stateflow.errors import CorruptFile, InternalError
+from stateflow.keygroups import KeyGroupRange
+
+_BLOCK = 32768
+_HEADER = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+_COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6
+_PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (
+    9,
+    10,
+    103,
+    200,
+    203,
+    300,
+)
+_SAFE_TO_IGNORE = 1 << 13
+_NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP}
+
+_END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
+_NOT_SAFE_TO_IGNORE = 1 << 6
+_BYTEWISE = b"leveldb.BytewiseComparator"
+_TRAILER = 8
+_EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
+"""Behind the largest key of a file that ends with a deleted range, which does not hold its end."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One ``.sst`` file of a store.
+
+    Attributes:
+        smallest, largest: bounds of its keys and of its deleted ranges, with RocksDB's trailer of 8 bytes.
+        sequences: its smallest and largest sequence number.
+        epoch: orders the files of level 0: the largest is the newest.
+        details: what else the manifest says of it, as it is stored.
+    """
+
+    number: int
+    level: int
+    size: int
+    smallest: bytes
+    largest: bytes
+    sequences: tuple[int, int]
+    epoch: int
+    details: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What RocksDB calls it."""
+        return f"{self.number:06d}.sst"
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups between its bounds: nothing in it says anything about others."""
+        first = _group(self.smallest[:-_TRAILER])
+        largest, trailer = self.largest[:-_TRAILER], self.largest[-_TRAILER:]
+        last = _group(largest)
+        ends_before = trailer == _EXCLUSIVE and len(largest) == 2
+        return KeyGroupRange(first, last - 1 if ends_before else last)
+
+
+@dataclass(frozen=True)
+class StoreManifest:
+    """What a store consists of."""
+
+    files: tuple[DataFile, ...]
+    last_sequence: int
+
+    @property
+    def last_epoch(self) -> int:
+        """The largest epoch of a file."""
+        return max((f.epoch for f in self.files), default=0)
+
+
+def parse(data: bytes, name: str) -> StoreManifest:
+    """Reads a manifest.
+
+    Args:
+        name: for messages.
+
+    Raises:
+        CorruptFile: it is no manifest.
+        InternalError: it has something that this version does not know; RocksDB is newer than it should be.
+    """
+    files: dict[int, DataFile] = {}
+    last_sequence = 0
+    try:
+        for record in _records(data):
+            edit = _Edit(record)
+            for level, number in edit.deleted:
+                if files[number].level == level:
+                    del files[number]
+            files |= {f.number: f for f in edit.added}
+            last_sequence = max(last_sequence, edit.last_sequence)
+    except (IndexError, KeyError, ValueError, struct.error) as e:
+        raise CorruptFile("a store's manifest cannot be read", file=name, reason=repr(e)) from e
+    return StoreManifest(tuple(files.values()), last_sequence)
+
+
+def compose(manifest: StoreManifest) -> bytes:
+    """The bytes of a manifest; the numbers of its files must differ."""
+    edit = bytearray()
+    edit += _varint(_COMPARATOR) + _sized(_BYTEWISE)
+    next_file = max((f.number for f in manifest.files), default=0) + 1
+    for tag, number in ((_LOG_NUMBER, 0), (_NEXT_FILE, next_file), (_LAST_SEQUENCE, manifest.last_sequence)):
+        edit += _varint(tag) + _varint(number)
+    for file in manifest.files:
+        edit += _encode_file(file)
+    return b"".join(_fragments(bytes(edit)))
+
+
+# -- edits --------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def sized(self) -> bytes:
+        size = self.varint()
+        found = self._data[self._at : self._at + size]
+        if len(found) != size:
+            raise ValueError("a field is cut off")
+        self._at += size
+        return found
+
+
+class _Edit:
+    """What one record changes."""
+
+    def __init__(self, record: bytes) -> None:
+        self.deleted: list[tuple[int, int]] = []
+        self.added: list[DataFile] = []
+        self.last_sequence = 0
+        reader = _Reader(record)
+        while reader:
+            self._take(reader.varint(), reader)
+
+    def _take(self, tag: int, reader: _Reader) -> None:
+        if tag == _NEW_FILE:
+            self.added.append(_decode_file(reader))
+        elif tag == _DELETED_FILE:
+            self.deleted.append((reader.varint(), reader.varint()))
+        elif tag == _LAST_SEQUENCE:
+            self.last_sequence = reader.varint()
+        elif tag in _NUMBERS:
+            reader.varint()
+        elif tag == _CURSOR:
+            reader.varint()
+            reader.sized()
+        elif tag & _SAFE_TO_IGNORE:
+            reader.sized()
+        elif (tag == _COMPARATOR and reader.sized() == _BYTEWISE) or (
+            tag == _COLUMN_FAMILY and reader.varint() == 0
+        ):
+            pass
+        else:
+            raise _unknown("edit", tag)
+
+
+def _decode_file(reader: _Reader) -> DataFile:
+    level, number, size = reader.varint(), reader.varint(), reader.varint()
+    smallest, largest = reader.sized(), reader.sized()
+    if min(len(smallest), len(largest)) < _TRAILER + 2:
+        raise ValueError("a key without a key group")
+    sequences = (reader.varint(), reader.varint())
+    details: list[tuple[int, bytes]] = []
+    epoch = None
+    while (tag := reader.varint()) != _END_OF_DETAILS:
+        value = reader.sized()
+        if tag & _NOT_SAFE_TO_IGNORE:
+            raise _unknown("file", tag)
+        if tag == _EPOCH:
+            epoch = _Reader(value).varint()
+        elif tag != _MIN_LOG_OF_STORE:
+            # That one is no property of the file, and RocksDB would crash in a store whose numbers are below it.
+            details.append((tag, value))
+    if epoch is None:
+        raise ValueError("a file without an epoch")
+    return DataFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
+
+
+def _encode_file(file: DataFile) -> bytes:
+    numbers = (_NEW_FILE, file.level, file.number, file.size)
+    parts = [
+        *map(_varint, numbers),
+        _sized(file.smallest),
+        _sized(file.largest),
+        *map(_varint, file.sequences),
+    ]
+    for tag, value in (*file.details, (_EPOCH, _varint(file.epoch))):
+        parts += [_varint(tag), _sized(value)]
+    return b"".join([*parts, _varint(_END_OF_DETAILS)])
+
+
+def _unknown(what: str, tag: int) -> InternalError:
+    return InternalError(f"RocksDB's manifest has a field of a {what} that is not known here", hint="is rocksdict "
+                         "another version than the one in requirements.txt?", tag=tag)  # fmt: skip
+
+
+def _group(key: bytes) -> int:
+    return int.from_bytes(key[:2], "big")
+
+
+def _varint(value: int) -> bytes:
+    result = bytearray()
+    while value >= 0x80:
+        result.append(value & 0x7F | 0x80)
+        value >>= 7
+    result.append(value)
+    return bytes(result)
+
+
+def _sized(data: bytes) -> bytes:
+    return _varint(len(data)) + data
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    at, parts = 0, b""
+    while at < len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _HEADER.size:
+            at += left
+            continue
+        checksum, size, kind = _HEADER.unpack_from(data, at)
+        payload = data[at + _HEADER.size : at + _HEADER.size + size]
+        if len(payload) != size or checksum != _checksum(kind, payload):
+            raise ValueError(f"the record at {at} is damaged")
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or bool(parts) != (kind in (_MIDDLE, _LAST)):
+            raise ValueError(f"the record at {at} is of kind {kind}")
+        parts += payload
+        at += _HEADER.size + size
+        if kind in (_FULL, _LAST):
+            yield parts
+            parts = b""
+    if parts:
+        raise ValueError("the last record is cut off")
+
+
+def _fragments(record: bytes) -> Iterator[bytes]:
+    """One record as a file of its own."""
+    room = _BLOCK - _HEADER.size
+    cuts = range(0, len(record), room)
+    for at in cuts:
+        payload = record[at : at + room]
+        first, last = at == 0, at + room >= len(record)
+        kind = _FULL if first and last else _FIRST if first else _LAST if last else _MIDDLE
+        yield _HEADER.pack(_checksum(kind, payload), len(payload), kind) + payload
+
+
+def _checksum(kind: int, payload: bytes) -> int:
+    crc = _crc32c((kind, *payload))
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc32c(data: Iterable[int]) -> int:
+    table = _crc_table()
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _crc_table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
+
+    return tuple(map(entry, range(256)))

@@ -1,0 +1,79 @@
+"""RocksDB's manifest: what is written is what is read, RocksDB reads it alike, and damage is told."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rocksdict import Options, Rdict
+
+from stateflow.errors import CorruptFile, InternalError
+from stateflow.keygroups import KeyGroupRange
+from stateflow.state.store_manifest import DataFile, StoreManifest, _fragments, compose, parse
+
+NUMBERS = st.integers(0, (1 << 56) - 1)
+KEYS = st.binary(min_size=10, max_size=40)
+DETAILS = st.lists(st.tuples(st.sampled_from([5, 6, 7, 12, 15]), st.binary(max_size=20)))
+FILES = st.builds(DataFile, number=NUMBERS, level=st.integers(0, 6), size=NUMBERS, smallest=KEYS, largest=KEYS,
+                  sequences=st.tuples(NUMBERS, NUMBERS), epoch=NUMBERS,
+                  details=DETAILS.map(tuple))  # fmt: skip
+
+
+@given(st.lists(FILES, unique_by=lambda f: f.number), NUMBERS)
+def test_what_is_written_is_read(files: list[DataFile], last: int) -> None:
+    manifest = StoreManifest(tuple(files), last)
+    assert parse(compose(manifest), "m") == manifest
+
+
+def test_a_manifest_of_many_blocks() -> None:
+    key = struct.pack(">H", 1) + bytes(508)
+    files = tuple(DataFile(n, 6, 1, key, key, (0, 0), 1) for n in range(2, 500))
+    data = compose(StoreManifest(files, 7))
+    assert len(data) > 10 * 32768
+    assert parse(data, "m").files == files
+
+
+def test_rocksdb_says_the_same_of_its_files(tmp_path: Path) -> None:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_disable_auto_compactions(True)
+    store = Rdict(str(tmp_path / "store"), options)
+    for number in range(3):
+        store[struct.pack(">HI", number, 1)] = b"x"
+        store[struct.pack(">HI", number + 5, 1)] = b"x"
+        store.flush()
+    store.compact_range(None, None)
+    store[struct.pack(">HI", 2, 1)] = b"x"
+    store.flush()
+    store.delete_range(struct.pack(">H", 4), struct.pack(">H", 6))
+    store.flush()
+    known = {f["name"].lstrip("/"): (f["level"], f["size"]) for f in store.live_files()}
+    (path,) = (tmp_path / "store").glob("MANIFEST-*")
+    found = parse(path.read_bytes(), path.name)
+    store.close()
+    assert {f.name: (f.level, f.size) for f in found.files} == known
+    by_age = sorted(found.files, key=lambda f: f.epoch)
+    assert [f.groups for f in by_age] == [KeyGroupRange(0, 7), KeyGroupRange(2, 2), KeyGroupRange(4, 5)]
+
+
+@given(st.data())
+def test_any_flipped_bit_or_missing_end_is_told(data: st.DataObject) -> None:
+    key = struct.pack(">HQ", 1, 1)
+    whole = compose(StoreManifest((DataFile(2, 6, 1, key, key, (0, 0), 1),), 7))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    flipped = bytearray(whole)
+    flipped[at] ^= 1 << data.draw(st.integers(0, 7))
+    for damaged in (bytes(flipped), whole[: max(at, 1)]):
+        with pytest.raises(CorruptFile) as refused:
+            parse(damaged, "the manifest")
+        assert refused.value.facts["file"] == "the manifest"
+
+
+@pytest.mark.parametrize("edit", [b"\xc9\x01\x01x", b"\x90\x03", b"\xc8\x01\x05"])
+def test_what_is_not_known_is_refused(edit: bytes) -> None:
+    """A second column family, a blob file, an edit of another column family."""
+    with pytest.raises(InternalError, match="not known"):
+        parse(b"".join(_fragments(edit)), "m")
