@@ -203,9 +203,8 @@ def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOpti
 
 
 def _check_fits(job: Job, manifest: Manifest, target: Target) -> None:
-    plan_restore(
-        target.checkpoint_id, manifest, Wanted(job.plan.parallelism, job.plan.key_types, job.sources)
-    )
+    wanted = Wanted(job.plan.parallelism, job.root.job.max_parallelism, job.plan.key_types, job.sources)
+    plan_restore(target.checkpoint_id, manifest, wanted)
 
 
 def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:

@@ -16,7 +16,7 @@ import pytest
 from stateflow import errors
 from stateflow.checkpoint import documents
 from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.history import CheckpointRecord
+from stateflow.checkpoint.history import ActionRecord, CheckpointRecord
 from stateflow.config import Settings
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
@@ -95,7 +95,9 @@ def test_the_architecture_tells_of_each_place_where_a_run_can_die() -> None:
 def _stored() -> list[type[msgspec.Struct]]:
     found = [v for module in (documents, handles) for v in vars(module).values() if isinstance(v, type)]
     return [
-        c for c in {*found, CheckpointRecord} if issubclass(c, handles.Document) and c is not handles.Document
+        c
+        for c in {*found, ActionRecord, CheckpointRecord}
+        if issubclass(c, handles.Document) and c is not handles.Document
     ]
 
 

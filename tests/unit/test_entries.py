@@ -17,7 +17,7 @@ from stateflow.checkpoint.documents import (
     PublishedOutput,
     SourcePosition,
 )
-from stateflow.checkpoint.entries import Author, Commit, pending_of
+from stateflow.checkpoint.entries import Adoption, Author, Commit, pending_of
 from stateflow.checkpoint.log import Head
 from tests.unit.kit import JOB, entry, handle, head, ref
 
@@ -96,7 +96,9 @@ def test_going_back_drops_what_came_after() -> None:
                 sources=[SourcePosition(uid="rows", description="d", offset="3")])  # fmt: skip
     base = head(9, EntryKind.COMMIT, **{**FULL, "retained": [ref(4), ref(5), ref(6)]},
                 pending=[_pending(4), _pending(5), _pending(6), _pending(0)])  # fmt: skip
-    found = entries.claim(JOB, base, AUTHOR, (ref(5), old))
+    assert old.manifest is not None
+    adoption = Adoption(upto=5, manifest=old.manifest, sources=old.sources, checkpoint=ref(5))
+    found = entries.claim(JOB, base, AUTHOR, adoption)
     assert (found.generation, found.ordinal) == (10, 0)
     assert (found.checkpoint, found.manifest, found.sources) == (ref(5), old.manifest, old.sources)
     assert found.retained == [ref(4)]
@@ -174,6 +176,7 @@ def test_settling_drops_what_is_published() -> None:
         "pending": [],
         "published": {"out": _published(7)},
         "checkpoint": ref(7),
+        "ended": True,
     }
 
 

@@ -35,6 +35,8 @@ STABLE = {
     "Fenced": ("fenced", 3, False),
     "StorageError": ("storage", 5, True),
     "BatchFailed": ("batch-failed", 5, True),
+    "PlanOutdated": ("plan-outdated", 4, False),
+    "RequestTimeout": ("request-timeout", 5, True),
     "Interrupted": ("interrupted", 130, True),
     "InternalError": ("internal", 1, True),
 }
