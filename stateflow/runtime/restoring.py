@@ -250,7 +250,20 @@ def _sink_changes(
             uid=uid, mode=mode, table_id=table_id, now=back.from_version, then=back.to_version,
             rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,
         ))  # fmt: skip
+    _refuse_shared(changes)
     return changes
+
+
+def _refuse_shared(changes: list[SinkChange]) -> None:
+    """Each sink's table goes back as a whole: the second sink would bring back rows that the first took away."""
+    tables: dict[str, list[str]] = {}
+    for change in changes:
+        if change.mode is SinkMode.RESTORE:
+            tables.setdefault(change.table_id, []).append(change.uid)
+    shared = sorted(uids for uids in tables.values() if len(uids) > 1)
+    if shared:
+        raise ConfigError("several sinks write into one table, which cannot go back for each of them", hint="say "
+                          "--sinks keep, or give each sink a table of its own", sinks=shared)  # fmt: skip
 
 
 def _without(manifest: Manifest, drop: frozenset[str]) -> Manifest:
