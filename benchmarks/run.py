@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import micro_batch, throughput
+from benchmarks import micro_batch, savepoints, throughput
 
-BENCHMARKS = {"micro-batch": micro_batch.run, "throughput": throughput.run}
+BENCHMARKS = {"micro-batch": micro_batch.run, "throughput": throughput.run, "savepoints": savepoints.run}
 
 
 def main(names: list[str]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
@@ -12,6 +14,8 @@ from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
+
+_READERS = min(8, os.cpu_count() or 1)
 
 
 def write_manifest(storage: Storage, folder: str, manifest: Manifest) -> FileHandle:
@@ -47,13 +51,20 @@ def _confirm(storage: Storage, key: str, data: bytes) -> None:
 
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
+    local, remote = [], []
     for handle in handles:
         path = storage.local_path(check_key(handle.key))
         if path is not None and path.is_file():
-            check_local(handle, path)
+            local.append((handle, path))
         else:
-            data = storage.get(handle.key, max(handle.size, 1))
-            check_content(handle, len(data), hashlib.sha256(data).hexdigest())
+            remote.append(handle)
+    # Hashing lets go of the interpreter, so that files on a disk are read on all cores.
+    with ThreadPoolExecutor(_READERS) as pool:
+        for done in [pool.submit(check_local, handle, path) for handle, path in local]:
+            done.result()
+    for handle in remote:
+        data = storage.get(handle.key, max(handle.size, 1))
+        check_content(handle, len(data), hashlib.sha256(data).hexdigest())
 
 
 def files_of(manifest: Manifest) -> list[FileHandle]:

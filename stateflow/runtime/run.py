@@ -299,14 +299,15 @@ class JobRun:
             bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
     def _execute(self, rows: Any, ordinal: int) -> PendingCheckpoint:
-        work = BatchWork(self.job.plan, self._info(ordinal), self._base)
+        work = BatchWork(self.job.plan, self.batch_info(ordinal), self._base)
         pending = PendingCheckpoint(self.head.entry.generation, ordinal, self.job.plan.participants())
         for report in self._executor.execute(rows, work):
             _acknowledge(pending, report)
         pending.check()
         return pending
 
-    def _info(self, ordinal: int) -> BatchInfo:
+    def batch_info(self, ordinal: int) -> BatchInfo:
+        """What tasks of the batch with this ordinal know of it and of the job."""
         root, settings = self.job.root, self.job.settings
         return BatchInfo(
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,

@@ -1,0 +1,147 @@
+"""Savepoints and restores of 5 million keys with 200 random bytes each, beside ``cp -r`` of the same bytes."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.results import write_result
+from stateflow import recovery
+from stateflow.checkpoint.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.requests import post
+from stateflow.clock import SystemClock
+from stateflow.environment import RunRequest, open_existing, run_job
+from stateflow.recovery import JobCode, SavepointAsk
+from stateflow.runtime import stores
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
+from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.storage import open_storage
+
+T = TypeVar("T")
+JOB = Path(__file__).parent / "jobs" / "large_state.py"
+KEYS = 5_000_000
+_REPEATS = 3
+_BATCHES = 60
+_ROWS = 2_000
+_ASK_AT = (20, 30, 40, 50)
+
+
+def run(folder: Path) -> Path:
+    """Builds the state with a run of a job, measures, and writes ``savepoints.json``."""
+    root = folder / "root"
+    _run(folder, updates=0)
+    made, native = _best(lambda n: recovery.create_savepoint(str(root), SavepointAsk(name=f"native-{n}")))
+    copied = [_cp(Path(made.path.removeprefix("file://")), folder / "copy") for _ in range(_REPEATS)]
+    restored = {p: min(_restore(folder, made.name, p) for _ in range(_REPEATS)) for p in (2, 4, 1)}
+    delays = _delays(folder)
+    figures: dict[str, Any] = {
+        "native_s": round(native, 3),
+        "cp_s": round(min(copied), 3),
+        "native_to_cp": round(native / min(copied), 3),
+        "restore_native_s": round(restored[2], 3),
+        "restore_double_s": round(restored[4], 3),
+        "restore_half_s": round(restored[1], 3),
+        "rescale_ratio": round(max(restored[4], restored[1]) / restored[2], 2),
+        **delays,
+        "keys": KEYS,
+        "value_bytes": 200,
+        "bytes": made.bytes,
+    }
+    return write_result("savepoints", figures)
+
+
+def _settings(folder: Path, updates: int = 0, **more: str) -> dict[str, str]:
+    return {"local_dir": str(folder / "local"), "job.keys": str(KEYS), "job.updates": str(updates),
+            "job.slice": "250000", "job.small": str(_ROWS), "requests.interval": "50ms", **more}  # fmt: skip
+
+
+def _run(
+    folder: Path, updates: int, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: str
+) -> None:
+    settings = _settings(folder, updates, **more)
+    run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark", on_batch=on_batch))
+
+
+def _restore(folder: Path, name: str, parallelism: int) -> float:
+    """Seconds from the plan's execution until every store is open on a host that has no file yet: the first batch may
+    start. Stores are opened one after another."""
+    scratch = folder / "fresh"
+    settings = _settings(folder, parallelism=str(parallelism), local_dir=str(scratch))
+    code = JobCode(JOB, (settings,))
+    plan = recovery.plan_restore(str(folder / "root"), code, name, RestoreOptions())
+    began = time.monotonic()
+    recovery.restore(str(folder / "root"), code, plan, RestoreOrder(SystemClock().new_id()))
+    run = JobRun(open_existing(JOB, str(folder / "root"), code.layers), LocalExecutor())
+    run.start()
+    _open_stores(run)
+    took = time.monotonic() - began
+    stores.close_all()
+    run.finish()
+    shutil.rmtree(scratch)
+    return took
+
+
+def _open_stores(run: JobRun) -> None:
+    info = run.batch_info(1)
+    for uid, bases in run.restored.bases.items():
+        for base in bases:
+            key = stores.StoreKey(info.job_uuid, uid, base.subtask)
+            store = stores.acquire(key, base, info, "benchmark", len(bases))
+            stores.give_back(key, store, "benchmark")
+
+
+@dataclass
+class _Watch:
+    """Times of batches, and requests at some of them."""
+
+    root: str
+    times: list[float] = field(default_factory=list)
+
+    def note(self, result: BatchResult) -> None:
+        self.times.append(time.monotonic())
+        if len(self.times) in _ASK_AT:
+            name = f"beside-{len(self.times)}"
+            post(open_storage(self.root), Request(id=name, kind=RequestKind.SAVEPOINT, savepoint=name,
+                                                  origin=Origin.MANUAL, by="benchmark", at=""))  # fmt: skip
+
+
+def _delays(folder: Path) -> dict[str, Any]:
+    """How much longer the four batches behind a request take than four batches as they usually are; the median over a
+    few requests."""
+    watch = _Watch(str(folder / "root"))
+    # A batch that compacts all of a store takes a second, with a savepoint or without.
+    _run(folder, _BATCHES * _ROWS, watch.note, **{"rocksdb.compact_at_files": "1000"})
+    intervals = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]
+    usual = statistics.median(intervals)
+    longer = [sum(intervals[at : at + 4]) - 4 * usual for at in _ASK_AT]
+    made = [s for s in recovery.list_all(str(folder / "root")) if s.name.startswith("beside-")]
+    assert len(made) == len(_ASK_AT), "a request was not served"
+    return {
+        "batch_delay_ms": round(statistics.median(longer) * 1000, 1),
+        "batch_ms": round(usual * 1000, 1),
+    }
+
+
+def _best(work: Callable[[int], T]) -> tuple[T, float]:
+    done = [_timed(lambda n=n: work(n)) for n in range(_REPEATS)]  # type: ignore[misc]
+    return min(done, key=lambda d: d[1])
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    began = time.monotonic()
+    result = work()
+    return result, time.monotonic() - began
+
+
+def _cp(source: Path, target: Path) -> float:
+    """Seconds that ``cp -r`` takes; the pages of `source` are in memory, as they are for us."""
+    _, took = _timed(lambda: subprocess.run(["cp", "-r", str(source), str(target)], check=True))
+    shutil.rmtree(target)
+    return took
