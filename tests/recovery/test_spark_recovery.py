@@ -1,0 +1,98 @@
+"""Savepoints and going back on Spark, with Delta tables: beside a run, killed on the way, at another parallelism."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.flights import FlightsBox, delta_rows, expected
+from tests.recovery.harness import multiset
+from tests.recovery.process import spawn, wait_for
+
+pytestmark = [pytest.mark.spark]
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Iterator[FlightsBox]:
+    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark", "requests__interval": "20ms"}
+    box = FlightsBox(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()
+
+
+def test_a_savepoint_beside_a_run_and_the_way_back_to_it(flights: FlightsBox) -> None:
+    """Taken while a run stands still in a batch; then more files, the way back, killed at each table, and more files
+    again, at another parallelism."""
+    flights.deliver(4)
+    run = flights.start("batch.reported:2:stop")
+    run.wait_stopped()
+    asker = flights.begin("savepoint", "create", "--name", "early", "--json", "--timeout", "120")
+    wait_for(lambda: (flights.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    report = json.loads(made.out)
+    assert report["taken_by"] == "run"
+    files = int(json.loads(report["offsets"]["flights"])["logOffset"]) + 1
+    assert 2 <= files <= 4
+    flights.deliver(8)
+    flights.finish()
+    flights.check_results()
+
+    plan = _plan(flights, "early")
+    (source,) = plan["sources"]
+    assert source["held"] is True
+    legs = len(delta_rows(flights.table("legs")))
+    removed = {s["uid"]: s["rows_removed"] for s in plan["sinks"]}
+    assert removed["legs"] == legs - len(expected(files).movements)
+    assert removed["routes"] == len(expected(8).totals) - len(expected(files).totals)
+    for failpoint in ("restore.intent:1", "rewind.table:2"):
+        flights.marker.unlink(missing_ok=True)
+        assert _execute(flights, failpoint) == -9
+    assert _execute(flights) == 0
+    assert multiset(delta_rows(flights.table("legs"))) == multiset(expected(files).movements)
+    assert multiset(delta_rows(flights.table("routes"))) == multiset(expected(files).totals)
+
+    flights.deliver(9)
+    flights.finish(parallelism=3)
+    flights.check_results()
+    flights.collect()
+    disk.check_no_orphans(flights.root)
+    assert set(disk.savepoints(flights.root)) == {"early"}
+
+
+def test_a_sleeping_driver_adds_no_row_behind_the_way_back(flights: FlightsBox) -> None:
+    flights.deliver(3)
+    flights.finish()
+    flights.deliver(6)
+    sleeper = flights.start("commit.after:2:stop")
+    sleeper.wait_stopped()
+    flights.marker.unlink()
+    target = disk.kept_entries(flights.root)[0].seq
+    _plan(flights, str(target))
+    assert _execute(flights) == 0
+    before = multiset(delta_rows(flights.table("legs")))
+    sleeper.resume()
+    ended = sleeper.wait()
+    assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
+    assert multiset(delta_rows(flights.table("legs"))) == before
+    flights.finish()
+    flights.check_results()
+
+
+def _plan(box: FlightsBox, target: str) -> dict[str, list[dict[str, object]]]:
+    ended = box.begin("restore", box.job_file, "--plan", target, "--json", "--out", str(box.folder / "plan.json"),
+                      with_job=True).wait()  # fmt: skip
+    assert ended.code == 0, str(ended)
+    return json.loads(ended.out)  # type: ignore[no-any-return]
+
+
+def _execute(box: FlightsBox, failpoint: str = "") -> int | None:
+    return box.begin("restore", box.job_file, "--execute", str(box.folder / "plan.json"), failpoint=failpoint,
+                     with_job=True).wait().code  # fmt: skip
