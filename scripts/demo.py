@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from flights_demo.airflow_home import USER, AirflowHome, wipe
 from flights_demo.client import AirflowError
 from flights_demo.crash import Kill, NotAsPromised
+from flights_demo.deliveries import YEAR
 from flights_demo.flights import prepare
 from flights_demo.layout import Layout
 from flights_demo.patience import Stopwatch, poll
@@ -23,6 +24,7 @@ from flights_demo.upgrade import deploy, go_back, take_savepoint
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
 
 KILLED_QUARTER = 2
+FIRST_RUN = f"{YEAR}-Q1"
 STARTING = 180.0
 
 
@@ -146,10 +148,12 @@ def upgrade_and_go_back(screen: Screen, stage: Stage) -> list[Round]:
 def tell_run(screen: Screen, done: Round) -> None:
     """Says what a run did."""
     told = done.returned
-    before = told["started_from"]
+    before = f"checkpoint {told['started_from']}" if told["started_from"] else "the savepoint"
+    if done.run_id == FIRST_RUN:
+        before = "nothing"
     screen.say(
         f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
-        f" {f'checkpoint {before}' if before else 'the savepoint'} to checkpoint {told['checkpoint_id']}"
+        f" from {before} to checkpoint {told['checkpoint_id']}"
     )
 
 
