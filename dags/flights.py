@@ -4,9 +4,13 @@ Every run takes in the files that arrived in the landing folder since the last o
 a checkpoint after each: a run that dies continues from the last of them. Whatever its logical date, a run starts
 where the one before ended, so clearing an old run or catching up never counts a flight twice.
 
+Beside it are `flights_savepoint` (by hand), `flights_retention` (periodic savepoints, and what is deleted) and
+`flights_recovery` (goes back to a point in time).
+
 `STATEFLOW_HOME` in the environment of Airflow says where everything lies (default `/opt/stateflow`):
 `landing/` has the files, `tables/delays` and `tables/routes` get the output, `jobs/flights` has the checkpoints.
-The Airflow connection `spark_default` says on which Spark it runs.
+The Airflow connection `spark_default` says on which Spark it runs, and the pool `flights` has one slot:
+`airflow pools set flights 1 flights`.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import DAG, Asset, Param
+from airflow.sdk import Param
 
-from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.family import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")
@@ -31,20 +35,10 @@ FAILPOINT = Param(
     " of its work and before its commit. Empty for none.",
 )
 
-with DAG(
-    dag_id="flights",
-    schedule=os.environ.get("STATEFLOW_FLIGHTS_SCHEDULE") or None,
-    catchup=False,
-    # A second run at the same time would fence the first: safe, but wasteful.
-    max_active_runs=1,
-    params={"failpoint": FAILPOINT},
-    doc_md=__doc__,
-    tags=["stateflow"],
-):
-    StateflowRunOperator(
-        task_id="run",
-        job=str(Path(__file__).parent / "jobs" / "flights.py"),
-        job_root=f"{HOME}/jobs/flights",
+stateflow_dags(
+    job=StateflowJob(
+        name="flights",
+        root=f"{HOME}/jobs/flights",
         settings={
             "source.max_files_per_batch": 1,
             "local_dir": f"{HOME}/local",
@@ -60,7 +54,12 @@ with DAG(
                 "STATEFLOW_FAILPOINT_ONCE": "../failpoint-reached",
             },
         ),
-        retries=2,
-        retry_delay=timedelta(seconds=5),
-        outlets=[Asset(name="flights.checkpoint", uri="stateflow://flights/checkpoint")],
-    )
+        run={"retries": 2, "retry_delay": timedelta(seconds=5)},
+        params={"failpoint": FAILPOINT},
+        description=__doc__,
+    ),
+    application=str(Path(__file__).parent / "jobs" / "flights.py"),
+    schedule=os.environ.get("STATEFLOW_FLIGHTS_SCHEDULE") or None,
+    savepoints=os.environ.get("STATEFLOW_RETENTION_SCHEDULE", "@daily") or None,
+    retention=Retention(savepoints=7, max_age=timedelta(days=30)),
+)

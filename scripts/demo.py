@@ -14,14 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from flights_demo.airflow_home import USER, AirflowHome, wipe
 from flights_demo.client import AirflowError
 from flights_demo.crash import Kill, NotAsPromised
+from flights_demo.deliveries import YEAR
 from flights_demo.flights import prepare
 from flights_demo.layout import Layout
 from flights_demo.patience import Stopwatch, poll
 from flights_demo.quarters import DAG, Round, Stage, collect_garbage, run_quarter
 from flights_demo.screen import Screen
+from flights_demo.upgrade import deploy, go_back, take_savepoint
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
 
 KILLED_QUARTER = 2
+FIRST_RUN = f"{YEAR}-Q1"
 STARTING = 180.0
 
 
@@ -53,6 +56,7 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     wipe(layout.root)
     layout.root.mkdir(parents=True)
     with layout.airflow_home() as airflow:
+        deploy(layout)
         prepare_everything(screen, layout, airflow)
         rounds = run_the_year(screen, Stage(layout, airflow, airflow.client()))
     with screen.step("Compare both tables, row for row, with a plain computation") as news:
@@ -89,29 +93,68 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
                 f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why"
             )
         client.unpause(DAG)
+        # One slot: a run and a restore never work at the same time.
+        client.add_pool(DAG, 1)
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 
 
 def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
-    """Four DAG runs; the driver of the second is killed on its first try."""
+    """Four DAG runs; the driver of the second is killed on its first try, and the fourth runs a wrong version first."""
     rounds = []
-    for quarter in range(1, 5):
+    for quarter in range(1, 4):
         killed = quarter == KILLED_QUARTER
         title = f"Quarter {quarter} arrives: one DAG run" + (", whose driver gets SIGKILL" if killed else "")
         with screen.step(title) as news:
             done = run_quarter(stage, quarter, news, kill=killed)
         tell_kill(screen, done.kill, done)
-        told = done.returned
-        screen.say(
-            f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
-            f" checkpoint {told['started_from']} to {told['checkpoint_id']}"
-        )
+        tell_run(screen, done)
         rounds.append(done)
+    rounds += upgrade_and_go_back(screen, stage)
     with screen.step("The retention DAG keeps one checkpoint, and deletes what it does not need") as news:
         report = collect_garbage(stage, news)
     kept = ", ".join(map(str, report["retained"]))
     screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; checkpoints kept: {kept}")
     return rounds
+
+
+def upgrade_and_go_back(screen: Screen, stage: Stage) -> list[Round]:
+    """The fourth quarter: with a wrong version, back by the runbook, with the right version. Returns both runs."""
+    with screen.step("A savepoint before an upgrade of the job, by its DAG") as news:
+        savepoint = take_savepoint(stage, news)
+    screen.good(
+        f"savepoint {savepoint['name']}: checkpoint {savepoint['checkpoint_id']}, {savepoint['path']}"
+    )
+    deploy(stage.layout, wrong=True)
+    with screen.step("Quarter 4 arrives, and the new version of the job is wrong") as news:
+        wrong = run_quarter(stage, 4, news)
+        tell_run(screen, wrong)
+        comparisons = compare_tables(stage.layout, news)
+    if any(c.equal for c in comparisons):
+        raise NotAsPromised("the wrong version of the job wrote right rows")
+    for result in comparisons:
+        screen.say(f"{result.name}: wrong, as it should be: {result.difference}")
+    with screen.step("The recovery runbook: plan, approval by a person, back to the savepoint") as news:
+        plan, restored = go_back(stage, news)
+    for line in plan["markdown"].splitlines():
+        screen.say(line)
+    screen.good(f"state, source positions and both tables are back at {restored['label']}")
+    deploy(stage.layout)
+    with screen.step("The right version takes quarter 4 in again") as news:
+        done = run_quarter(stage, 4, news, again=True)
+    tell_run(screen, done)
+    return [wrong, done]
+
+
+def tell_run(screen: Screen, done: Round) -> None:
+    """Says what a run did."""
+    told = done.returned
+    before = f"checkpoint {told['started_from']}" if told["started_from"] else "the savepoint"
+    if done.run_id == FIRST_RUN:
+        before = "nothing"
+    screen.say(
+        f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
+        f" from {before} to checkpoint {told['checkpoint_id']}"
+    )
 
 
 def tell_kill(screen: Screen, kill: Kill | None, done: Round) -> None:

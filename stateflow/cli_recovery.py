@@ -20,7 +20,8 @@ from rich.table import Table
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import Origin, SinkMode
 from stateflow.checkpoint.proposal import Proposal, StateAction
-from stateflow.config import parse_assignments, read_toml
+from stateflow.checkpoint.retention import SavepointRule
+from stateflow.config import parse_assignments, parse_duration, read_toml
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
@@ -141,11 +142,8 @@ def show(job_root: str, name: str, as_json: bool) -> None:
 def verify(job_root: str, name: str) -> None:
     """Read every file of a savepoint, by name or path, and compare size and hash."""
     stored = or_fail(lambda: recovery.find(job_root, name))
-    or_fail(stored.verify)
-    files = list(stored.files())
-    click.echo(
-        f"savepoint {stored.document.name}: {len(files)} files, {human_bytes(stored.size)}, all as recorded"
-    )
+    read = or_fail(lambda: ops.verify_savepoint(stored))
+    click.echo(f"{read.what}: {read.files} files, {human_bytes(read.bytes)}, all as recorded")
 
 
 @savepoint.command()
@@ -156,6 +154,24 @@ def dispose(job_root: str, name: str, by: str, reason: str) -> None:
     """Delete a savepoint below the job root."""
     gone = or_fail(lambda: recovery.dispose(job_root, name, by or _user(), reason))
     click.echo(f"deleted savepoint {gone.name}, {human_bytes(gone.bytes)}")
+
+
+@savepoint.command()
+@ROOT
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the N newest periodic ones.")
+@click.option("--max-age", default="", metavar="DURATION", help="Delete older ones; like 36h or 30d.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@JSON
+def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json: bool) -> None:
+    """Delete periodic savepoints that are too many or too old; never the newest of them, and no others."""
+    rule = or_fail(lambda: SavepointRule(keep, _age(max_age)))
+    done = or_fail(lambda: ops.prune_savepoints(job_root, rule, dry_run=dry_run, by=_user()))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(done)))
+        return
+    names = ", ".join(done.deleted) or "nothing"
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {names}, {human_bytes(done.bytes_freed)}; "
+               f"kept: {', '.join(done.kept) or 'none'}")  # fmt: skip
 
 
 @click.command()
@@ -336,6 +352,13 @@ def _read_plan(path: Path) -> Proposal:
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ConfigError("the file is not a restore's plan", hint="stateflow restore --plan TARGET --out FILE writes "
                           "one", path=str(path), reason=str(e)) from e  # fmt: skip
+
+
+def _age(text: str) -> timedelta | None:
+    try:
+        return parse_duration(text) if text else None
+    except (ValueError, OverflowError) as e:
+        raise ConfigError("--max-age is no duration", hint="like 36h or 30d", given=text) from e
 
 
 def _refuse(what: str) -> None:

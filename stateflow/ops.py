@@ -7,11 +7,25 @@ import socket
 from dataclasses import dataclass
 
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import Pin
-from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, read_history, read_records
+from stateflow.checkpoint.documents import Pin, SourcePosition
+from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.history import (
+    ActionRecord,
+    CheckpointRecord,
+    read_history,
+    read_records,
+    write_action,
+)
 from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
+from stateflow.checkpoint.savepoint import (
+    StoredSavepoint,
+    dispose_savepoint,
+    find_savepoint,
+    list_savepoints,
+)
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, DataError
 from stateflow.storage import open_storage
 
 
@@ -56,6 +70,91 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
         found = Collector(root).collect()
     return GarbageReport(root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown,
                          found.dry_run)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """Periodic savepoints that were deleted, or would be, oldest first."""
+
+    job: str
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+    bytes_freed: int
+    dry_run: bool
+
+
+def prune_savepoints(
+    job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = ""
+) -> PruneReport:
+    """Deletes the periodic savepoints that a rule lets go, and no other; see `checkpoint.retention`."""
+    root = _open(job_root)
+    stored = list_savepoints(root.storage)
+    gone = expired_savepoints([s.document for s in stored], root.job.job_uuid, rule, root.clock.now())
+    ids = {s.id for s in gone}
+    freed = 0
+    for savepoint in [s for s in stored if s.document.id in ids]:
+        freed += savepoint.size
+        if not dry_run:
+            _dispose(root, savepoint, by)
+    kept_names = tuple(s.document.name for s in stored if s.document.id not in ids)
+    return PruneReport(root.job.job, tuple(s.name for s in gone), kept_names, freed, dry_run)
+
+
+def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
+    # By its folder: nobody else, also none of the same name, has ever been in there.
+    folder = savepoint.folder.split("/")[1]
+    if find_savepoint(root.storage, folder) is None:
+        return  # another retention was faster
+    dispose_savepoint(root, folder)
+    document = savepoint.document
+    write_action(root.storage, ActionRecord(
+        seq=root.head().entry.seq, kind="dispose", at=root.clock.now().isoformat(timespec="milliseconds"),
+        by=by or root.writer, reason="retention", bytes=savepoint.size,
+        facts={"savepoint": document.name, "id": document.id},
+    ), document.id)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Files that were read, every one with the size and the hash that are recorded for it."""
+
+    job: str
+    what: str
+    checkpoint_id: int
+    offsets: dict[str, str]
+    files: int
+    bytes: int
+
+
+def verify_savepoint(stored: StoredSavepoint) -> Verification:
+    """Reads all files of a savepoint. Raises MissingFile or CorruptFile."""
+    stored.verify()
+    document = stored.document
+    return Verification(document.job, f"savepoint {document.name}", document.checkpoint_id,
+                        _offsets(document.manifest.sources), len(list(stored.files())), stored.size)  # fmt: skip
+
+
+def verify_head(job_root: str) -> Verification:
+    """Reads all files of the state that the next run begins with.
+
+    Raises MissingFile or CorruptFile; DataError when the job has none, or when a restore is not completed.
+    """
+    root = _open(job_root)
+    head = root.head()
+    manifest = root.manifest(head)
+    if manifest is None:
+        raise DataError("the job has no checkpoint yet", hint="run it first", root=job_root)
+    if head.entry.rewind is not None:
+        raise DataError("a restore is not completed", hint="try it again, or start the job: either completes it",
+                        seq=head.entry.seq)  # fmt: skip
+    files = {f.key: f for f in files_of(manifest)}
+    check_stored(root.storage, files.values())
+    return Verification(root.job.job, f"checkpoint {head.checkpoint_id}", head.checkpoint_id,
+                        _offsets(head.entry.sources), len(files), sum(f.size for f in files.values()))  # fmt: skip
+
+
+def _offsets(positions: list[SourcePosition]) -> dict[str, str]:
+    return {p.uid: p.offset for p in positions}
 
 
 def describe(job_root: str) -> JobDescription:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from stateflow.checkpoint.asking import Patience, ask_run, is_same, take_back
 from stateflow.checkpoint.documents import Answer, EntryRef, Origin, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.entries import Adoption, pending_of
 from stateflow.checkpoint.history import ActionRecord, write_action
@@ -16,7 +17,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.proposal import Proposal
-from stateflow.checkpoint.requests import DONE, WITHDRAWN, answer, is_seen, post, read_answer
+from stateflow.checkpoint.requests import DONE, read_answer
 from stateflow.checkpoint.savepoint import (
     Order,
     StoredSavepoint,
@@ -31,7 +32,7 @@ from stateflow.checkpoint.savepoint import (
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.clock import SystemClock
 from stateflow.environment import open_existing
-from stateflow.errors import ConfigError, DataError, RequestTimeout
+from stateflow.errors import ConfigError, DataError
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.restoring import (
     Place,
@@ -43,8 +44,6 @@ from stateflow.runtime.restoring import (
 )
 from stateflow.runtime.rewinding import complete_rewind
 from stateflow.storage import Storage, open_storage
-
-_POLL = timedelta(seconds=0.1)
 
 
 @dataclass(frozen=True)
@@ -110,6 +109,8 @@ def create_savepoint(job_root: str, ask: SavepointAsk) -> SavepointReport:
     """
     root = _open(job_root)
     ask = _named(root, ask)
+    if made := _made_before(root, ask):
+        return made
     if not ask.from_head and not root.head().entry.ended:
         given = _ask_run(root, ask, RequestKind.SAVEPOINT)
         if given is not None:
@@ -127,6 +128,8 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     """
     root = _open(job_root)
     ask = _named(root, ask, Origin.STOP)
+    if savepoint and (made := _made_before(root, ask)):
+        return made
     given = None
     if not root.head().entry.ended:
         given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
@@ -135,6 +138,11 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     if not savepoint:
         raise ConfigError("no run works on the job", hint="there is nothing to stop", root=job_root)
     return describe_savepoint(_from_head(root, ask), "head")
+
+
+def withdraw(job_root: str, request: str) -> bool:
+    """Takes back a request that no run has answered yet: nobody waits for it. Whether there was one."""
+    return take_back(_open(job_root), request)
 
 
 def list_all(job_root: str) -> list[SavepointReport]:
@@ -240,6 +248,8 @@ def fork(job_root: str, ask: ForkAsk) -> ForkReport:
     pin = source.pin(point.ref, ask.by or source.writer, f"fork into {ask.into}") if point.ref else None
     try:
         root = _fork_root(source, storage, point, ask.shadow)
+        if root.log.read_head() is not None:
+            return _forked(root, point)  # by an earlier try of the same fork
         place = (
             Place(point.savepoint.storage, point.savepoint.folder)
             if point.savepoint
@@ -261,7 +271,14 @@ def fork(job_root: str, ask: ForkAsk) -> ForkReport:
     _note(source, ActionRecord(seq=head.entry.seq, kind="fork", at=record.at, by=record.by, reason=record.reason,
                                took_ms=record.took_ms, bytes=size,
                                facts={"into": ask.into, "base": str(point.checkpoint_id)}))  # fmt: skip
-    return ForkReport(root.job.job, root.job.job_uuid, storage.uri, point.label, ask.shadow, size)
+    return _forked(root, point)
+
+
+def _forked(root: JobRoot, point: Target) -> ForkReport:
+    job = root.job
+    return ForkReport(
+        job.job, job.job_uuid, root.storage.uri, point.label, job.shadow, point.manifest.full_bytes
+    )
 
 
 def _fork_root(source: JobRoot, storage: Storage, point: Target, shadow: bool) -> JobRoot:
@@ -270,7 +287,9 @@ def _fork_root(source: JobRoot, storage: Storage, point: Target, shadow: bool) -
     )
     probe_storage(storage, source.clock, 0)
     root = JobRoot.create_fork(storage, source, origin, shadow)
-    if root.job.forked_from != origin or root.job.shadow != shadow or root.log.read_head() is not None:
+    head = root.log.read_head()
+    begun = head is not None and head.entry.seq > 1
+    if root.job.forked_from != origin or root.job.shadow != shadow or begun:
         raise ConfigError("the new job root is not empty", hint="choose another one", root=storage.uri,
                           job=root.job.job)  # fmt: skip
     return root
@@ -287,50 +306,20 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
 
 
 def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | None:
-    """The run's answer; None when there is no run."""
-    clock = root.clock
-    asked = post(root.storage, Request(
+    asked = Request(
         id=ask.request, kind=kind, savepoint=ask.name, origin=ask.origin, by=ask.by or root.writer, reason=ask.reason,
         drain=ask.drain, at=_now(root),
-    ))  # fmt: skip
-    began = clock.monotonic()
-
-    def waited() -> timedelta:
-        return timedelta(seconds=clock.monotonic() - began)
-
-    while (given := read_answer(root.storage, asked.id)) is None:
-        if not is_seen(root.storage, asked.id):
-            if waited() >= ask.patience:
-                return _without_run(root, asked)
-        elif waited() >= ask.timeout:
-            given = _withdraw(root, asked)
-            if given.status == WITHDRAWN:
-                raise RequestTimeout("the run did not reach a barrier in time, and the request was withdrawn",
-                                     hint="allow more time, or take the newest checkpoint: --from-head",
-                                     seconds=ask.timeout.total_seconds())  # fmt: skip
-            break
-        clock.sleep(_POLL)
-    return _good(given)
+    )  # fmt: skip
+    return ask_run(root, asked, Patience(ask.patience, ask.timeout))
 
 
-def _without_run(root: JobRoot, asked: Request) -> Answer | None:
-    given = _withdraw(root, asked)
-    return None if given.status == WITHDRAWN else _good(given)
-
-
-def _withdraw(root: JobRoot, asked: Request) -> Answer:
-    return answer(root.storage, Answer(id=asked.id, status=WITHDRAWN, by=root.writer, at=_now(root)))
-
-
-def _good(given: Answer) -> Answer:
-    if given.status == DONE:
-        return given
-    if given.status == WITHDRAWN:
-        raise RequestTimeout(
-            "the request was withdrawn before the run got to it", hint="ask again", id=given.id
-        )
-    raise DataError(f"the run could not do it: {given.message}", hint="ask again when the reason is gone",
-                    code=given.code)  # fmt: skip
+def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
+    """The savepoint that an earlier try of the same request has made, whoever made it then."""
+    stored = find_savepoint(root.storage, ask.name)
+    if stored is None or not is_same(stored.document.request, ask.request):
+        return None
+    given = read_answer(root.storage, stored.document.request)
+    return describe_savepoint(stored, "run" if given and given.status == DONE else "head")
 
 
 def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:

@@ -19,6 +19,8 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": "stateflow",
                 "python-modules": [
                     "stateflow_airflow.operators.run",
+                    "stateflow_airflow.operators.savepoint",
+                    "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                 ],
             }

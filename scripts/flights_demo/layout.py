@@ -17,6 +17,11 @@ class Layout:
     root: Path = REPOSITORY / ".demo"
 
     @property
+    def dags(self) -> Path:
+        """The DAGs as they are deployed, with the job that they run."""
+        return self.root / "dags"
+
+    @property
     def staging(self) -> Path:
         """Files that have not arrived yet."""
         return self.root / "staging"
@@ -52,10 +57,8 @@ class Layout:
         return self.root / "airflow"
 
     def airflow_home(self) -> AirflowHome:
-        """An Airflow that has the repository's own DAGs and plugins."""
-        folders = Folders(
-            home=self.airflow, dags=REPOSITORY / "dags", plugins=REPOSITORY / "plugins", runs=self.runs
-        )
+        """An Airflow that has the repository's own plugins, and its DAGs as they are deployed."""
+        folders = Folders(home=self.airflow, dags=self.dags, plugins=REPOSITORY / "plugins", runs=self.runs)
         environment = {
             "STATEFLOW_HOME": str(self.root),
             "SPARK_LOCAL_IP": "127.0.0.1",

@@ -40,18 +40,21 @@ class Stage:
     client: AirflowClient
 
 
-def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False) -> Round:
+def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False, again: bool = False) -> Round:
     """Delivers a quarter's files, runs the DAG over them and waits for its end.
 
     Args:
         kill: have the first try killed in its third micro-batch, and check what it leaves.
+        again: the files are there already, and the job went back before them.
 
     Raises AirflowError when the run fails, NotAsPromised when a claim about the kill does not hold.
     """
-    deliver(quarter, stage.layout.staging, stage.layout.landing)
-    run_id = f"{YEAR}-Q{quarter}"
+    if not again:
+        deliver(quarter, stage.layout.staging, stage.layout.landing)
+    run_id = f"{YEAR}-Q{quarter}" + ("-again" if again else "")
     stage.client.trigger(DAG, run_id, {"failpoint": FAILPOINT} if kill else {})
     watcher = _Watcher(stage, run_id, news, expect_kill=kill)
+    watcher.total = len(of_quarter(quarter))
     if not poll(watcher.finished, _PATIENCE, interval=0.4):
         raise AirflowError(f"run {run_id} did not end in {_PATIENCE:.0f} s")
     return _conclude(stage, run_id, watcher)
@@ -94,6 +97,7 @@ class _Watcher:
     def __init__(self, stage: Stage, run_id: str, news: News, expect_kill: bool) -> None:
         self.expect_kill = expect_kill
         self.kill: Kill | None = None
+        self.total = 0
         self._stage = stage
         self._run_id = run_id
         self._tell: Callable[[str], None] = news
@@ -107,8 +111,7 @@ class _Watcher:
         state = self._stage.client.run_state(DAG, self._run_id)
         task = self._stage.client.task(DAG, self._run_id, TASK)
         done = len(history(layout.job_root)) - self._before
-        total = len(of_quarter(int(self._run_id[-1])))
         self._tell(
-            f"{self._run_id}: task {task.state or 'waiting'}, try {task.number or 1}, checkpoint {done} of {total}"
+            f"{self._run_id}: task {task.state or 'waiting'}, try {task.number or 1}, checkpoint {done} of {self.total}"
         )
         return state in ("success", "failed")

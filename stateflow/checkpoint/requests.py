@@ -64,6 +64,11 @@ def is_seen(storage: Storage, request_id: str) -> bool:
     return storage.size(request_seen(request_id)) is not None
 
 
+def is_posted(storage: Storage, request_id: str) -> bool:
+    """Whether there is such a request."""
+    return storage.size(request(request_id)) is not None
+
+
 def answer(storage: Storage, given: Answer) -> Answer:
     """Writes the answer; returns the one that counts, which is another when somebody was first."""
     data, _ = seal(given)

@@ -51,6 +51,9 @@ def test_collects_and_says_what_it_did(job_root: Path) -> None:
         "bytes_freed": len(GARBAGE),
         "dry_run": False,
         "unknown": ["data/notes.txt"],
+        "savepoints_deleted": [],
+        "savepoints_kept": [],
+        "savepoints_bytes_freed": 0,
     }
     assert garbage(job_root) == []
     assert (job_root / "data" / "notes.txt").exists()

@@ -15,6 +15,7 @@ from airflow.sdk import Asset, BaseOperator, ResumableJobMixin, conf
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured
 from stateflow_airflow.launcher import Command, Launch, Launcher, forget_old_runs, result_file
 from stateflow_airflow.logs import LogFollower, last_lines
+from stateflow_airflow.requests import as_text
 from stateflow_airflow.results import read_result
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
@@ -198,7 +199,7 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
         _check_paths(self.job, self.job_root)
         arguments = ["run", self.job, "--job-root", self.job_root]
         for key, value in self.settings.items():
-            arguments += ["--set", f"{key}={_text(value)}"]
+            arguments += ["--set", f"{key}={as_text(value)}"]
         arguments += ["--result-file", str(result_file(folder))]
         arguments += ["--run-id", _run_id(context), "--log-format", "text"]
         spark = SparkSubmit(
@@ -235,10 +236,6 @@ def _check_paths(job: str, job_root: str) -> None:
             f"the job root {job_root!r} is neither a URI nor an absolute path",
             "the driver's working directory is not the DAG's: give its whole path, as /data/jobs/flights",
         )
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _run_id(context: Context) -> str:

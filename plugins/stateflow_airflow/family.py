@@ -1,0 +1,346 @@
+"""The DAGs that a job needs, made by one call: it runs, savepoints are taken and looked after, and it goes back.
+
+In a DAG file::
+
+    stateflow_dags(
+        job=StateflowJob(name="flights", root="/data/jobs/flights"),
+        application="/opt/jobs/flights.py",
+        schedule="@hourly",
+        savepoints="@daily",
+        retention=Retention(savepoints=7),
+    )
+
+makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. What runs the job or takes it
+back holds the one slot of a pool, which has to be there (``airflow pools set flights 1 flights``); savepoints and
+retention hold none of it, so that they work during a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, Asset, Context, Param, TriggerRule
+from airflow.sdk.exceptions import AirflowSkipException
+
+from stateflow_airflow.operators.recovery import (
+    StateflowRestoreOperator,
+    StateflowRestorePlanOperator,
+    StateflowVerifyOperator,
+)
+from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.spark import SparkSubmit
+
+_AGAIN: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateflowJob:
+    """A job as Airflow has to know it.
+
+    Args:
+        name: of the job; the DAGs, the assets and the pool are named after it.
+        root: its job root.
+        settings: as in `StateflowRunOperator`.
+        spark: as in `StateflowRunOperator`.
+        pool: name of its pool with one slot; without it, the job's name.
+        run: further arguments of the tasks that run the job, such as ``retries``.
+        params: further params of the DAGs that run the job, for templates in `settings` and `spark`.
+        approvers: ids of the users who may approve a restore; everyone who may answer, when empty.
+        description: of the run DAG, in Markdown.
+    """
+
+    name: str
+    root: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    spark: SparkSubmit = field(default_factory=SparkSubmit)
+    pool: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Param] = field(default_factory=dict)
+    approvers: Sequence[str] = ()
+    description: str = ""
+
+    @property
+    def checkpoint(self) -> Asset:
+        """Gets an event from every run, with the id and the offsets of its last checkpoint."""
+        return Asset(name=f"{self.name}.checkpoint", uri=f"stateflow://{self.name}/checkpoint")
+
+    @property
+    def savepoint(self) -> Asset:
+        """Gets an event from every savepoint, with its id and path."""
+        return Asset(name=f"{self.name}.savepoint", uri=f"stateflow://{self.name}/savepoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What is kept.
+
+    Args:
+        checkpoints: this many of the newest; None for what the job's own setting says.
+        savepoints: this many of the newest periodic ones; None for all.
+        max_age: periodic savepoints that are not older; None for any age.
+    """
+
+    checkpoints: int | None = None
+    savepoints: int | None = 7
+    max_age: timedelta | None = None
+
+
+def stateflow_dags(
+    job: StateflowJob,
+    application: str,
+    schedule: Any = None,
+    savepoints: Any = "@daily",
+    retention: Retention | None = None,
+) -> list[DAG]:
+    """Makes the family of DAGs of a job; Airflow finds them in the file that calls this.
+
+    Args:
+        application: absolute path of the job file.
+        schedule: of runs; None for by hand.
+        savepoints: schedule of periodic savepoints, and of the retention after each; None for by hand.
+        retention: seven periodic savepoints, unless said otherwise.
+    """
+    return [
+        _run_dag(job, application, schedule),
+        _savepoint_dag(job, application),
+        _retention_dag(job, application, savepoints, retention or Retention()),
+        _recovery_dag(job, application),
+    ]
+
+
+def _dag(job: StateflowJob, suffix: str, doc: str, **arguments: Any) -> DAG:
+    # One at a time; and what was missed is not made up for, since a run goes on from the head whatever its date.
+    return DAG(
+        dag_id=f"{job.name}{suffix}",
+        catchup=False,
+        max_active_runs=1,
+        doc_md=doc,
+        tags=["stateflow", job.name],
+        **arguments,
+    )
+
+
+def _run_dag(job: StateflowJob, application: str, schedule: Any) -> DAG:
+    doc = (
+        job.description
+        or f"Runs {job.name} until it has caught up. A run goes on from the newest checkpoint."
+    )
+    with _dag(job, "", doc, schedule=schedule, params=dict(job.params)) as dag:
+        _run(job, application)
+    return dag
+
+
+def _run(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunOperator:
+    given = {**_AGAIN, **job.run}
+    outlets = [job.checkpoint, *given.pop("outlets", ())]
+    return StateflowRunOperator(
+        task_id="run",
+        job=application,
+        job_root=job.root,
+        settings=job.settings,
+        spark=job.spark,
+        pool=job.pool or job.name,
+        outlets=outlets,
+        **given,
+        **arguments,
+    )
+
+
+SAVEPOINT_DOC = """
+Takes a savepoint of {name}: at the next barrier while a run works, from the newest checkpoint otherwise. It is kept
+until somebody deletes it. With *stop*, the run ends with exactly that checkpoint.
+"""
+
+
+def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
+    params = {
+        "name": Param(
+            "",
+            type="string",
+            pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
+            title="Name",
+            description="Empty: its origin and the time.",
+        ),
+        "reason": Param("", type="string", title="Reason", description="Kept with the savepoint."),
+        "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
+        "stop": Param(False, type="boolean", title="Stop the run with it"),
+    }
+    given: dict[str, Any] = {
+        "job_root": job.root,
+        "job": application,
+        "settings": job.settings,
+        "name": "{{ params.name }}",
+        "reason": "{{ params.reason }}",
+        "outlets": [job.savepoint],
+        **_AGAIN,
+    }
+    with _dag(job, "_savepoint", SAVEPOINT_DOC.format(name=job.name), schedule=None, params=params) as dag:
+        StateflowSavepointOperator(
+            task_id="savepoint", origin="{{ params.origin }}", pre_execute=_only_if("stop", False), **given
+        )
+        StateflowStopOperator(task_id="stop", pre_execute=_only_if("stop", True), **given)
+    return dag
+
+
+RETENTION_DOC = """
+Takes a periodic savepoint of {name}, then deletes periodic savepoints that are too many or too old, and what no
+checkpoint needs any more. It may work during a run. With *preview* it takes none, and only says what would go.
+"""
+
+
+def _retention_dag(job: StateflowJob, application: str, schedule: Any, retention: Retention) -> DAG:
+    params = {
+        "retain": Param(
+            retention.checkpoints,
+            type=["null", "integer"],
+            minimum=1,
+            title="Checkpoints to keep",
+            description="Empty: as the job's runs have it.",
+        ),
+        "savepoints": Param(
+            retention.savepoints,
+            type=["null", "integer"],
+            minimum=1,
+            title="Periodic savepoints to keep",
+            description="Empty: all.",
+        ),
+        "preview": Param(False, type="boolean", title="Only say what would be deleted"),
+    }
+    with _dag(
+        job, "_retention", RETENTION_DOC.format(name=job.name), schedule=schedule, params=params
+    ) as dag:
+        savepoint = StateflowSavepointOperator(
+            task_id="savepoint",
+            job_root=job.root,
+            job=application,
+            settings=job.settings,
+            origin="periodic",
+            outlets=[job.savepoint],
+            pre_execute=_only_if("preview", False),
+            **_AGAIN,
+        )
+        # Also when no savepoint could be taken: the reason may be that there is no space left.
+        collect = StateflowRetentionOperator(
+            task_id="collect",
+            job_root=job.root,
+            retain="{{ params.retain }}",
+            savepoints="{{ params.savepoints }}",
+            savepoints_max_age=retention.max_age,
+            preview="{{ params.preview }}",
+            trigger_rule=TriggerRule.ALL_DONE,
+            **_AGAIN,
+        )
+        # The DAG run fails when either has.
+        done = EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
+        savepoint >> collect >> done
+        savepoint >> done
+    return dag
+
+
+RECOVERY_DOC = """
+Takes {name} back to a point in time: state, source positions and tables together.
+
+1. Pause the DAG `{name}`: a run that begins meanwhile makes the plan outdated, and it is refused then.
+2. Trigger this one with a target and a reason.
+3. Read the plan under *Required Actions*, and approve or reject it. Rejecting changes nothing.
+4. Unpause `{name}`.
+
+A task that fails or is killed may be cleared. Clear `plan` to plan, and be asked, again.
+"""
+
+PLAN_BODY = """
+{{ ti.xcom_pull(task_ids='plan')['markdown'] }}
+
+**Reason**: {{ params.reason }}
+
+Approving does exactly this, or nothing when a run of the job has begun since.
+"""
+
+
+def _recovery_dag(job: StateflowJob, application: str) -> DAG:
+    params = {**_recovery_params(), **job.params}
+    code: dict[str, Any] = {"job": application, "job_root": job.root, "settings": job.settings}
+    with _dag(job, "_recovery", RECOVERY_DOC.format(name=job.name), schedule=None, params=params) as dag:
+        plan = StateflowRestorePlanOperator(
+            task_id="plan",
+            target="{{ params.target }}",
+            sinks="{{ params.sinks }}",
+            drop="{{ params.drop }}",
+            foreign="{{ params.foreign }}",
+            **code,
+            **_AGAIN,
+        )
+        approve = ApprovalOperator(
+            task_id="approve",
+            subject=f"Take {job.name} back to {{{{ params.target }}}}?",
+            body=PLAN_BODY,
+            defaults=ApprovalOperator.REJECT,
+            response_timeout=timedelta(days=1),
+            params={"note": Param("", type="string", title="Note", description="Kept in the job's log.")},
+            assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
+            **_AGAIN,
+        )
+        restore = StateflowRestoreOperator(
+            task_id="restore",
+            plan=plan.output,
+            approval=approve.output,
+            reason="{{ params.reason }}",
+            pool=job.pool or job.name,
+            **code,
+            **_AGAIN,
+        )
+        verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, **_AGAIN)
+        run = _run(job, application, pre_execute=_only_if("run", True))
+        plan >> approve >> restore >> verify >> run
+    return dag
+
+
+def _recovery_params() -> dict[str, Param]:
+    return {
+        "target": Param(
+            type="string",
+            minLength=1,
+            title="Go back to",
+            description_md="`latest`, a checkpoint's id, a savepoint's name or path, `before:2026-01-31T03:00` (UTC)"
+            " or `before:SOURCE=OFFSET`",
+        ),
+        "sinks": Param(
+            "restore",
+            type="string",
+            enum=["restore", "keep"],
+            values_display={"restore": "tables go back as well", "keep": "tables keep their content"},
+            title="Tables",
+        ),
+        "reason": Param(
+            type="string",
+            format="multiline",
+            minLength=1,
+            title="Reason",
+            description="Kept in the job's log.",
+        ),
+        "drop": Param(
+            "",
+            type="string",
+            title="State to drop",
+            description="Uids of operators that the job has not any more, with commas.",
+        ),
+        "foreign": Param(False, type="boolean", title="The savepoint may be another job's"),
+        "run": Param(False, type="boolean", title="Run the job afterwards"),
+    }
+
+
+def _only_if(param: str, wanted: bool) -> Callable[[Context], None]:
+    """Skips the task unless the DAG run's param is that."""
+
+    def check(context: Context) -> None:
+        if bool(context["params"][param]) is not wanted:
+            raise AirflowSkipException(f"{param} is {context['params'][param]}")
+
+    return check

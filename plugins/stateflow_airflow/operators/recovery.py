@@ -1,0 +1,286 @@
+"""Going back to a point in time, in two steps; forks; and reading everything that is stored once more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from stateflow_airflow.failures import PermanentFailure, misconfigured
+from stateflow_airflow.plans import as_markdown
+from stateflow_airflow.requests import (
+    as_names,
+    as_truth,
+    asker,
+    check_root,
+    job_code,
+    request_id,
+    told_as_failures,
+)
+from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.versions import require_supported
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+require_supported()
+
+APPROVE = "Approve"
+
+
+class StateflowRestorePlanOperator(BaseOperator):
+    """Says what going back to a point in time would mean; changes nothing.
+
+    **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
+    matched, new and dropped, with bytes and parallelism; each source's position now and then, and whether it still
+    holds what came in between; each table's version and the rows that go; commits by others that go with them; checkpoints
+    that cannot be gone back to any more.
+
+    Args:
+        job: absolute path of the job file. Templated.
+        job_root: the job's root. Templated.
+        target: ``latest``, a checkpoint's id, a savepoint's name or path, ``before:TIME`` or ``before:SOURCE=OFFSET``.
+            Templated.
+        sinks: ``restore`` takes tables back as well, ``keep`` leaves their content. Templated.
+        drop: uids of operators whose state is dropped because the job has none of them any more: a list, or a text
+            with commas. Templated.
+        foreign: whether the savepoint may be another job's. Templated.
+        settings: as in `StateflowRunOperator`. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job", "job_root", "target", "sinks", "drop", "foreign", "settings")
+    template_fields_renderers = {"settings": "json"}
+    ui_color = "#fdf1cf"
+
+    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
+        self,
+        *,
+        job: str,
+        job_root: str,
+        target: str,
+        sinks: str = "restore",
+        drop: str | Sequence[str] = (),
+        foreign: bool | str = False,
+        settings: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", RetryByErrorCode())
+        super().__init__(**kwargs)
+        self.job = job
+        self.job_root = job_root
+        self.target = target
+        self.sinks = sinks
+        self.drop = drop
+        self.foreign = foreign
+        self.settings = dict(settings or {})
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Plans; the log shows the plan."""
+        import msgspec
+
+        from stateflow.checkpoint.documents import SinkMode
+        from stateflow.recovery import plan_restore
+        from stateflow.runtime.restoring import RestoreOptions
+
+        if self.sinks not in list(SinkMode):
+            raise misconfigured(f"sinks={self.sinks!r} is neither restore nor keep", "give one of them")
+        foreign = as_truth("foreign", self.foreign)
+        options = RestoreOptions(SinkMode(self.sinks), as_names(self.drop), foreign)
+        with told_as_failures():
+            code = job_code(self.job, self.settings)
+            proposal = plan_restore(check_root(self.job_root), code, str(self.target).strip(), options)
+        plan = json.loads(msgspec.json.encode(proposal))
+        markdown = as_markdown(plan)
+        self.log.info("The plan:\n%s", markdown)
+        return {"plan": plan, "markdown": markdown}
+
+
+class StateflowRestoreOperator(BaseOperator):
+    """Carries a restore's plan out: exactly that one, once per DAG run, or not at all.
+
+    It claims the job, which ends a run that still works, and needs the job's pool so that none begins beside it. A job
+    that has moved on since it was planned is refused, with the error ``plan-outdated``, and nothing is changed. A try
+    that was killed is completed by the next one, or by the next start of the job; clearing the task later never goes
+    back a second time.
+
+    **Returns** (XCom) ``job``, ``request``, ``label``, ``generation``, ``checkpoint_id``, ``offsets`` and ``tables``
+    (uid of the sink: version).
+
+    Args:
+        job: absolute path of the job file. Templated.
+        job_root: the job's root. Templated.
+        plan: what `StateflowRestorePlanOperator` returned (``plan.output``), its plan, or that as JSON. Templated.
+        approval: what Airflow's ApprovalOperator returned (``approve.output``): then the log has its user as the one
+            who did it, and a note that was entered there. Anything but an approval is refused. Templated.
+        by: who does it, without an approval; empty for who triggered the DAG run. Templated.
+        reason: why; kept in the log. Templated.
+        settings: as in `StateflowRunOperator`. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job", "job_root", "plan", "approval", "by", "reason", "settings")
+    template_fields_renderers = {"settings": "json", "plan": "json", "approval": "json"}
+    ui_color = "#f9d6d5"
+
+    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
+        self,
+        *,
+        job: str,
+        job_root: str,
+        plan: Any,
+        approval: Any = None,
+        by: str = "",
+        reason: str = "",
+        settings: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", RetryByErrorCode())
+        super().__init__(**kwargs)
+        self.job = job
+        self.job_root = job_root
+        self.plan = plan
+        self.needs_approval = approval is not None
+        self.approval = approval
+        self.by = by
+        self.reason = reason
+        self.settings = dict(settings or {})
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Goes back, or completes what an earlier try began."""
+        from stateflow.recovery import restore
+        from stateflow.runtime.restoring import RestoreOrder
+
+        by, reason = self.by or asker(context), self.reason
+        if self.needs_approval:
+            by, reason = _approved(self.approval, asker(context), reason)
+        with told_as_failures():
+            proposal = _proposal(self.plan)
+            order = RestoreOrder(request_id(context), by, reason)
+            code = job_code(self.job, self.settings)
+            done = restore(check_root(self.job_root), code, proposal, order)
+        self.log.info("%s stands at checkpoint %d; for %s: %s", done.job, done.checkpoint_id, by, reason)
+        return asdict(done)
+
+
+class StateflowForkOperator(BaseOperator):
+    """Makes a new job, with a root and a uuid of its own, that begins with this one's state and positions.
+
+    A try after this one finds the fork made, as long as no run has begun there.
+
+    **Returns** (XCom) ``job``, ``job_uuid``, ``root``, ``label``, ``shadow`` and ``bytes``.
+
+    Args:
+        job_root: the job's root. Templated.
+        target: as in `StateflowRestorePlanOperator`. Templated.
+        into: the new job's root; it must be empty. Templated.
+        shadow: every run of the new job publishes to tables named ``…_shadow``. Templated.
+        by: who; empty for who triggered the DAG run. Templated.
+        reason: why. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "by", "reason")
+    ui_color = "#d9e8fb"
+
+    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
+        self,
+        *,
+        job_root: str,
+        target: str,
+        into: str,
+        shadow: bool | str = False,
+        by: str = "",
+        reason: str = "",
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", RetryByErrorCode())
+        super().__init__(**kwargs)
+        self.job_root = job_root
+        self.target = target
+        self.into = into
+        self.shadow = shadow
+        self.by = by
+        self.reason = reason
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Forks."""
+        from stateflow.recovery import ForkAsk, fork
+
+        shadow, by = as_truth("shadow", self.shadow), self.by or asker(context)
+        ask = ForkAsk(str(self.target).strip(), check_root(self.into), shadow, by, self.reason)
+        with told_as_failures():
+            made = fork(check_root(self.job_root), ask)
+        self.log.info("%s is a fork of %s at %s", made.root, made.job, made.label)
+        return asdict(made)
+
+
+class StateflowVerifyOperator(BaseOperator):
+    """Reads every file of a savepoint, or of the state that the next run begins with, and compares size and hash.
+
+    A file that is missing or differs fails the task, with its name.
+
+    **Returns** (XCom) ``job``, ``what``, ``checkpoint_id``, ``offsets``, ``files`` and ``bytes``.
+
+    Args:
+        job_root: the job's root. Templated.
+        savepoint: name or path; empty for the job's own newest state. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job_root", "savepoint")
+    ui_color = "#e8f6f3"
+
+    def __init__(self, *, job_root: str, savepoint: str = "", **kwargs: Any) -> None:
+        kwargs.setdefault("retry_policy", RetryByErrorCode())
+        super().__init__(**kwargs)
+        self.job_root = job_root
+        self.savepoint = savepoint
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Reads it all."""
+        from stateflow.ops import verify_head, verify_savepoint
+        from stateflow.recovery import find
+
+        with told_as_failures():
+            root = check_root(self.job_root)
+            read = verify_savepoint(find(root, self.savepoint)) if self.savepoint else verify_head(root)
+        self.log.info("%s of %s: %d files, %d bytes, all as recorded", read.what, read.job, read.files,
+                      read.bytes)  # fmt: skip
+        return asdict(read)
+
+
+def _proposal(plan: Any) -> Any:
+    import msgspec
+
+    from stateflow.checkpoint.proposal import Proposal
+
+    try:
+        document = json.loads(plan) if isinstance(plan, str) else plan
+        if isinstance(document, Mapping) and "markdown" in document:
+            document = document["plan"]
+        return msgspec.convert(document, Proposal)
+    except (ValueError, KeyError, TypeError) as error:
+        raise misconfigured(
+            f"this is not a restore's plan: {error}",
+            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
+        ) from error
+
+
+def _approved(approval: Any, asked_by: str, reason: str) -> tuple[str, str]:
+    """Who approved, and why. Raises PermanentFailure unless a person did."""
+    answer = approval if isinstance(approval, Mapping) else {}
+    user = answer.get("responded_by_user") or {}
+    name = user.get("name") or user.get("id") if isinstance(user, Mapping) else ""
+    if list(answer.get("chosen_options") or ()) != [APPROVE] or not name:
+        raise PermanentFailure(
+            "not-approved",
+            "nobody approved this plan, and nothing was changed",
+            "clear the task that plans: the plan is made, and asked about, once more",
+        )
+    note = str((answer.get("params_input") or {}).get("note") or "").strip()
+    told = [
+        reason,
+        f"approval: {note}" if note else "",
+        f"asked for by {asked_by}" if asked_by != name else "",
+    ]
+    return str(name), "; ".join(part for part in told if part)

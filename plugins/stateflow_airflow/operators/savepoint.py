@@ -1,0 +1,164 @@
+"""Savepoints of a job, while it runs and while it does not, and the end of a run with one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, BaseOperator
+
+from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.requests import (
+    asker,
+    check_root,
+    default_name,
+    job_code,
+    request_id,
+    told_as_failures,
+)
+from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.versions import require_supported
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from stateflow.recovery import SavepointAsk, SavepointReport
+
+require_supported()
+
+_ORIGINS = ("manual", "periodic", "upgrade", "stop")
+
+
+class StateflowSavepointOperator(BaseOperator):
+    """Takes a savepoint: at the next barrier of the job's run, or from its newest checkpoint when there is no run.
+
+    It needs no Spark, and no slot of the job's pool: a run goes on meanwhile. A try after this one, whatever ended it,
+    gives the same savepoint; a task that is killed takes its request back.
+
+    **Returns** (XCom) ``id``, ``name``, ``path``, ``job``, ``checkpoint_id``, ``offsets``, ``bytes``, ``origin``,
+    ``made_at`` and ``taken_by`` (``run`` or ``head``). Each asset in `outlets` gets an event with the first three and
+    the checkpoint's id.
+
+    Args:
+        job_root: the job's root, as in `StateflowRunOperator`. Templated.
+        name: of the savepoint; empty for its origin and the time of the DAG run. Templated.
+        origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic ones only. Templated.
+        reason: why; kept with it. Templated.
+        by: who; empty for who triggered the DAG run. Templated.
+        job: absolute path of the job file. Needed only when a run died before it published its output. Templated.
+        settings: as in `StateflowRunOperator`; only with `job`. Templated.
+        timeout: how long to wait for the run's next barrier.
+    """
+
+    template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "by", "job", "settings")
+    template_fields_renderers = {"settings": "json"}
+    ui_color = "#dff2e1"
+
+    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
+        self,
+        *,
+        job_root: str,
+        name: str = "",
+        origin: str = "manual",
+        reason: str = "",
+        by: str = "",
+        job: str = "",
+        settings: Mapping[str, Any] | None = None,
+        timeout: timedelta = timedelta(minutes=10),
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", RetryByErrorCode())
+        super().__init__(**kwargs)
+        self.job_root = job_root
+        self.name = name
+        self.origin = origin
+        self.reason = reason
+        self.by = by
+        self.job = job
+        self.settings = dict(settings or {})
+        self.timeout = timeout
+        self._request = ""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Takes it, or finds what an earlier try has taken."""
+        self._request = self._id(context)
+        with told_as_failures():
+            made = self._make(self._ask(context))
+        self.log.info(
+            "Savepoint %s of checkpoint %d, %d bytes, in %s",
+            made.name, made.checkpoint_id, made.bytes, made.path,
+        )  # fmt: skip
+        for asset in self.outlets:
+            if isinstance(asset, Asset):
+                context["outlet_events"][asset].extra.update(
+                    savepoint_id=made.id, name=made.name, path=made.path, checkpoint_id=made.checkpoint_id
+                )
+        return asdict(made)
+
+    def on_kill(self) -> None:
+        """Takes the request back: a run that has not begun with it does not make what nobody waits for."""
+        if self._request:
+            from stateflow.recovery import withdraw
+
+            with told_as_failures():
+                withdraw(self.job_root, self._request)
+
+    def _id(self, context: Context) -> str:
+        return request_id(context)
+
+    def _make(self, ask: SavepointAsk) -> SavepointReport:
+        from stateflow.recovery import create_savepoint
+
+        return create_savepoint(check_root(self.job_root), ask)
+
+    def _ask(self, context: Context) -> SavepointAsk:
+        from stateflow.checkpoint.documents import Origin
+        from stateflow.recovery import SavepointAsk
+
+        if self.origin not in _ORIGINS:
+            raise misconfigured(
+                f"{self.origin!r} is no origin of a savepoint", f"it is one of {', '.join(_ORIGINS)}"
+            )
+        return SavepointAsk(
+            name=self.name or default_name(self.origin, context, self._request),
+            origin=Origin(self.origin),
+            by=self.by or asker(context),
+            reason=self.reason,
+            request=self._request,
+            code=job_code(self.job, self.settings) if self.job else None,
+            timeout=self.timeout,
+        )
+
+
+class StateflowStopOperator(StateflowSavepointOperator):
+    """Ends the job's run after its next checkpoint, with a savepoint of exactly that checkpoint.
+
+    The run's own task ends well. Without a run it takes the savepoint from the newest checkpoint. Returns, and
+    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same savepoint; a task that is
+    cleared stops the job once more.
+
+    Args:
+        drain: note in the savepoint that the job does not go on from here.
+    """
+
+    ui_color = "#f7e3d4"
+
+    def __init__(self, *, drain: bool = False, **kwargs: Any) -> None:
+        kwargs.setdefault("origin", "stop")
+        super().__init__(**kwargs)
+        self.drain = drain
+
+    def _id(self, context: Context) -> str:
+        # Airflow raises max_tries when a task is cleared, and at no other time.
+        return request_id(context, context["ti"].max_tries)
+
+    def _make(self, ask: SavepointAsk) -> SavepointReport:
+        from dataclasses import replace
+
+        from stateflow.recovery import stop
+
+        made = stop(check_root(self.job_root), replace(ask, drain=self.drain), savepoint=True)
+        assert made is not None, "a stop with a savepoint gives one"
+        return made

@@ -1,0 +1,80 @@
+"""An upgrade that goes wrong: a savepoint before it, a version that writes wrong rows, the runbook that goes back."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from flights_demo.client import AirflowError
+from flights_demo.crash import NotAsPromised
+from flights_demo.layout import REPOSITORY, Layout
+from flights_demo.patience import Stopwatch, poll
+from flights_demo.quarters import Stage
+from flights_demo.screen import News
+
+SAVEPOINT = "before-the-upgrade"
+SAVEPOINT_DAG, RECOVERY_DAG = "flights_savepoint", "flights_recovery"
+_RIGHT = "            self.total += delay\n"
+_WRONG = "            self.total += abs(delay)  # a plane that lands early is not late\n"
+_PATIENCE = 180.0
+_PARKING = 5.0
+"""Seconds between Airflow's parking a task for an answer and taking one: it loses an answer that comes sooner."""
+
+
+def deploy(layout: Layout, wrong: bool = False) -> None:
+    """Puts DAGs and job where Airflow finds them; `wrong` with a mistake in the job."""
+    shutil.copytree(
+        REPOSITORY / "dags", layout.dags, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    job = layout.dags / "jobs" / "flights.py"
+    text = job.read_text()
+    if text.count(_RIGHT) != 1:
+        raise NotAsPromised("the job is not the one that the demo knows how to break")
+    if wrong:
+        job.write_text(text.replace(_RIGHT, _WRONG))
+
+
+def take_savepoint(stage: Stage, news: News) -> dict[str, Any]:
+    """Runs the savepoint DAG; returns what its task returned."""
+    conf = {"name": SAVEPOINT, "origin": "upgrade", "reason": "the new version of the job"}
+    stage.client.unpause(SAVEPOINT_DAG)
+    stage.client.trigger(SAVEPOINT_DAG, SAVEPOINT, conf)
+    news("the savepoint DAG runs")
+    _wait_for_success(stage, SAVEPOINT_DAG, SAVEPOINT)
+    return stage.client.returned(SAVEPOINT_DAG, SAVEPOINT, "savepoint")
+
+
+def go_back(stage: Stage, news: News) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Runs the recovery runbook and approves its plan as a person would; returns the plan and what was restored."""
+    run_id = "back-to-the-savepoint"
+    conf = {"target": SAVEPOINT, "reason": "the new version counts early arrivals as late"}
+    stage.client.unpause(RECOVERY_DAG)
+    stage.client.trigger(RECOVERY_DAG, run_id, conf)
+
+    def asks() -> bool:
+        state = stage.client.task(RECOVERY_DAG, run_id, "approve").state
+        news(f"the runbook plans, then waits for a person: {state or 'planning'}")
+        if stage.client.run_state(RECOVERY_DAG, run_id) == "failed":
+            raise AirflowError(f"the runbook failed; its logs are below {stage.layout.airflow}")
+        return state == "awaiting_input"
+
+    if not poll(asks, _PATIENCE, interval=0.5):
+        raise AirflowError(f"the runbook did not ask for approval in {_PATIENCE:.0f} s")
+    watch = Stopwatch()
+    poll(lambda: watch.seconds > _PARKING, 2 * _PARKING)
+    stage.client.answer(RECOVERY_DAG, run_id, "approve", "Approve", {"note": "seen"})
+    news("approved; the job goes back")
+    _wait_for_success(stage, RECOVERY_DAG, run_id)
+    return (
+        stage.client.returned(RECOVERY_DAG, run_id, "plan"),
+        stage.client.returned(RECOVERY_DAG, run_id, "restore"),
+    )
+
+
+def _wait_for_success(stage: Stage, dag: str, run_id: str) -> None:
+    if not poll(
+        lambda: stage.client.run_state(dag, run_id) in ("success", "failed"), _PATIENCE, interval=0.4
+    ):
+        raise AirflowError(f"{dag} did not end in {_PATIENCE:.0f} s")
+    if stage.client.run_state(dag, run_id) != "success":
+        raise AirflowError(f"{dag} failed; its logs are below {stage.layout.airflow}")
