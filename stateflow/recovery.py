@@ -33,6 +33,7 @@ from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.clock import SystemClock
 from stateflow.environment import open_existing
 from stateflow.errors import ConfigError, DataError
+from stateflow.ids import check_name
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.restoring import (
     Place,
@@ -315,7 +316,7 @@ def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | No
 
 def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
     """The savepoint that an earlier try of the same request has made, whoever made it then."""
-    stored = find_savepoint(root.storage, ask.name)
+    stored = find_savepoint(root.storage, check_name("a savepoint's name", ask.name))
     if stored is None or not is_same(stored.document.request, ask.request):
         return None
     given = read_answer(root.storage, stored.document.request)

@@ -36,8 +36,8 @@ class StateflowRestorePlanOperator(BaseOperator):
 
     **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
     matched, new and dropped, with bytes and parallelism; each source's position now and then, and whether it still
-    holds what came in between; each table's version and the rows that go; commits by others that go with them; checkpoints
-    that cannot be gone back to any more.
+    holds what came in between; each table's version and the rows that go; commits by others that go with them;
+    checkpoints that cannot be gone back to any more.
 
     Args:
         job: absolute path of the job file. Templated.

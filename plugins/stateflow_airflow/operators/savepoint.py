@@ -136,8 +136,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
     """Ends the job's run after its next checkpoint, with a savepoint of exactly that checkpoint.
 
     The run's own task ends well. Without a run it takes the savepoint from the newest checkpoint. Returns, and
-    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same savepoint; a task that is
-    cleared stops the job once more.
+    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same
+    savepoint; a task that is cleared stops the job once more.
 
     Args:
         drain: note in the savepoint that the job does not go on from here.
