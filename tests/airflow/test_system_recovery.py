@@ -60,9 +60,6 @@ for name in {names!r}:
 class Client(AirflowClient):
     """The calls that only these tests make."""
 
-    def make_pool(self, name: str) -> None:
-        self.call("POST", "pools", {"name": name, "slots": 1})
-
     def states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
         """Every task of a DAG run with its state."""
         answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances")
