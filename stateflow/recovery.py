@@ -195,11 +195,12 @@ def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrde
     root = job.root
     began, before = root.clock.monotonic(), root.head()
     head = execute(job, proposal, order)
-    if order.request not in before.entry.requests:
+    begun = before.entry.rewind if order.request in before.entry.requests else None
+    if order.request not in before.entry.requests or begun:
         undone = ", ".join(str(i) for i in proposal.dropped_checkpoints)
         _note(root, ActionRecord(
-            seq=head.entry.generation, kind="restore", at=_now(root), by=order.by or root.writer,
-            reason=order.reason, took_ms=_ms(root, began),
+            seq=begun.seq if begun else head.entry.generation, kind="restore", at=_now(root),
+            by=order.by or root.writer, reason=order.reason, took_ms=_ms(root, began),
             facts={"to": proposal.label, "from_checkpoint": str(proposal.checkpoint_id), "request": order.request,
                    "base": str(proposal.target_checkpoint), "undone": undone},
         ))  # fmt: skip

@@ -173,6 +173,22 @@ def test_a_run_that_was_killed_over_it_is_completed_by_the_next_task(
     early.check_clean()
 
 
+def test_the_try_that_completes_it_puts_it_into_the_history(
+    early: AccountsBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, run = plan(early), new_run("2026-01-01", task_id="restore")
+    _die_in_restore(early, run, planned, monkeypatch)
+    intent = disk.head(early.root).doc["rewind"]["seq"]
+    for _ in range(2):
+        restore(early, run, plan=planned, approval=APPROVED)
+    (record,) = [r for r in disk.history(early.root) if r.get("kind") == "restore"]
+    assert (record["seq"], record["by"], record["facts"]["base"]) == (
+        intent,
+        "ada",
+        str(planned["plan"]["target_checkpoint"]),
+    )
+
+
 def _die_in_restore(
     box: AccountsBox, run: FakeRun, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,7 @@ for name in {names!r}:
             params={{"failpoint": Param("", type="string")}},
         ),
         application={application!r},
-        schedule="@daily",
+        schedule="@once",
     )
 """
 

@@ -129,7 +129,9 @@ def test_recover_at_3_am(desk: Desk) -> None:
 
 def test_the_tasks_and_errors_of_the_runbook_are_those_that_there_are() -> None:
     text = (GUIDES / "recover-at-3-am.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:3] for line in text.partition("## When a task")[2].splitlines() if "|" in line][2:]
+    rows = [line.split("|")[1:3] for line in text.partition("## When a task")[2].splitlines() if "|" in line][
+        2:
+    ]
     tasks = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
     assert tasks == {"plan", "approve", "restore", "verify", "run"}
     codes = {code for row in rows for code in re.findall(r"`([^`]+)`", row[1])}
