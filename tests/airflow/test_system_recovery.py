@@ -224,7 +224,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     box.check_clean()
 
 
-def test_a_rejection_changes_nothing(system: System) -> None:
+def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> None:
     client, box = system.client, system.box("rejected")
     box.deliver(50)
     system.first_run("rejected")
@@ -238,6 +238,16 @@ def test_a_rejection_changes_nothing(system: System) -> None:
         "plan": "success", "approve": "success", "restore": "skipped", "verify": "skipped", "run": "skipped",
     }  # fmt: skip
     assert disk.digests(box.root, box.folder / "tables") == before
+
+    # On second thoughts: the plan is made, and asked about, once more.
+    client.clear("rejected_recovery", "night", "plan")
+    client.wait_for_question("rejected_recovery", "night")
+    client.answer("rejected_recovery", "night", "Approve", "now")
+    states = client.wait_for("rejected_recovery", "night")
+    assert (states["restore"], states["verify"], states["run"]) == ("success", "success", "skipped")
+    point = disk.head(box.root).position
+    assert 0 < point < 50
     box.deliver(70)
+    box.replace_events(since=point)
     system.run("rejected", "next")
     box.check_results()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, BaseOperator
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.requests import (
+from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.task_requests import (
     asker,
     check_root,
     default_name,
@@ -18,7 +19,6 @@ from stateflow_airflow.requests import (
     request_id,
     told_as_failures,
 )
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
