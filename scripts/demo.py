@@ -92,6 +92,7 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
             raise AirflowError(
                 f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why"
             )
+        client.make_pool(DAG)
         client.unpause(DAG)
         # One slot: a run and a restore never work at the same time.
         client.add_pool(DAG, 1)

@@ -33,6 +33,7 @@ from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.clock import SystemClock
 from stateflow.environment import open_existing
 from stateflow.errors import ConfigError, DataError
+from stateflow.ids import check_name
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.restoring import (
     Place,
@@ -194,11 +195,12 @@ def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrde
     root = job.root
     began, before = root.clock.monotonic(), root.head()
     head = execute(job, proposal, order)
-    if order.request not in before.entry.requests:
+    begun = before.entry.rewind if order.request in before.entry.requests else None
+    if order.request not in before.entry.requests or begun:
         undone = ", ".join(str(i) for i in proposal.dropped_checkpoints)
         _note(root, ActionRecord(
-            seq=head.entry.generation, kind="restore", at=_now(root), by=order.by or root.writer,
-            reason=order.reason, took_ms=_ms(root, began),
+            seq=begun.seq if begun else head.entry.generation, kind="restore", at=_now(root),
+            by=order.by or root.writer, reason=order.reason, took_ms=_ms(root, began),
             facts={"to": proposal.label, "from_checkpoint": str(proposal.checkpoint_id), "request": order.request,
                    "base": str(proposal.target_checkpoint), "undone": undone},
         ))  # fmt: skip
@@ -315,7 +317,7 @@ def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | No
 
 def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
     """The savepoint that an earlier try of the same request has made, whoever made it then."""
-    stored = find_savepoint(root.storage, ask.name)
+    stored = find_savepoint(root.storage, check_name("a savepoint's name", ask.name))
     if stored is None or not is_same(stored.document.request, ask.request):
         return None
     given = read_answer(root.storage, stored.document.request)

@@ -61,6 +61,10 @@ class AirflowClient:
         """Lets runs of a DAG begin."""
         self.call("PATCH", f"dags/{dag_id}", {"is_paused": False})
 
+    def make_pool(self, name: str) -> None:
+        """Makes a pool with one slot: what a job's runs, and what takes it back, wait for."""
+        self.call("POST", "pools", {"name": name, "slots": 1})
+
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> None:
         """Starts a DAG run."""
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}

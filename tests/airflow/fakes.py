@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 DEADLINE = 20.0
@@ -62,12 +64,17 @@ class FakeRun:
         self.store = FakeStore()
         self._tries = 0
         self.events: dict[Any, FakeEvent] = defaultdict(FakeEvent)
+        self.user: str | None = None
 
     def next_try(self) -> Any:
         """The context of the next try."""
         self._tries += 1
         ti = replace(self.ti, try_number=self._tries)
-        return {"ti": ti, "task_state_store": self.store, "outlet_events": self.events}
+        # As much of the DAG run as operators look at.
+        dag_run = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC), triggering_user_name=self.user)
+        return {
+            "ti": ti, "dag_run": dag_run, "task_state_store": self.store, "outlet_events": self.events,
+        }  # fmt: skip
 
     def clear(self) -> None:
         """What Airflow does to a task that is cleared: its store stays, its tries count on."""

@@ -6,25 +6,15 @@ the program that it is given. test_system.py has the same under a whole Airflow.
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateflow_airflow.failures import TransientFailure
-from stateflow_airflow.operators.run import StateflowRunOperator
-from stateflow_airflow.spark import SparkSubmit
-from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import FakeRun
-from tests.recovery.harness import JOBS, AccountsBox
-
-# Everything behind the options is the program with its arguments.
-SPARK_SUBMIT = f"""#!/bin/sh
-while [ "${{1%/__main__.py}}" = "$1" ]; do shift; done
-exec "{sys.executable}" "$@"
-"""
+from tests.airflow.jobs import new_run, run_task, use_submit
+from tests.recovery.harness import AccountsBox
 
 
 class Dag:
@@ -32,20 +22,12 @@ class Dag:
 
     def __init__(self, folder: Path) -> None:
         self.box = AccountsBox(folder / "job")
-        self.folder = folder
         self._runs: dict[str, FakeRun] = {}
 
     def run(self, date: str, environment: dict[str, str] | None = None) -> dict[str, Any]:
         """The next try of the DAG run of this date."""
-        task = StateflowRunOperator(
-            task_id="run",
-            job=str(JOBS / "accounts.py"),
-            job_root=str(self.box.root),
-            settings={"job.folder": str(self.box.folder), "local_dir": str(self.box.local)},
-            run_folder=str(self.folder / "runs"),
-            spark=SparkSubmit(env_vars=environment or {}),
-        )
-        run = self._runs.setdefault(date, FakeRun(run_id=f"scheduled__{date}T00:00:00+00:00"))
+        task = run_task(self.box, environment)
+        run = self._runs.setdefault(date, new_run(date))
         return task.execute(run.next_try())
 
     def clear(self, date: str) -> dict[str, Any]:
@@ -56,13 +38,7 @@ class Dag:
 
 @pytest.fixture
 def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dag:
-    program = tmp_path / "bin" / "spark-submit"
-    program.parent.mkdir()
-    program.write_text(SPARK_SUBMIT)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2,4]"}')
+    use_submit(tmp_path, monkeypatch)
     return Dag(tmp_path)
 
 

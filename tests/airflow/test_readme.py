@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from pathlib import Path
+from typing import Any
 
+import pytest
 from airflow.cli import cli_parser
 from airflow.sdk import DAG
 
+from stateflow_airflow.family import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.conftest import REPOSITORY
 
@@ -39,8 +44,43 @@ def test_the_dag_can_be_loaded_as_it_stands() -> None:
 
 
 def test_the_connection_is_the_one_that_the_operator_asks_for() -> None:
-    (line,) = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
+    line, _ = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
     arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
     operator = StateflowRunOperator(task_id="run", job="/job.py", job_root="/root")
     assert arguments.conn_id == operator.spark.conn_id
     assert (arguments.conn_type, arguments.conn_host) == ("spark", "local[2,4]")
+
+
+def test_the_family_can_be_made_as_it_stands_and_its_pool_too() -> None:
+    (text,) = [block for block in _blocks("python") if "stateflow_dags" in block]
+    made: list[DAG] = []
+
+    def noted(**arguments: Any) -> None:
+        made.extend(stateflow_dags(**arguments))
+
+    exec(text.replace("stateflow_dags\n", "stateflow_dags as _\n"), {"stateflow_dags": noted})
+    listed = re.findall(r"^\| `(my_\w+)` \|", README, re.MULTILINE)
+    assert listed == [dag.dag_id for dag in made]
+    uris = {asset.uri for dag in made for task in dag.tasks for asset in task.outlets}
+    assert uris and [uri for uri in uris if f"`{uri}`" not in README] == []
+    _, line = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
+    arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
+    assert (arguments.pool, arguments.slots) == (made[0].get_task("run").pool, 1)
+
+
+@pytest.mark.parametrize("guide", sorted((REPOSITORY / "docs" / "guides").glob("*.md")), ids=lambda p: p.stem)
+def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: Path) -> None:
+    text = guide.read_text(encoding="utf-8")
+    lines = [*re.findall(r"^airflow .*$", text, re.MULTILINE), *re.findall(r"`(airflow [^`]+)`", text)]
+    assert lines
+    dags = {dag.dag_id: dag for dag in stateflow_dags(StateflowJob(name="flights", root="/r"), "/a.py")}
+    for line in lines:
+        arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
+        if hasattr(arguments, "pool"):
+            assert arguments.pool == "flights"
+            continue
+        params = dags[arguments.dag_id].params
+        for name, value in json.loads(getattr(arguments, "conf", None) or "{}").items():
+            params[name] = value
+        if getattr(arguments, "conf", None):
+            params.validate()

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -46,15 +47,30 @@ def test_help_lists_the_commands() -> None:
         assert set(re.findall(r"^  (\w+)  ", shown.output, re.M)) == set(main.commands)
 
 
-@pytest.mark.parametrize("command", sorted(main.commands))
-def test_each_command_says_what_it_does_and_takes(command: str) -> None:
-    shown = invoke(command, "--help")
+def _commands() -> dict[str, click.Command]:
+    """Every command that does something, with the words that it is called by."""
+    found = {}
+    for name, command in main.commands.items():
+        if isinstance(command, click.Group):
+            assert command.help and set(command.commands) <= set(invoke(name, "--help").output.split())
+            found.update({f"{name} {sub}": leaf for sub, leaf in command.commands.items()})
+        else:
+            found[name] = command
+    return found
+
+
+@pytest.mark.parametrize("words", sorted(_commands()))
+def test_each_command_says_what_it_does_and_takes(words: str) -> None:
+    shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
     assert "--job-root URI" in shown.output and "[required]" in shown.output
-    for option in main.commands[command].params:
-        assert option.name == "job" or max(option.opts, key=len) in shown.output
-        assert option.name == "job" or getattr(option, "help", None), option.name
-    assert main.commands[command].help
+    for option in command.params:
+        if isinstance(option, click.Argument):
+            assert (option.metavar or option.human_readable_name) in shown.output
+        else:
+            assert max(option.opts, key=len) in shown.output
+            assert getattr(option, "help", None), option.name
+    assert command.help
 
 
 def test_the_help_of_run_leads_to_the_settings() -> None:

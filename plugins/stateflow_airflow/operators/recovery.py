@@ -11,7 +11,8 @@ from airflow.sdk import BaseOperator
 
 from stateflow_airflow.failures import PermanentFailure, misconfigured
 from stateflow_airflow.plans import as_markdown
-from stateflow_airflow.requests import (
+from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.task_requests import (
     as_names,
     as_truth,
     asker,
@@ -20,7 +21,6 @@ from stateflow_airflow.requests import (
     request_id,
     told_as_failures,
 )
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class StateflowRestorePlanOperator(BaseOperator):
 
     **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
     matched, new and dropped, with bytes and parallelism; each source's position now and then, and whether it still
-    holds what came in between; each table's version and the rows that go; commits by others that go with them; checkpoints
-    that cannot be gone back to any more.
+    holds what came in between; each table's version and the rows that go; commits by others that go with them;
+    checkpoints that cannot be gone back to any more.
 
     Args:
         job: absolute path of the job file. Templated.

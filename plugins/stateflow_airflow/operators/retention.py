@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from stateflow_airflow.requests import as_age, as_count, as_truth, asker, check_root, told_as_failures
 from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.task_requests import as_age, as_count, as_truth, asker, check_root, told_as_failures
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from airflow.sdk import Asset, BaseOperator, ResumableJobMixin, conf
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured
 from stateflow_airflow.launcher import Command, Launch, Launcher, forget_old_runs, result_file
 from stateflow_airflow.logs import LogFollower, last_lines
-from stateflow_airflow.requests import as_text
 from stateflow_airflow.results import read_result
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.task_requests import as_text
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import Asset, BaseOperator
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.requests import (
+from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.task_requests import (
     asker,
     check_root,
     default_name,
@@ -18,7 +19,6 @@ from stateflow_airflow.requests import (
     request_id,
     told_as_failures,
 )
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
     """Ends the job's run after its next checkpoint, with a savepoint of exactly that checkpoint.
 
     The run's own task ends well. Without a run it takes the savepoint from the newest checkpoint. Returns, and
-    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same savepoint; a task that is
-    cleared stops the job once more.
+    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same
+    savepoint; a task that is cleared stops the job once more.
 
     Args:
         drain: note in the savepoint that the job does not go on from here.

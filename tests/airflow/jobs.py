@@ -1,0 +1,62 @@
+"""The accounts job, without Spark, in tasks of Airflow; only spark-submit is a stand-in, which starts the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.fakes import FakeRun
+from tests.recovery.harness import JOBS, AccountsBox
+
+# Everything behind the options is the program with its arguments.
+SPARK_SUBMIT = f"""#!/bin/sh
+while [ "${{1%/__main__.py}}" = "$1" ]; do shift; done
+exec "{sys.executable}" "$@"
+"""
+ACCOUNTS = str(JOBS / "accounts.py")
+
+
+def install_submit(folder: Path) -> Path:
+    """Makes that spark-submit; returns the folder that goes on the PATH."""
+    program = folder / "bin" / "spark-submit"
+    program.parent.mkdir()
+    program.write_text(SPARK_SUBMIT)
+    program.chmod(0o755)
+    return program.parent
+
+
+def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes tasks of this process launch the job with it."""
+    monkeypatch.setenv("PATH", f"{install_submit(folder)}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2,4]"}')
+
+
+def settings(box: AccountsBox) -> dict[str, Any]:
+    """What the operators are given."""
+    given = {"job.folder": str(box.folder), "local_dir": str(box.local)}
+    return given | {name.replace("__", "."): value for name, value in box.settings.items()}
+
+
+def run_task(box: AccountsBox, environment: dict[str, str] | None = None) -> StateflowRunOperator:
+    """The task that runs the job."""
+    return StateflowRunOperator(
+        task_id="run",
+        job=ACCOUNTS,
+        job_root=str(box.root),
+        settings=settings(box),
+        run_folder=str(box.folder.parent / "runs"),
+        spark=SparkSubmit(env_vars=environment or {}),
+    )
+
+
+def new_run(date: str, **more: Any) -> FakeRun:
+    """A DAG run of this date."""
+    return FakeRun(run_id=f"scheduled__{date}T00:00:00+00:00", **more)

@@ -1,0 +1,153 @@
+"""The DAGs that a job gets: who holds its pool, what follows on what, what is asked."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import DAG, Asset, Param
+from airflow.sdk.exceptions import AirflowSkipException
+from airflow.serialization.serialized_objects import DagSerialization
+
+from stateflow_airflow.family import Retention, StateflowJob, stateflow_dags
+
+JOB = StateflowJob(
+    name="orders",
+    root="/data/jobs/orders",
+    settings={"job.table": "/data/orders"},
+    run={"retries": 5, "outlets": [Asset("mine")]},
+    params={"failpoint": Param("", type="string")},
+    approvers=["ada"],
+)
+
+
+@pytest.fixture(scope="module")
+def dags() -> dict[str, DAG]:
+    made = stateflow_dags(
+        job=JOB,
+        application="/opt/jobs/orders.py",
+        schedule="@hourly",
+        savepoints="0 3 * * *",
+        retention=Retention(checkpoints=5, savepoints=3, max_age=timedelta(days=9)),
+    )
+    return {dag.dag_id: dag for dag in made}
+
+
+def task(dags: dict[str, DAG], path: str) -> Any:
+    dag_id, task_id = path.split(".")
+    return dags[dag_id].get_task(task_id)
+
+
+def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG]) -> None:
+    schedules = {name: dag.schedule for name, dag in dags.items()}
+    assert schedules == {
+        "orders": "@hourly",
+        "orders_savepoint": None,
+        "orders_retention": "0 3 * * *",
+        "orders_recovery": None,
+    }
+    assert all((dag.max_active_runs, dag.catchup) == (1, False) and dag.doc_md for dag in dags.values())
+    for dag in dags.values():
+        DagSerialization.to_dict(dag)
+
+
+def test_only_what_runs_the_job_or_takes_it_back_holds_its_pool(dags: dict[str, DAG]) -> None:
+    pools = {f"{dag.dag_id}.{t.task_id}": t.pool for dag in dags.values() for t in dag.tasks}
+    assert {path for path, pool in pools.items() if pool == "orders"} == {
+        "orders.run", "orders_recovery.restore", "orders_recovery.run",
+    }  # fmt: skip
+    assert set(pools.values()) == {"orders", "default_pool"}
+
+
+def test_the_pool_can_be_named() -> None:
+    job = StateflowJob(name="orders", root="/data/orders", pool="heavy")
+    run = stateflow_dags(job=job, application="/a.py")[0].get_task("run")
+    assert run.pool == "heavy" and run.pool_slots == 1
+
+
+def test_events_name_the_checkpoint_and_the_savepoint(dags: dict[str, DAG]) -> None:
+    outlets = {
+        f"{dag.dag_id}.{t.task_id}": [o.uri for o in t.outlets] for dag in dags.values() for t in dag.tasks
+    }
+    assert {path: uris for path, uris in outlets.items() if uris} == {
+        "orders.run": ["stateflow://orders/checkpoint", "mine"],
+        "orders_recovery.run": ["stateflow://orders/checkpoint", "mine"],
+        "orders_savepoint.savepoint": ["stateflow://orders/savepoint"],
+        "orders_savepoint.stop": ["stateflow://orders/savepoint"],
+        "orders_retention.savepoint": ["stateflow://orders/savepoint"],
+    }
+
+
+def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None:
+    dag = dags["orders_recovery"]
+    order = ["plan", "approve", "restore", "verify", "run"]
+    for before, after in pairwise(order):
+        assert after in dag.get_task(before).downstream_task_ids
+    # Every one is skipped with the one before it.
+    assert {t.trigger_rule for t in dag.tasks} == {"all_success"}
+    approve = dag.get_task("approve")
+    assert isinstance(approve, ApprovalOperator)
+    assert approve.defaults == ["Reject"] and approve.retries
+    assert approve.assigned_users == [{"id": "ada", "name": "ada"}]
+    assert "markdown" in str(approve.body) and approve.response_timeout
+
+
+def test_the_form_wants_a_target_and_a_reason(dags: dict[str, DAG]) -> None:
+    params = dags["orders_recovery"].params
+    assert set(params) == {"target", "sinks", "reason", "drop", "foreign", "run", "failpoint"}
+    required = {name for name in params if not params.get_param(name).has_value}
+    assert required == {"target", "reason"}
+    assert params.get_param("sinks").schema["enum"] == ["restore", "keep"]
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "skipped"),
+    [
+        ("orders_savepoint.savepoint", {"stop": False}, False),
+        ("orders_savepoint.savepoint", {"stop": True}, True),
+        ("orders_savepoint.stop", {"stop": True}, False),
+        ("orders_savepoint.stop", {"stop": False}, True),
+        ("orders_retention.savepoint", {"preview": True}, True),
+        ("orders_recovery.run", {"run": False}, True),
+        ("orders_recovery.run", {"run": True}, False),
+    ],
+)
+def test_what_was_not_asked_for_is_skipped(
+    dags: dict[str, DAG], path: str, params: dict[str, bool], skipped: bool
+) -> None:
+    hook = task(dags, path)._pre_execute_hook
+    if skipped:
+        with pytest.raises(AirflowSkipException):
+            hook({"params": params})
+    else:
+        hook({"params": params})
+
+
+def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, DAG]) -> None:
+    collect, done = task(dags, "orders_retention.collect"), task(dags, "orders_retention.done")
+    assert (collect.trigger_rule, done.trigger_rule) == ("all_done", "none_failed")
+    assert done.upstream_task_ids == {"savepoint", "collect"}
+    assert (collect.savepoints_max_age, task(dags, "orders_retention.savepoint").origin) == (
+        timedelta(days=9),
+        "periodic",
+    )
+    params = dags["orders_retention"].params
+    assert (params["retain"], params["savepoints"], params["preview"]) == (5, 3, False)
+
+
+def test_tasks_have_the_job_and_its_settings(dags: dict[str, DAG]) -> None:
+    for path in ("orders.run", "orders_recovery.run", "orders_recovery.plan", "orders_recovery.restore"):
+        made = task(dags, path)
+        assert (made.job, made.job_root) == ("/opt/jobs/orders.py", "/data/jobs/orders"), path
+        assert made.settings == {"job.table": "/data/orders"}
+    assert task(dags, "orders.run").retries == 5
+
+
+@pytest.mark.parametrize("name", ["", "before-upgrade"])
+def test_the_form_takes_names_that_stateflow_takes(dags: dict[str, DAG], name: str) -> None:
+    pattern = dags["orders_savepoint"].params.get_param("name").schema["pattern"]
+    assert re.search(pattern, name) and not re.search(pattern, "../up")

@@ -1,0 +1,293 @@
+"""Going back as two tasks with a person between them; forks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.recovery import (
+    StateflowForkOperator,
+    StateflowRestoreOperator,
+    StateflowRestorePlanOperator,
+    StateflowVerifyOperator,
+)
+from stateflow_airflow.plans import as_markdown
+from tests.airflow.fakes import FakeRun
+from tests.airflow.jobs import ACCOUNTS, new_run, run_task, settings, use_submit
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox, expected, multiset
+
+ADA = {"id": "ada", "name": "ada"}
+APPROVED = {"chosen_options": ["Approve"], "params_input": {"note": "seen"}, "responded_by_user": ADA}
+REJECTED = {"chosen_options": ["Reject"], "params_input": {}, "responded_by_user": ADA}
+
+
+@pytest.fixture
+def early(tmp_path: Path) -> Iterator[AccountsBox]:
+    """A job with a savepoint at its 50th event that went on to the 120th."""
+    box = AccountsBox(tmp_path / "job", {"checkpoints__retained": 100})
+    box.deliver(50)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "early").code == 0
+    box.deliver(120)
+    box.finish()
+    yield box
+    box.end_all()
+
+
+def plan(box: AccountsBox, target: str = "early", **more: Any) -> dict[str, Any]:
+    operator = StateflowRestorePlanOperator(
+        task_id="plan", job=ACCOUNTS, job_root=str(box.root), settings=settings(box), target=target, **more
+    )
+    return operator.execute(FakeRun(task_id="plan").next_try())
+
+
+def restore(box: AccountsBox, run: FakeRun, **given: Any) -> dict[str, Any]:
+    operator = StateflowRestoreOperator(
+        task_id="restore", job=ACCOUNTS, job_root=str(box.root), settings=settings(box), **given
+    )
+    return operator.execute(run.next_try())
+
+
+def everything(box: AccountsBox) -> dict[str, str]:
+    return disk.digests(box.root, box.folder / "tables")
+
+
+def rows(box: AccountsBox) -> Any:
+    return multiset(disk.folder_rows(box.table("movements")))
+
+
+def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsBox) -> None:
+    before = everything(early)
+    planned = plan(early)
+    assert everything(early) == before
+    assert planned["plan"]["label"].startswith("savepoint early") and planned["plan"]["target"] == "early"
+    text = planned["markdown"]
+    for line in (
+        "| balances | matched | ",
+        "| events | row: 120 | row: 50 | yes |",
+        "| movements | version 12 | version 5 | 70 | 0 |",
+        "Checkpoints that cannot be gone back to any more: ",
+    ):
+        assert line in text, text
+
+
+def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsBox) -> None:
+    run = new_run("2026-01-01", task_id="restore")
+    run.user = "bob"
+    done = restore(early, run, plan=plan(early), approval=APPROVED, reason="wrong version")
+    assert done["offsets"] == {"events": '{"row": 50}'} and set(done["tables"]) == {"movements", "totals"}
+    why = "wrong version; approval: seen; asked for by bob"
+    (record,) = [r for r in disk.history(early.root) if r.get("kind") == "restore"]
+    assert (record["by"], record["reason"]) == ("ada", why)
+    assert any(f"for ada: {why}" in e.doc["note"] for e in disk.entries(early.root))
+    assert rows(early) == multiset(expected(early.delivered[:50]).movements)
+    read = StateflowVerifyOperator(task_id="verify", job_root=str(early.root)).execute(run.next_try())
+    assert (read["offsets"], read["files"] > 0) == ({"events": '{"row": 50}'}, True)
+    early.replace_events(since=50)
+    early.finish()
+    early.check_results()
+    early.check_clean()
+
+
+def test_neither_a_retry_nor_a_clear_goes_back_twice(early: AccountsBox) -> None:
+    run, planned = new_run("2026-01-01", task_id="restore"), plan(early)
+    done = restore(early, run, plan=planned, approval=APPROVED)
+    assert restore(early, run, plan=planned, approval=APPROVED) == done
+    early.finish()
+    newest, before = disk.head(early.root), rows(early)
+    run.clear()
+    # Even when it was planned and approved once more.
+    restore(early, run, plan=plan(early), approval=APPROVED)
+    assert (disk.head(early.root).seq, rows(early)) == (newest.seq, before)
+    # Another DAG run is another wish.
+    restore(early, new_run("2026-01-02", task_id="restore"), plan=plan(early), approval=APPROVED)
+    assert disk.head(early.root).position == 50
+
+
+@pytest.mark.parametrize(
+    "approval",
+    [
+        REJECTED,
+        {},
+        "",
+        {"chosen_options": ["Approve"], "responded_by_user": None},
+        {**APPROVED, "chosen_options": []},
+    ],
+    ids=["rejected", "nothing", "no-xcom", "timed-out", "no-choice"],
+)
+def test_without_an_approval_nothing_happens(early: AccountsBox, approval: Any) -> None:
+    planned, before = plan(early), everything(early)
+    with pytest.raises(PermanentFailure) as caught:
+        restore(early, new_run("2026-01-01"), plan=planned, approval=approval)
+    assert caught.value.code == "not-approved"
+    assert everything(early) == before
+
+
+def test_an_answer_that_is_gone_is_no_approval(early: AccountsBox) -> None:
+    """The task that asks was cleared, or marked as a success by hand: its XCom is None."""
+    planned, before = plan(early), everything(early)
+    with DAG("a_dag"):
+        asks = StateflowVerifyOperator(task_id="approve", job_root=str(early.root))
+        operator = StateflowRestoreOperator(
+            task_id="restore", job=ACCOUNTS, job_root=str(early.root), settings=settings(early), plan=planned,
+            approval=asks.output,
+        )  # fmt: skip
+    operator.approval = None
+    with pytest.raises(PermanentFailure, match="nobody approved"):
+        operator.execute(new_run("2026-01-01").next_try())
+    assert everything(early) == before
+
+
+def test_a_job_that_moved_on_is_refused_for_good(early: AccountsBox) -> None:
+    planned = plan(early)
+    early.deliver(130)
+    early.finish()
+    before = everything(early)
+    with pytest.raises(PermanentFailure) as caught:
+        restore(early, new_run("2026-01-01"), plan=planned, approval=APPROVED)
+    assert caught.value.code == "plan-outdated"
+    assert everything(early) == before
+
+
+def test_a_run_that_was_killed_over_it_is_completed_by_the_next_task(
+    early: AccountsBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task that restores dies behind the intent; the run that comes first does the rest."""
+    use_submit(early.folder.parent, monkeypatch)
+    planned = plan(early)
+    run = new_run("2026-01-01", task_id="restore")
+    _die_in_restore(early, run, planned, monkeypatch)
+    early.replace_events(since=50)
+    ran = run_task(early).execute(new_run("2026-01-02").next_try())
+    assert ran["rows_in"] == 70
+    early.check_results()
+    newest = disk.head(early.root)
+    restore(early, run, plan=planned, approval=APPROVED)
+    assert disk.head(early.root).seq == newest.seq, "it went back twice"
+    early.check_clean()
+
+
+def test_the_try_that_completes_it_puts_it_into_the_history(
+    early: AccountsBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, run = plan(early), new_run("2026-01-01", task_id="restore")
+    _die_in_restore(early, run, planned, monkeypatch)
+    intent = disk.head(early.root).doc["rewind"]["seq"]
+    for _ in range(2):
+        restore(early, run, plan=planned, approval=APPROVED)
+    (record,) = [r for r in disk.history(early.root) if r.get("kind") == "restore"]
+    assert (record["seq"], record["by"], record["facts"]["base"]) == (
+        intent,
+        "ada",
+        str(planned["plan"]["target_checkpoint"]),
+    )
+
+
+def _die_in_restore(
+    box: AccountsBox, run: FakeRun, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stateflow import failpoints
+
+    class Died(BaseException):
+        pass
+
+    def die(name: str) -> None:
+        if name == "rewind.table":
+            raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(failpoints, "hit", die)
+        restore(box, run, plan=planned, approval=APPROVED)
+
+
+@pytest.mark.parametrize("bad", [None, "", "{}", {"plan": 1}, "no json"])
+def test_what_is_no_plan_is_told(early: AccountsBox, bad: Any) -> None:
+    with pytest.raises(PermanentFailure, match="not a restore's plan"):
+        restore(early, new_run("2026-01-01"), plan=bad)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"target": "nothing"}, "savepoints \\['early'\\]"), ({"sinks": "some"}, "neither restore nor keep"),
+     ({"foreign": "perhaps"}, "neither true nor false"), ({"drop": "a, b"}, "no state to drop")],
+)  # fmt: skip
+def test_wrong_wishes_are_told_before_anything_is_done(
+    early: AccountsBox, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PermanentFailure, match=said):
+        plan(early, **arguments)
+
+
+def test_tables_can_be_kept(early: AccountsBox) -> None:
+    planned, before = plan(early, sinks="keep"), rows(early)
+    assert "| movements | version 12 | kept as it is | 0 | 0 |" in planned["markdown"]
+    assert "a second time" in planned["markdown"]
+    restore(early, new_run("2026-01-01"), plan=planned["plan"], by="ada")
+    assert rows(early) == before and disk.head(early.root).position == 50
+
+
+def test_a_fork_is_made_once(early: AccountsBox, tmp_path: Path) -> None:
+    run = new_run("2026-01-01", task_id="fork")
+    forked = AccountsBox(early.folder, early.settings)
+    forked.root_folder = tmp_path / "fork"
+
+    def fork() -> dict[str, Any]:
+        operator = StateflowForkOperator(
+            task_id="fork", job_root=str(early.root), target="early", into=str(forked.root), shadow="True",
+            reason="a try",
+        )  # fmt: skip
+        return operator.execute(run.next_try())
+
+    made = fork()
+    assert (made["shadow"], made["job"]) == (True, "accounts") and made["bytes"] > 0
+    assert fork() == made
+    forked.settings = {**early.settings, "local_dir": tmp_path / "local"}
+    forked.finish()
+    shadow = multiset(disk.folder_rows(early.folder / "tables" / "movements_shadow"))
+    assert shadow == multiset(expected(early.delivered).movements[50:])
+    early.check_results()
+    with pytest.raises(PermanentFailure, match="not empty"):
+        fork()
+
+
+def test_what_a_person_must_see_is_in_the_table() -> None:
+    state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
+    source = {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False}
+    sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "now": 9, "then": 3, "rows_removed": None,
+            "others": ["MERGE by <b>ada</b>"]}  # fmt: skip
+    text = as_markdown({
+        "job": "j", "checkpoint_id": 9, "label": "checkpoint 3", "target_at": "2026-01-31T03:00:00+00:00",
+        "states": [{**state, "action": "matched", "to_parallelism": 2}, state], "sources": [source],
+        "sinks": [sink], "foreign": True, "dropped_checkpoints": [5, 9],
+    })  # fmt: skip
+    assert "| a | matched | 2.5 MB | 4 → 2 |" in text and "| a | dropped | 2.5 MB | 4 → - |" in text
+    assert "| s | row: 9 | " + "x" * 57 + "… | **no** |" in text
+    assert "| t\\|1 | version 9 | version 3 | unknown | 0 |" in text
+    assert "goes, too**: MERGE by &lt;b>ada" in text and "another job's" in text and "5, 9" in text
+
+
+def test_templates() -> None:
+    with DAG("a_dag"):
+        task = StateflowRestorePlanOperator(
+            task_id="plan",
+            job="{{ f }}",
+            job_root="{{ r }}",
+            target="{{ t }}",
+            drop="{{ d }}",
+            foreign="{{ x }}",
+        )
+    context: Any = {"f": "/j.py", "r": "/jobs/j", "t": "latest", "d": "a,b", "x": False}
+    task.render_template_fields(context)
+    assert (task.job, task.job_root, task.target, task.drop, task.foreign) == (
+        "/j.py",
+        "/jobs/j",
+        "latest",
+        "a,b",
+        "False",
+    )

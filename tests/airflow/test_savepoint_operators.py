@@ -1,0 +1,312 @@
+"""Savepoints as tasks: of a job that runs and of one that does not, tried again, killed, too many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset
+
+from stateflow import recovery
+from stateflow.recovery import JobCode, SavepointAsk
+from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed
+from stateflow_airflow.operators.recovery import StateflowVerifyOperator
+from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.retry import RetryByErrorCode
+from tests.airflow.fakes import FakeRun
+from tests.airflow.jobs import ACCOUNTS, new_run, settings
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+from tests.recovery.process import Running, wait_for
+
+SAVEPOINT = Asset(name="accounts.savepoint", uri="stateflow://accounts/savepoint")
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    box = AccountsBox(tmp_path / "job")
+    yield box
+    box.end_all()
+
+
+@pytest.fixture
+def resting(box: AccountsBox) -> AccountsBox:
+    """A job with a few checkpoints and nothing to do."""
+    box.deliver(50)
+    box.finish()
+    return box
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def savepoint(box: AccountsBox, **more: Any) -> StateflowSavepointOperator:
+    return StateflowSavepointOperator(
+        task_id="savepoint", job_root=str(box.root), outlets=[SAVEPOINT], **more
+    )
+
+
+def at_work(box: AccountsBox) -> Running:
+    """A run that stands still in its third batch."""
+    box.deliver(100)
+    box.settings = {**box.settings, "requests__interval": "20ms"}
+    run = box.start("batch.begin:3:stop")
+    run.wait_stopped()
+    return run
+
+
+def asked(box: AccountsBox, answer: Future[Any]) -> None:
+    """Returns when the run has been asked."""
+    folder = box.root / "requests"
+
+    def is_asked() -> bool:
+        assert not answer.done(), answer.result()
+        return folder.is_dir() and any(folder.iterdir())
+
+    wait_for(is_asked, lambda: "the request")
+
+
+def test_without_a_run_it_is_the_newest_checkpoint(resting: AccountsBox) -> None:
+    run = new_run("2026-01-01")
+    run.user = "ada"
+    made = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
+    head = disk.head(resting.root)
+    assert (made["name"], made["checkpoint_id"], made["taken_by"]) == (
+        "before-upgrade",
+        head.checkpoint,
+        "head",
+    )
+    assert made["offsets"] == {"events": '{"row": 50}'}
+    stored = disk.savepoints(resting.root)["before-upgrade"]
+    assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "version 2", "manual")
+    assert run.events[SAVEPOINT].extra == {
+        "savepoint_id": made["id"], "name": "before-upgrade", "path": made["path"],
+        "checkpoint_id": made["checkpoint_id"],
+    }  # fmt: skip
+    assert Path(made["path"].removeprefix("file://")).is_dir()
+
+
+def test_another_try_gives_the_same_one_and_another_task_its_own(resting: AccountsBox) -> None:
+    run = new_run("2026-01-01")
+    made = savepoint(resting).execute(run.next_try())
+    assert savepoint(resting).execute(run.next_try()) == made
+    run.clear()
+    assert savepoint(resting).execute(run.next_try()) == made
+    assert made["name"].startswith("manual-20260101T000000Z-")
+    others = [new_run("2026-01-02"), new_run("2026-01-01", map_index=1), new_run("2026-01-01", task_id="x")]
+    ids = {savepoint(resting).execute(other.next_try())["id"] for other in others}
+    assert len(ids | {made["id"]}) == 4 == len(disk.savepoints(resting.root))
+
+
+def test_beside_a_run_it_is_taken_at_the_next_barrier(
+    box: AccountsBox, background: ThreadPoolExecutor
+) -> None:
+    run = at_work(box)
+    committed = disk.head(box.root).position
+    task = new_run("2026-01-01")
+    answer = background.submit(savepoint(box, name="beside").execute, task.next_try())
+    asked(box, answer)
+    run.resume()
+    made = answer.result(60)
+    assert run.wait().code == 0
+    assert made["taken_by"] == "run"
+    assert disk.savepoints(box.root)["beside"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
+    assert savepoint(box, name="beside").execute(task.next_try()) == made
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_task_that_is_killed_takes_its_request_back_and_its_next_try_asks_anew(
+    box: AccountsBox, background: ThreadPoolExecutor
+) -> None:
+    run, task = at_work(box), new_run("2026-01-01")
+    operator = savepoint(box, name="mine")
+    answer = background.submit(operator.execute, task.next_try())
+    asked(box, answer)
+    operator.on_kill()
+    with pytest.raises(StateflowTaskFailed, match="withdrawn"):
+        answer.result(60)
+    run.resume()
+    assert run.wait().code == 0
+    assert disk.savepoints(box.root) == {}
+    assert savepoint(box, name="mine").execute(task.next_try())["taken_by"] == "head"
+    box.check_clean()
+
+
+def test_a_stop_ends_the_run_with_it(box: AccountsBox, background: ThreadPoolExecutor) -> None:
+    run, task = at_work(box), new_run("2026-01-01")
+
+    def stop() -> StateflowStopOperator:
+        return StateflowStopOperator(
+            task_id="stop", job_root=str(box.root), reason="upgrade", drain=True, outlets=[SAVEPOINT]
+        )
+
+    answer = background.submit(stop().execute, task.next_try())
+    asked(box, answer)
+    run.resume()
+    made, ended = answer.result(60), run.wait()
+    assert ended.code == 0 and "stopped" in ended.out
+    head = disk.head(box.root)
+    assert (made["origin"], made["checkpoint_id"]) == ("stop", head.checkpoint) and head.position < 100
+    assert disk.savepoints(box.root)[made["name"]]["drained"] is True
+    assert task.events[SAVEPOINT].extra["savepoint_id"] == made["id"]
+    assert stop().execute(task.next_try()) == made
+    # A clear means: once more.
+    task.clear()
+    assert stop().execute(task.next_try())["id"] != made["id"]
+    box.finish()
+    box.check_results()
+
+
+@pytest.mark.parametrize("refused", ["withdrawn", "failed"])
+def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsBox, refused: str) -> None:
+    resting.deliver(70)
+    assert resting.run("batch.begin:2").code == -9
+    _answered(resting.root, "r1", refused)
+    code = JobCode(Path(ACCOUNTS), (settings(resting),))
+    ask = SavepointAsk(name="mine", request="r1", patience=timedelta(seconds=0.1), code=code)
+    made = recovery.create_savepoint(str(resting.root), ask)
+    assert made.taken_by == "head"
+    assert recovery.create_savepoint(str(resting.root), ask) == made
+    assert set(disk.savepoints(resting.root)) == {"mine"}
+
+
+def _answered(root: Path, request: str, status: str) -> None:
+    folder = root / "requests"
+    folder.mkdir(exist_ok=True)
+    (folder / request).write_bytes(disk.sealed({
+        "id": request, "kind": "savepoint", "savepoint": "mine", "origin": "manual", "by": "ada", "reason": "",
+        "drain": False, "at": "2026-01-01",
+    }))  # fmt: skip
+    (folder / f"{request}.done").write_bytes(disk.sealed({
+        "id": request, "status": status, "checkpoint_id": 0, "savepoint_id": "", "savepoint": "", "code": "data",
+        "message": "no space", "by": "a run", "at": "2026-01-01",
+    }))  # fmt: skip
+
+
+def test_after_a_crash_it_needs_the_job_file(box: AccountsBox) -> None:
+    box.deliver(50)
+    assert box.run("commit.after:3").code == -9
+    with pytest.raises(PermanentFailure, match="give the job file"):
+        savepoint(box).execute(new_run("2026-01-01").next_try())
+    made = savepoint(box, job=ACCOUNTS, settings=settings(box)).execute(new_run("2026-01-01").next_try())
+    assert made["checkpoint_id"] == disk.head(box.root).checkpoint
+    box.finish()
+    box.check_results()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"name": "../up"}, "not a usable name"), ({"origin": "whim"}, "no origin"), ({"job": "/no.py"}, "no job file"),
+     ({"job_root": "here"}, "absolute path"), ({"job_root": "/nowhere"}, "no job")],
+)  # fmt: skip
+def test_wrong_arguments_are_clear_and_not_tried_again(
+    resting: AccountsBox, arguments: dict[str, Any], said: str
+) -> None:
+    given = {"job_root": str(resting.root), **arguments}
+    operator = StateflowSavepointOperator(task_id="savepoint", **given)
+    with pytest.raises(PermanentFailure, match=said):
+        operator.execute(new_run("2026-01-01").next_try())
+    assert disk.savepoints(resting.root) == {}
+    assert isinstance(operator.retry_policy, RetryByErrorCode)
+
+
+def test_verify_reads_every_file(resting: AccountsBox) -> None:
+    made = savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
+
+    def verify(name: str) -> dict[str, Any]:
+        operator = StateflowVerifyOperator(task_id="verify", job_root=str(resting.root), savepoint=name)
+        return operator.execute(new_run("2026-01-01").next_try())
+
+    for name in ("mine", made["path"]):
+        read = verify(name)
+        assert (read["checkpoint_id"], read["bytes"]) == (made["checkpoint_id"], made["bytes"])
+        assert read["files"] > 0
+    assert verify("")["what"] == f"checkpoint {disk.head(resting.root).checkpoint}"
+    path = next((Path(made["path"].removeprefix("file://")) / "files").iterdir())
+    path.unlink()
+    with pytest.raises(PermanentFailure) as caught:
+        verify("mine")
+    assert caught.value.code == "missing-file" and path.name in str(caught.value)
+
+
+# -- retention ----------------------------------------------------------------------------------------------------
+
+
+def retention(box: AccountsBox, **more: Any) -> dict[str, Any]:
+    operator = StateflowRetentionOperator(task_id="collect", job_root=str(box.root), **more)
+    return operator.execute(FakeRun().next_try())
+
+
+def test_retention_deletes_periodic_ones_only_and_a_preview_none(resting: AccountsBox) -> None:
+    periodic = [
+        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())[
+            "name"
+        ]
+        for day in (1, 2, 3)
+    ]
+    savepoint(resting, name="mine").execute(new_run("2026-01-04").next_try())
+    seen = retention(resting, savepoints="2", preview="True")
+    assert (seen["savepoints_deleted"], seen["dry_run"]) == (["p1"], True)
+    assert set(disk.savepoints(resting.root)) == {*periodic, "mine"}
+    done = retention(resting, savepoints="2", preview="False")
+    assert (done["savepoints_deleted"], done["savepoints_kept"]) == (["p1"], ["p2", "p3", "mine"])
+    assert set(disk.savepoints(resting.root)) == {"p2", "p3", "mine"}
+    # Everything is too old now; the last stays.
+    last = retention(resting, savepoints_max_age=timedelta(microseconds=1))
+    assert last["savepoints_deleted"] == ["p2"]
+    assert set(disk.savepoints(resting.root)) == {"p3", "mine"}
+    noted = [r for r in disk.history(resting.root) if r.get("kind") == "dispose"]
+    assert {(r["facts"]["savepoint"], r["reason"]) for r in noted} == {
+        ("p1", "retention"),
+        ("p2", "retention"),
+    }
+    resting.check_clean()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"savepoints": "0"}, {"savepoints": "some"}, {"savepoints_max_age": "long"}]
+)
+def test_a_wrong_rule_deletes_nothing(resting: AccountsBox, arguments: dict[str, Any]) -> None:
+    savepoint(resting, name="p", origin="periodic").execute(new_run("2026-01-01").next_try())
+    with pytest.raises(PermanentFailure):
+        retention(resting, **arguments)
+    assert set(disk.savepoints(resting.root)) == {"p"}
+
+
+def test_by_command(resting: AccountsBox) -> None:
+    for day in (1, 2):
+        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())
+    told = resting.command("savepoint", "prune", "--keep", "1", "--max-age", "30d", "--dry-run")
+    assert told.code == 0 and "would delete p1" in told.out, str(told)
+    assert set(disk.savepoints(resting.root)) == {"p1", "p2"}
+    assert "deleted p1" in resting.command("savepoint", "prune", "--keep", "1").out
+    assert set(disk.savepoints(resting.root)) == {"p2"}
+    assert resting.command("savepoint", "prune", "--max-age", "soon").code == 2
+
+
+def test_templates() -> None:
+    with DAG("a_dag"):
+        task = StateflowSavepointOperator(
+            task_id="savepoint",
+            job_root="{{ root }}",
+            name="{{ name }}",
+            reason="{{ why }}",
+            origin="{{ o }}",
+        )
+    context: Any = {"root": "/jobs/flights", "name": "n", "why": "w", "o": "upgrade"}
+    task.render_template_fields(context)
+    assert (task.job_root, task.name, task.reason, task.origin) == ("/jobs/flights", "n", "w", "upgrade")
+
+
+def test_take_back_of_nothing_is_nothing(resting: AccountsBox) -> None:
+    assert recovery.withdraw(str(resting.root), "never-asked") is False
+    assert not (resting.root / "requests").exists()

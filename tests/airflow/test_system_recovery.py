@@ -1,0 +1,253 @@
+"""A real Airflow and a job without Spark: a savepoint during a run, and the runbook, approved and rejected."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from flights_demo.airflow_home import USER, AirflowHome, Folders
+from flights_demo.client import AirflowClient
+from flights_demo.patience import poll
+
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.jobs import ACCOUNTS, install_submit
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+
+pytestmark = [pytest.mark.slow, pytest.mark.airflow]
+
+PATIENCE = 300.0
+JOBS = ("approved", "rejected")
+
+DAG_FILE = """
+from datetime import timedelta
+from airflow.sdk import Param
+from stateflow_airflow.family import StateflowJob, stateflow_dags
+from stateflow_airflow.spark import SparkSubmit
+
+for name in {names!r}:
+    stateflow_dags(
+        job=StateflowJob(
+            name=name,
+            root=f"{folder}/{{name}}/root",
+            settings={{
+                "job.folder": f"{folder}/{{name}}",
+                "local_dir": f"{folder}/{{name}}/local",
+                "requests.interval": "20ms",
+                "checkpoints.retained": 100,
+            }},
+            spark=SparkSubmit(env_vars={{
+                "STATEFLOW_FAILPOINT": "{{{{ params.failpoint }}}}",
+                "STATEFLOW_FAILPOINT_ONCE": "../reached",
+            }}),
+            run={{"retries": 0}},
+            params={{"failpoint": Param("", type="string")}},
+        ),
+        application={application!r},
+        schedule="@once",
+    )
+"""
+
+
+class Client(AirflowClient):
+    """The calls that only these tests make."""
+
+    def states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
+        """Every task of a DAG run with its state."""
+        answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances")
+        return {task["task_id"]: task["state"] for task in answer["task_instances"]}
+
+    def wait_for(self, dag_id: str, run_id: str) -> dict[str, str | None]:
+        """Waits until a DAG run has succeeded."""
+
+        def ended() -> bool:
+            return self.run_state(dag_id, run_id) in ("success", "failed")
+
+        assert poll(ended, PATIENCE), self.states(dag_id, run_id)
+        assert self.run_state(dag_id, run_id) == "success", self.states(dag_id, run_id)
+        return self.states(dag_id, run_id)
+
+    def wait_for_question(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """What a person is asked."""
+
+        def asked() -> bool:
+            return self.states(dag_id, run_id)["approve"] == "awaiting_input"
+
+        assert poll(asked, PATIENCE), self.states(dag_id, run_id)
+        # An answer within seconds can meet a worker that has not ended yet, and then counts as a failure.
+        poll(lambda: False, 6)
+        return self.call("GET", self._question(dag_id, run_id))
+
+    def answer(self, dag_id: str, run_id: str, option: str, note: str) -> None:
+        body = {"chosen_options": [option], "params_input": {"note": note}}
+        self.call("PATCH", self._question(dag_id, run_id), body)
+
+    def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
+        """Clears a task with all that follow."""
+        body = {
+            "dry_run": False, "dag_run_id": run_id, "task_ids": [task_id], "include_downstream": True,
+            "only_failed": False, "reset_dag_runs": True,
+        }  # fmt: skip
+        self.call("POST", f"dags/{dag_id}/clearTaskInstances", body)
+
+    def events(self, asset: str) -> list[dict[str, Any]]:
+        """What the events of an asset carry, oldest first."""
+        answer = self.call("GET", "assets/events?limit=100&order_by=timestamp")
+        return [event["extra"] for event in answer["asset_events"] if event["name"] == asset]
+
+    def _question(self, dag_id: str, run_id: str) -> str:
+        return f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/approve/-1/hitlDetails"
+
+
+@dataclass(frozen=True)
+class System:
+    """A running Airflow and the folder its jobs work in."""
+
+    folder: Path
+    airflow: AirflowHome
+    client: Client
+
+    def box(self, job: str) -> AccountsBox:
+        return AccountsBox(self.folder / job)
+
+    def first_run(self, job: str) -> None:
+        """The schedule's run, which begins when the DAG is unpaused."""
+        self.client.unpause(job)
+
+        def runs() -> list[str]:
+            return [run["dag_run_id"] for run in self.client.call("GET", f"dags/{job}/dagRuns")["dag_runs"]]
+
+        assert poll(lambda: len(runs()) == 1, PATIENCE)
+        assert runs()[0].startswith("scheduled__")
+        self.client.wait_for(job, runs()[0])
+
+    def run(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> dict[str, str | None]:
+        """One DAG run from its beginning to its end."""
+        self.client.trigger(dag_id, run_id, conf)
+        return self.client.wait_for(dag_id, run_id)
+
+    def stopped_driver(self, job: str) -> int:
+        """Process id of the run that has stopped itself at its failpoint."""
+
+        def markers() -> list[str]:
+            return [path.read_text() for path in (self.folder / "runs" / job).rglob("reached")]
+
+        assert poll(lambda: any(markers()), PATIENCE)
+        return int(next(filter(None, markers())))
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("system")
+    dags = folder / "dags"
+    dags.mkdir()
+    text = DAG_FILE.format(folder=folder, names=JOBS, application=ACCOUNTS)
+    (dags / "families.py").write_text(text)
+    environment = {
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
+        "PATH": f"{install_submit(folder)}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
+        # The first task that goes back dies when the log has its intent, and no table has gone back yet.
+        "STATEFLOW_FAILPOINT": "rewind.table",
+        "STATEFLOW_FAILPOINT_ONCE": str(folder / "restore-killed"),
+    }
+    folders = Folders(folder / "airflow", dags, REPOSITORY / "plugins", folder / "runs")
+    with AirflowHome(folders, environment) as airflow:
+        airflow.migrate()
+        airflow.start()
+        airflow.wait_until_healthy(PATIENCE)
+        client = Client(airflow.url, USER, airflow.password)
+        assert poll(lambda: client.has_dag(f"{JOBS[-1]}_recovery"), PATIENCE)
+        for job in JOBS:
+            client.make_pool(job)
+            for suffix in ("_savepoint", "_recovery"):
+                client.unpause(f"{job}{suffix}")
+        yield System(folder, airflow, client)
+
+
+def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System) -> None:
+    client, box = system.client, system.box("approved")
+    box.deliver(50)
+    system.first_run("approved")
+
+    # The run holds the pool's only slot, and stands still while somebody asks for a savepoint.
+    box.deliver(120)
+    client.trigger("approved", "second", {"failpoint": "batch.begin:3:stop"})
+    driver = system.stopped_driver("approved")
+    client.trigger("approved_savepoint", "one", {"name": "early", "reason": "before version 2"})
+    assert poll(lambda: any((box.root / "requests").glob("*")), PATIENCE)
+    assert client.task("approved", "second", "run").state == "running"
+    os.kill(driver, signal.SIGCONT)
+    client.wait_for("approved", "second")
+    assert client.wait_for("approved_savepoint", "one") == {"savepoint": "success", "stop": "skipped"}
+    made = client.returned("approved_savepoint", "one", "savepoint")
+    point = int(json.loads(made["offsets"]["events"])["row"])
+    assert made["taken_by"] == "run" and 50 < point < 120
+    told = {"savepoint_id": made["id"], "name": "early", "path": made["path"],
+            "checkpoint_id": made["checkpoint_id"]}  # fmt: skip
+    (event,) = client.events("approved.savepoint")
+    assert event.items() >= told.items()
+    assert client.events("approved.checkpoint")[-1]["checkpoint_id"] == disk.head(box.root).checkpoint
+
+    # What came since is wrong; what comes again is right, and can be told from it.
+    box.replace_events(since=point)
+    wish = {"target": "early", "reason": "version 2 is wrong", "run": True}
+    client.trigger("approved_recovery", "night", wish)
+    question = client.wait_for_question("approved_recovery", "night")
+    assert f"| movements | version {120 // 10} |" in question["body"]
+    assert "**Reason**: version 2 is wrong" in question["body"]
+    client.answer("approved_recovery", "night", "Approve", "seen")
+    states = client.wait_for("approved_recovery", "night")
+    assert states == dict.fromkeys(("plan", "approve", "restore", "verify", "run"), "success")
+    assert (system.folder / "restore-killed").exists()
+    assert client.task("approved_recovery", "night", "restore").number == 2
+    box.check_results()
+    (record,) = [r for r in disk.history(box.root) if r.get("kind") == "restore"]
+    # An administrator who asks and approves is one person.
+    assert (record["by"], record["reason"]) == (USER, "version 2 is wrong; approval: seen")
+
+    # Cleared, it does not go back a second time; the run goes on from the head.
+    box.deliver(150)
+    box.replace_events(since=point)
+    client.clear("approved_recovery", "night", "restore")
+    client.wait_for("approved_recovery", "night")
+    assert len([r for r in disk.history(box.root) if r.get("kind") == "restore"]) == 1
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> None:
+    client, box = system.client, system.box("rejected")
+    box.deliver(50)
+    system.first_run("rejected")
+    oldest = disk.kept_entries(box.root)[0].seq
+    before = disk.digests(box.root, box.folder / "tables")
+    client.trigger("rejected_recovery", "night", {"target": str(oldest), "reason": "to see it"})
+    client.wait_for_question("rejected_recovery", "night")
+    client.answer("rejected_recovery", "night", "Reject", "not now")
+    states = client.wait_for("rejected_recovery", "night")
+    assert states == {
+        "plan": "success", "approve": "success", "restore": "skipped", "verify": "skipped", "run": "skipped",
+    }  # fmt: skip
+    assert disk.digests(box.root, box.folder / "tables") == before
+
+    # On second thoughts: the plan is made, and asked about, once more.
+    client.clear("rejected_recovery", "night", "plan")
+    client.wait_for_question("rejected_recovery", "night")
+    client.answer("rejected_recovery", "night", "Approve", "now")
+    states = client.wait_for("rejected_recovery", "night")
+    assert (states["restore"], states["verify"], states["run"]) == ("success", "success", "skipped")
+    point = disk.head(box.root).position
+    assert 0 < point < 50
+    box.deliver(70)
+    box.replace_events(since=point)
+    system.run("rejected", "next")
+    box.check_results()
