@@ -203,6 +203,8 @@ class Savepoint(Document, frozen=True, kw_only=True):
     reason: str = ""
     request: str = ""
     """Id of the request that it answers, so that the same request is not answered twice."""
+    generation: int = 0
+    """Of the run that made it for its request, and whose answer decides whether it stays; 0 for anybody else."""
     drained: bool = False
     job: str
     job_uuid: str

@@ -16,18 +16,33 @@ from importlib import metadata
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint
+from stateflow.checkpoint.documents import (
+    Answer,
+    EntryRef,
+    Manifest,
+    Origin,
+    PublishedOutput,
+    Savepoint,
+)
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes
 from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.requests import read_answer
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_folder, started_folder
+from stateflow.storage.paths import (
+    DISPOSED,
+    SAVEPOINT,
+    SAVEPOINTS,
+    STARTED,
+    savepoint_file,
+    savepoint_folder,
+)
 
 VERSION = 1
 _GIVEN_UP = b"given up\n"
@@ -162,8 +177,9 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
     document = Savepoint(
         version=VERSION, id=root.clock.new_id(), name=order.name, origin=order.origin,
         made_at=root.clock.now().isoformat(timespec="milliseconds"), by=order.by or root.writer, reason=order.reason,
-        request=order.request, drained=order.drained, job=root.job.job, job_uuid=root.job.job_uuid,
-        max_parallelism=root.job.max_parallelism, checkpoint_id=order.checkpoint.id,
+        request=order.request, generation=order.generation, drained=order.drained,
+        job=root.job.job, job_uuid=root.job.job_uuid, max_parallelism=root.job.max_parallelism,
+        checkpoint_id=order.checkpoint.id,
         manifest=with_keys(manifest, names), sinks=order.sinks, stateflow=_version(),
     )  # fmt: skip
     data, digest = seal(document)
@@ -171,7 +187,8 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
         raise DataError("the savepoint was given up while it was made", hint="was its pin dropped? make it again",
                         name=order.name)  # fmt: skip
     failpoints.hit("savepoint.complete")
-    root.storage.delete([f"{folder}{STARTED}"])
+    if not order.generation:
+        root.storage.delete([f"{folder}{STARTED}"])
     return StoredSavepoint(root.storage, folder, document, digest)
 
 
@@ -217,27 +234,64 @@ def _names(files: Iterable[FileHandle]) -> dict[str, str]:
     return {f.key: f"files/{f.sha256}" for f in files}
 
 
+def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer) -> None:
+    """Keeps what a run has made when the answer names it; when another answer was first, nobody knows of it."""
+    if given.savepoint_id == made.document.id:
+        root.storage.delete([f"{made.folder}{STARTED}"])
+    else:
+        _take_away(root.storage, made.folder, made.document.id)
+
+
 def sweep_savepoints(root: JobRoot) -> list[str]:
-    """Removes what savepoints that were never completed have left; safe beside their makers. Returns the folders."""
+    """Removes what savepoints that were never completed, or not taken away wholly, have left; safe beside their makers.
+    Returns the folders."""
     # The listing comes before the pins: who is listed had its pin before, and has completed when it is gone.
-    started = [f for b in root.storage.list(SAVEPOINTS) if (f := started_folder(b.key))]
+    found: dict[str, dict[str, int]] = {}
+    for blob in root.storage.list(SAVEPOINTS):
+        if place := savepoint_file(blob.key):
+            found.setdefault(place[0], {})[place[1]] = blob.size
+    swept = [f for f, files in found.items() if _sweep_leftovers(root.storage, savepoint_folder(f), files)]
+    started = [f for f, files in found.items() if STARTED in files and f not in swept]
     if not started:
-        return []
+        return swept
     pins = {p.id for p in root.head().entry.pinned}
-    return [f for f in started if _sweep(root.storage, savepoint_folder(f), pins)]
+    return swept + [f for f in started if _sweep(root, savepoint_folder(f), pins)]
 
 
-def _sweep(storage: Storage, folder: str, pins: set[str]) -> bool:
+def _sweep_leftovers(storage: Storage, folder: str, files: dict[str, int]) -> bool:
+    if DISPOSED in files:
+        _finish_taking_away(storage, folder)
+        return True
+    # A maker that slept while its savepoint was given up may have gone on copying.
+    late = len(files) > 1 and STARTED not in files and files.get(SAVEPOINT) == len(_GIVEN_UP)
+    if late and _get(storage, f"{folder}{SAVEPOINT}") == _GIVEN_UP:
+        storage.delete(f"{folder}{name}" for name in files if name != SAVEPOINT)
+        return True
+    return False
+
+
+def _sweep(root: JobRoot, folder: str, pins: set[str]) -> bool:
+    storage = root.storage
     pin = _get(storage, f"{folder}{STARTED}")
     if pin is None or pin.decode(errors="replace") in pins:
         return False
-    complete = not _put_marker(storage, folder, _GIVEN_UP)
-    if not complete:
-        failpoints.hit("savepoint.given-up")
-        kept_keys = {f"{folder}{SAVEPOINT}", f"{folder}{STARTED}"}
-        storage.delete(b.key for b in storage.list(folder) if b.key not in kept_keys)
+    if not _put_marker(storage, folder, _GIVEN_UP):
+        _sweep_complete(root, folder)
+        return False
+    failpoints.hit("savepoint.given-up")
+    kept_keys = {f"{folder}{SAVEPOINT}", f"{folder}{STARTED}"}
+    storage.delete(b.key for b in storage.list(folder) if b.key not in kept_keys)
     storage.delete([f"{folder}{STARTED}"])
-    return not complete
+    return True
+
+
+def _sweep_complete(root: JobRoot, folder: str) -> None:
+    """Its maker died before it removed `STARTED`; what a run has made waits for its answer."""
+    made = _read(root.storage, folder)
+    if made is None or not made.document.generation:
+        root.storage.delete([f"{folder}{STARTED}"])
+    elif given := read_answer(root.storage, made.document.request):
+        settle_savepoint(root, made, given)
 
 
 def dispose_savepoint(root: JobRoot, name: str) -> StoredSavepoint:
@@ -245,14 +299,22 @@ def dispose_savepoint(root: JobRoot, name: str) -> StoredSavepoint:
     stored = find_savepoint(root.storage, name)
     if stored is None:
         raise ConfigError("there is no such savepoint", hint="stateflow savepoint list shows them", name=name)
-    # Killed from here on, a collection completes it: no pin has this id.
-    root.storage.put_new(f"{stored.folder}{STARTED}", f"disposed-{stored.document.id}".encode())
-    failpoints.hit("savepoint.disposing")
-    root.storage.delete([f"{stored.folder}{SAVEPOINT}"])
-    failpoints.hit("savepoint.disposed")
-    root.storage.delete(b.key for b in root.storage.list(stored.folder) if not b.key.endswith(f"/{STARTED}"))
-    root.storage.delete([f"{stored.folder}{STARTED}"])
+    _take_away(root.storage, stored.folder, stored.document.id)
     return stored
+
+
+def _take_away(storage: Storage, folder: str, savepoint_id: str) -> None:
+    # Killed from here on, a collection completes it.
+    write_bytes(storage, f"{folder}{DISPOSED}", savepoint_id.encode())
+    failpoints.hit("savepoint.disposing")
+    _finish_taking_away(storage, folder)
+
+
+def _finish_taking_away(storage: Storage, folder: str) -> None:
+    storage.delete([f"{folder}{SAVEPOINT}"])
+    failpoints.hit("savepoint.disposed")
+    storage.delete(b.key for b in storage.list(folder) if not b.key.endswith(f"/{DISPOSED}"))
+    storage.delete([f"{folder}{DISPOSED}"])
 
 
 def list_savepoints(storage: Storage) -> list[StoredSavepoint]:

@@ -166,7 +166,9 @@ def _intent(job: Job, change: SinkChange, target: Target) -> SinkIntent:
     # Looked up again: what was pending at the plan is published by now, and its version belongs to the target.
     then = None
     if change.mode is SinkMode.RESTORE:
-        then = job.sinks[change.uid].open_table().plan_rewind(target.checkpoint_id).to_version
+        back = job.sinks[change.uid].open_table().plan_rewind(target.checkpoint_id)
+        # Nothing to take back is a version too: a paused driver can still publish before the table has our token.
+        then = back.from_version if back.to_version is None else back.to_version
     return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
 
 

@@ -49,7 +49,8 @@ def _take_back(sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog
         if table.token < seq:
             # A paused driver may have published since the plan was made: the content of `to_version` is what counts,
             # not the way there.
-            done = table.rewind(intent.to_version, seq)
+            to_version = None if intent.to_version == version else intent.to_version
+            done = table.rewind(to_version, seq)
             if done is None:
                 continue
             version = done

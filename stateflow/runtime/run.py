@@ -251,6 +251,10 @@ class JobRun:
         """
         head = self.job.root.log.read_head()
         if head is None:
+            if self.job.root.job.forked_from:
+                # Its first entry is what brings the state.
+                raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork",
+                                  of=self.job.root.job.forked_from)  # fmt: skip
             return frozenset()
         self._check_sinks(head)
         try:

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.requests import DONE, FAILED, WITHDRAWN, acknowledge, answer, open_requests
-from stateflow.checkpoint.savepoint import Order, StoredSavepoint, dispose_savepoint, make_savepoint
+from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.requests import DONE, FAILED, acknowledge, answer, open_requests
+from stateflow.checkpoint.savepoint import Order, StoredSavepoint, make_savepoint, settle_savepoint
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError, StorageError
 
 log = logging.getLogger(__name__)
@@ -72,8 +72,13 @@ class RequestDesk:
         """Serves what is left, and waits for every savepoint in the making; the run ends."""
         self._end_watch()
         self._look()
-        self.serve(point)
-        for made in self._making:
+        while self._waiting or self._making:
+            self.serve(point)
+            self._wait()
+
+    def _wait(self) -> None:
+        making, self._making = self._making, []
+        for made in making:
             try:
                 made.result()
             except StateflowError as e:
@@ -113,7 +118,8 @@ class RequestDesk:
             log.warning("a request is left to the newer run: %s", e)
             return
         except StateflowError as e:
-            self._give(asked, None, e)
+            if not self._is_outrun(asked, point):
+                self._give(asked, None, e)
             return
         except Exception as e:
             log.exception("a request failed")
@@ -121,9 +127,20 @@ class RequestDesk:
             return
         failpoints.hit("request.made")
         counts = self._give(asked, made, None)
-        if made is not None and counts.status == WITHDRAWN:
-            # Whoever asked was told that there is none.
-            dispose_savepoint(self._root, made.folder.split("/")[1])
+        if made is not None:
+            # A withdrawn request, or one that another run answered: whoever asked was not told of this savepoint.
+            settle_savepoint(self._root, made, counts)
+
+    def _is_outrun(self, asked: Request, point: Point) -> bool:
+        """Whether a request failed only because the job went on; then the next barrier or the newer run serves it."""
+        head = self._root.head()
+        if head.entry.generation != self._generation:
+            return True
+        if point.checkpoint is None or point.checkpoint in kept(head):
+            return False
+        with self._lock:
+            self._waiting.append(asked)
+        return True
 
     def _made(self, asked: Request, point: Point) -> StoredSavepoint | None:
         if not asked.savepoint:

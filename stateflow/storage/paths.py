@@ -86,7 +86,9 @@ def check_key(key: str) -> str:
 SAVEPOINT = "_savepoint"
 """Of a savepoint's folder: what it consists of; written last."""
 STARTED = "_started"
-"""Of a savepoint's folder: somebody writes it, or takes it away."""
+"""Of a savepoint's folder: somebody writes it."""
+DISPOSED = "_disposed"
+"""Of a savepoint's folder: somebody takes it away."""
 
 
 def savepoint_folder(folder: str) -> str:
@@ -94,10 +96,10 @@ def savepoint_folder(folder: str) -> str:
     return f"{SAVEPOINTS}{folder}/"
 
 
-def started_folder(key: str) -> str | None:
-    """The savepoint folder whose `STARTED` this is; None for any other key."""
-    match = re.fullmatch(rf"{SAVEPOINTS}([A-Za-z0-9._-]+)/{STARTED}", key)
-    return match[1] if match else None
+def savepoint_file(key: str) -> tuple[str, str] | None:
+    """The folder that a file of a savepoint is in, and its name there; None for any other key."""
+    match = re.fullmatch(rf"{SAVEPOINTS}([A-Za-z0-9._-]+)/(.+)", key)
+    return (match[1], match[2]) if match else None
 
 
 def request(request_id: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,15 +13,16 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.model.history import Report, Search, explore, play
-from tests.model.invariants import Violation
 from tests.model.mutants import MUTANTS
 from tests.model.plan import PLANS
+from tests.model.rules import Violation
 
 _CHUNK = 100
 
 
 def main(arguments: Sequence[str]) -> int:
     """Plays histories, or replays one; returns 1 when a rule was broken."""
+    logging.getLogger("stateflow").addHandler(logging.NullHandler())
     options = _parser().parse_args(arguments)
     search = Search(options.mutant, options.plan)
     if options.trace:

@@ -10,31 +10,31 @@ rules have the names that `reference/reliability.md` gives them, and:
     S1  output becomes visible in order, exactly once, and only that of checkpoints on the job's line
     S2  output that is not visible is pending in the head
     S3  a sweep of a sink removes only what no checkpoint on the job's line has, and at rest all of that
+    R1  ids of restore requests are carried on for ever        R2  no restore request is carried out twice
+    R3  an intent says what is true: the target's state, and its output is in the tables or was
+    R4  no intent before the last one is complete
+    R5  nothing is committed or published before the tables went back
+
+What savepoints and requests promise is in `keeping.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from tests.model.keeping import Keeping
+from tests.model.rules import Violation
 from tests.model.store import SimStorage
 
 _LOG = re.compile(r"log/(\d{20})")
 _DATA = re.compile(r"data/(\d{20})/(\d{10})-[^/]+/[^/]+")
 _OWNED = re.compile(r"(?:spark|probe)/(\d{20})/.+")
-
-
-class Violation(BaseException):
-    """The protocol broke one of its promises. No `Exception`: code under test that catches those must not hide it."""
-
-    def __init__(self, rule: str, text: str) -> None:
-        super().__init__(f"{rule} {text}")
-        self.rule = rule
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,21 @@ class Fact:
     def kind(self) -> str:
         return self.doc["kind"]
 
+    @property
+    def manifest(self) -> str:
+        return (self.doc.get("manifest") or {"key": ""})["key"]
+
+    @property
+    def offset(self) -> str:
+        """Each checkpoint of the model has source positions of its own."""
+        return self.doc["sources"][0]["offset"] if self.doc.get("sources") else ""
+
 
 _START = Fact(0, "", b"", {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []},
               0, frozenset())  # fmt: skip
+
+Output = tuple[int, list[str]]
+"""Checkpoint id and files."""
 
 
 class Checker:
@@ -64,22 +76,41 @@ class Checker:
 
     Args:
         retain: the most checkpoints that a COMMIT may keep, pins apart.
+        origin: of the job that this one is a fork of.
     """
 
-    def __init__(self, storage: SimStorage, retain: int) -> None:
+    def __init__(self, storage: SimStorage, retain: int, origin: Checker | None = None) -> None:
         self.chain: list[Fact] = [_START]
         self.generation = 0
         self.stale_slots = 0
         self.publications = 0
         self.pins: set[str] = set()
         """Ids of pins that were acknowledged and not yet removed."""
-        self.line: dict[str, list[tuple[int, list[str]]]] = defaultdict(list)
+        self.counts: Counter[str] = Counter()
+        self.keeping = Keeping(self, storage)
+        self.lines: dict[int, dict[str, list[Output]]] = {}
+        """For each checkpoint and sink, what the table held, or was to hold, with the checkpoint's output."""
+        self.shown: dict[str, dict[int, list[str]]] = defaultdict(dict)
+        """For each sink, everything that ever was published."""
+        self.limbo: dict[str, tuple[int, str]] = {}
+        """Sinks whose table has yet to go back: the intent's number, and what is to happen."""
+        self.line: dict[str, list[Output]] = defaultdict(list)
         """For each sink, what the table must hold: (checkpoint id, files)."""
         self.visible: dict[str, int] = defaultdict(int)
         """For each sink, how much of `line` its table holds."""
         self._storage = storage
         self._retain = retain
+        self._origin = origin
+        self._table: dict[str, list[Output]] = defaultdict(list)
+        self._floor: dict[str, int] = defaultdict(int)
         self._needs: dict[int, dict[str, str]] = {0: {}}
+        self._state: dict[str, dict[str, str]] = {"": {}}
+        self._at: dict[str, int] = {}
+        self._restored: set[str] = set()
+        self._contents: dict[int, list[str]] = {}
+        self._offsets: dict[int, str] = {}
+        self.newest = 0
+        self.kept_tables = False
         self._protected: dict[str, str] = {}
         self._names: dict[str, bytes] = {}
 
@@ -102,9 +133,12 @@ class Checker:
                 self.stale_slots += 1
         elif key.startswith("data/") and self._names.setdefault(key, data) != data:
             raise Violation("I3", f"the name {key} was used for two contents")
+        elif key.startswith(("savepoints/", "requests/")):
+            self.keeping.created(key, data)
 
     def deleted(self, key: str) -> None:
         """An object is about to be removed."""
+        self.keeping.deleted(key)
         if key in self._protected:
             raise Violation("I3", f"{key} is needed by head {self.head.seq}, and deleted")
         if (match := _LOG.fullmatch(key)) and int(match[1]) >= self._last_step():
@@ -112,6 +146,14 @@ class Checker:
 
     def published(self, sink: str, token: int, paths: list[str]) -> None:
         """A sink's table took a commit."""
+        self._table[sink].append((token, paths))
+        self.shown[sink][token] = paths
+        if sink in self.limbo:
+            intent, mode = self.limbo[sink]
+            if token > intent:
+                raise Violation("R5", f"{sink}: {token} is published before the table went back for {intent}")
+            self.counts[f"rewinds ({mode}) with a late publication before them"] += 1
+            return
         position, line = self.visible[sink], self.line[sink]
         if position < len(line) and line[position] == (token, paths):
             self.visible[sink] = position + 1
@@ -123,9 +165,28 @@ class Checker:
         how = "twice" if ids.index(token) < position else f"before {ids[position]}, or in part"
         raise Violation("S1", f"{sink}: {token} is published {how}")
 
+    def rewound(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+        """A sink's table got the token of a restore, and perhaps older content."""
+        intent, mode = self.limbo.pop(sink, (0, ""))
+        if intent != token:
+            raise Violation("S1", f"{sink}: the table goes back for {token}, the intent is {intent}")
+        if mode == "keep":
+            if before != after:
+                raise Violation("S1", f"{sink}: a table that is kept has other content behind {token}")
+            self.line[sink] = list(self._table[sink])
+        elif list(after) != _flat(self.line[sink]):
+            raise Violation(
+                "S1", f"{sink}: behind {token} the table has {_odd(list(after), _flat(self.line[sink]))}"
+            )
+        else:
+            self._table[sink] = list(self.line[sink])
+        self.visible[sink] = len(self.line[sink])
+        self._floor[sink] = token
+        self.counts[f"tables rewound ({mode})" + (" with rows undone" if before != after else "")] += 1
+
     def swept(self, sink: str, path: str) -> None:
         """A sink's file is about to be removed as a leftover."""
-        if any(path in paths for _, paths in self.line[sink]):
+        if any(path in paths for _, paths in [*self.line[sink], *self._table[sink]]):
             raise Violation("S3", f"{sink}: {path} belongs to a checkpoint on the job's line, and is swept")
 
     # -- what actors tell ---------------------------------------------------------------------------------------------
@@ -164,9 +225,14 @@ class Checker:
             raise Violation("I1", f"entry {fact.seq} is not linked to {parent.seq}")
         self._check_numbers(parent, fact)
         self.chain.append(fact)
+        if self._origin and not fact.manifest:
+            raise Violation("R3", "a fork begins with nothing")
+        self._check_intents(parent, fact)
         if fact.kind == "claim":
             self.generation = fact.seq
-            self._go_back(fact)
+            rewind = fact.doc.get("rewind")
+            if fact.manifest != parent.manifest or (rewind and rewind["seq"] == fact.seq):
+                self._adopt(parent, fact)
         if fact.kind == "commit":
             self._check_commit(parent, fact)
         self._check_kept(parent, fact)
@@ -184,10 +250,76 @@ class Checker:
                 "I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}"
             )
 
+    def _check_intents(self, parent: Fact, fact: Fact) -> None:
+        """Restores happen once, one after the other, and before anything else."""
+        before, after = parent.doc.get("requests", []), fact.doc.get("requests", [])
+        if after[: len(before)] != before:
+            raise Violation("R1", f"entry {fact.seq} has forgotten a restore request")
+        for request in after[len(before) :]:
+            if request in self._restored:
+                raise Violation("R2", f"entry {fact.seq} carries out {request} a second time")
+            self._restored.add(request)
+        old, new = parent.doc.get("rewind"), fact.doc.get("rewind")
+        if old and new and old["seq"] != new["seq"]:
+            raise Violation("R4", f"entry {fact.seq} has an intent, {old['seq']} is not complete")
+        if old and not new and self.limbo:
+            raise Violation("R5", f"entry {fact.seq} says that {sorted(self.limbo)} went back")
+        if new and fact.kind == "commit":
+            raise Violation("R5", f"commit {fact.seq} comes before the tables went back for {new['seq']}")
+
+    def _adopt(self, parent: Fact, fact: Fact) -> None:
+        """A CLAIM that continues from another state than the entry before it."""
+        rewind = fact.doc.get("rewind")
+        if fact.checkpoint:
+            target = fact.checkpoint
+        else:
+            target = self._import(fact)
+        if rewind and rewind["seq"] == fact.seq:
+            self._intend(fact, target, rewind["sinks"])
+        elif target <= parent.checkpoint:
+            self._go_back(fact)
+
+    def _import(self, fact: Fact) -> int:
+        """State from a savepoint or another job: the very files of the checkpoint with these source positions."""
+        source = self._origin if self._origin and not self.lines else self
+        target = source._at.get(fact.offset, 0)
+        needs = self._read_needs(fact)
+        if not target or source.contents(target) != _states(needs, fact.manifest):
+            raise Violation("R3", f"claim {fact.seq} has state or positions of no checkpoint")
+        self._state[fact.manifest] = needs
+        self.counts["states imported"] += 1
+        return target
+
+    def contents(self, checkpoint: int) -> list[str]:
+        """Hashes of a checkpoint's state files."""
+        return self._contents[checkpoint]
+
+    def position_of(self, checkpoint: int) -> str:
+        """Source positions of a checkpoint."""
+        return self._offsets[checkpoint]
+
+    def _intend(self, fact: Fact, target: int, sinks: dict[str, Any]) -> None:
+        for sink, intent in sinks.items():
+            wanted = self.lines[target].get(sink, [])
+            unseen = [c for c, _ in wanted if c not in self.shown[sink]]
+            if unseen:
+                raise Violation(
+                    "R3", f"claim {fact.seq} goes back to {target}, {sink} has never seen {unseen[0]}"
+                )
+            self.limbo[sink] = (fact.seq, intent["mode"])
+            if intent["mode"] == "restore":
+                self.line[sink] = list(wanted)
+            else:
+                self.kept_tables = True
+        self._storage.intent()
+        self.counts["intents"] += 1
+        if target < self.newest:
+            self.counts["intents to an older checkpoint"] += 1
+
     def _go_back(self, fact: Fact) -> None:
         """A CLAIM that adopts an older checkpoint takes what came after it off the line."""
         for sink, line in self.line.items():
-            self.line[sink] = line = [output for output in line if output[0] <= fact.checkpoint]
+            self.line[sink] = line = [o for o in line if o[0] <= max(fact.checkpoint, self._floor[sink])]
             if self.visible[sink] > len(line):
                 raise Violation(
                     "S1", f"claim {fact.seq} adopts {fact.checkpoint}, {sink} has published later output"
@@ -196,18 +328,24 @@ class Checker:
     def _check_commit(self, parent: Fact, fact: Fact) -> None:
         """I4, and the checkpoint's files and output are noted."""
         needs = self._read_needs(fact)
-        for key in needs.keys() - self._needs[parent.checkpoint].keys():
+        for key in needs.keys() - self._state[parent.manifest].keys():
             match = _DATA.fullmatch(key)
             brought = match and int(match[1]) == fact.doc["generation"]
             if not brought or not parent.doc["ordinal"] < int(match[2]) <= fact.doc["ordinal"]:
                 raise Violation("I4", f"commit {fact.seq} brings in {key}")
-        needs[f"log/{fact.seq:020d}"] = fact.sha256
-        self._needs[fact.seq] = needs
+        self._state[fact.manifest] = needs
+        self._contents[fact.seq] = _states(needs, fact.manifest)
+        self._offsets[fact.seq] = fact.offset
+        self._at[fact.offset] = fact.seq
+        self._needs[fact.seq] = {**needs, f"log/{fact.seq:020d}": fact.sha256}
         if len(fact.doc.get("retained", [])) >= self._retain:
             raise Violation("I8", f"commit {fact.seq} retains more than {self._retain}")
         for output in fact.doc.get("pending", []):
             if output["checkpoint_id"] == 0:
                 self.line[output["sink"]].append((fact.seq, [c["path"] for c in output["committables"]]))
+        self.lines[fact.seq] = {sink: list(line) for sink, line in self.line.items()}
+        self.newest = fact.seq
+        self.keeping.committed(fact.seq, fact.doc["writer"])
 
     def _read_needs(self, fact: Fact) -> dict[str, str]:
         handle = fact.doc["manifest"]
@@ -224,8 +362,12 @@ class Checker:
             if ref["id"] not in parent.kept or self.chain[ref["id"]].sha256 != ref["sha256"]:
                 raise Violation("I3", f"entry {fact.seq} keeps {ref['id']}, which its parent does not keep")
         pins, before = _pins(fact.doc), _pins(parent.doc)
+        if fact.kind == "claim":
+            before = frozenset(p["id"] for p in parent.doc["pinned"] if not p.get("generation"))
         if len(pins ^ before) > (1 if fact.kind == "admin" else 0):
             raise Violation("I3", f"entry {fact.seq} drops or brings pins")
+        if fact.kind == "admin" and fact.manifest != parent.manifest:
+            raise Violation("I6", f"admin {fact.seq} changes the state")
         if fact.kind == "commit" or not fact.checkpoint:
             return
         if fact.kind == "admin" and fact.checkpoint != parent.checkpoint:
@@ -242,6 +384,8 @@ class Checker:
 
     def _check_pending(self, fact: Fact) -> None:
         for sink, line in self.line.items():
+            if sink in self.limbo:
+                continue
             pending = {
                 p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink
             }
@@ -251,7 +395,7 @@ class Checker:
 
     def _protect(self, fact: Fact) -> None:
         """I3: everything that the new head keeps is there, and from now on may not go."""
-        now: dict[str, str] = {}
+        now: dict[str, str] = dict(self._state[fact.manifest])
         for checkpoint in fact.kept:
             now.update(self._needs[checkpoint])
         for key in now.keys() - self._protected.keys():
@@ -285,13 +429,18 @@ class Checker:
         for sink, line in self.line.items():
             if self.visible[sink] != len(line):
                 raise Violation("S1", f"{sink}: {line[self.visible[sink]][0]} was never published")
+            if self._table[sink] != line:
+                raise Violation("S1", f"{sink}: the table is not what the job's line says")
+        if self.limbo:
+            raise Violation("R5", f"{sorted(self.limbo)} never went back")
+        self.keeping.check_rest()
 
     def _may_stay(self, key: str) -> bool:
         if match := _LOG.fullmatch(key):
             return self.head.checkpoint <= int(match[1]) <= self.head.seq
         if match := _OWNED.fullmatch(key):
             return int(match[1]) == self.generation
-        return key == "FORMAT" or key.startswith("history/")
+        return key == "FORMAT" or key.startswith(("history/", "savepoints/", "requests/"))
 
 
 def _parse(seq: int, data: bytes) -> Fact:
@@ -316,3 +465,16 @@ def _refs(doc: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _pins(doc: dict[str, Any]) -> frozenset[str]:
     return frozenset(p["id"] for p in doc["pinned"])
+
+
+def _states(needs: dict[str, str], manifest: str) -> list[str]:
+    return sorted(sha256 for key, sha256 in needs.items() if key != manifest)
+
+
+def _flat(outputs: list[Output]) -> list[str]:
+    return [path for _, paths in outputs for path in paths]
+
+
+def _odd(found: list[str], wanted: list[str]) -> str:
+    extra, missing = sorted(set(found) - set(wanted)), sorted(set(wanted) - set(found))
+    return f"too much {extra[:2]}, too little {missing[:2]}"

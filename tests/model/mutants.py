@@ -10,18 +10,48 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from stateflow.checkpoint import entries, garbage, jobroot
+from msgspec.structs import replace
+
+from stateflow import recovery
+from stateflow.checkpoint import collector, entries, garbage, jobroot, savepoint
 from stateflow.checkpoint import publish as publishing
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import EntryRef, LogEntry, PendingOutput, Pin, PublishedOutput
+from stateflow.checkpoint.documents import (
+    Answer,
+    EntryRef,
+    JobFormat,
+    LogEntry,
+    PendingOutput,
+    Pin,
+    PublishedOutput,
+    Request,
+    SinkIntent,
+    SinkMode,
+)
+from stateflow.checkpoint.entries import Adoption, Author, Commit
 from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
+from stateflow.checkpoint.proposal import SinkChange
 from stateflow.checkpoint.publish import Output, PublishingSink
+from stateflow.checkpoint.savepoint import Order, StoredSavepoint
+from stateflow.checkpoint.targets import Target
 from stateflow.errors import DataError, StorageError
 from stateflow.runtime import publishing as runtime
-from stateflow.storage import PutResult
-from stateflow.storage.paths import DataKey, log_entry
+from stateflow.runtime import restoring, rewinding, run, serving
+from stateflow.runtime.publishing import BoundSink
+from stateflow.runtime.run import Job
+from stateflow.runtime.serving import Point, RequestDesk
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import (
+    SAVEPOINT,
+    SAVEPOINTS,
+    STARTED,
+    DataKey,
+    log_entry,
+    savepoint_file,
+    savepoint_folder,
+)
 
 
 @dataclass(frozen=True)
@@ -123,7 +153,7 @@ def _create_with_two_reads(self: CheckpointLog, entry: LogEntry) -> Head | None:
     raise StorageError("no answer")
 
 
-def _pin_checked_once(self: JobRoot, ref: EntryRef, owner: str, reason: str) -> Pin:
+def _pin_checked_once(self: JobRoot, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:
     new = Pin(id=self.clock.new_id(), checkpoint=ref, owner=owner, reason=reason, since="")
     while True:
         head = self.head()
@@ -136,11 +166,10 @@ def _pin_checked_once(self: JobRoot, ref: EntryRef, owner: str, reason: str) -> 
 
 
 def _claim_checked_once(
-    self: JobRoot, base: Head | None, note: str, adopt: EntryRef | None
+    self: JobRoot, base: Head | None, note: str, adopt: Adoption | None
 ) -> Appended | Overtaken:
-    jobroot._check_adoptable(base, adopt)
-    adopted = (adopt, self.log.read_checkpoint(adopt)) if adopt else None
-    return self.log.append(base, lambda b: entries.claim(self.job, b, self._author(note), adopted))
+    jobroot._check_adoptable(base, adopt.checkpoint if adopt else None)
+    return self.log.append(base, lambda b: entries.claim(self.job, b, self._author(note), adopt))
 
 
 def _live_at_first_head(self: Collector) -> tuple[Head, frozenset[str]]:
@@ -149,7 +178,97 @@ def _live_at_first_head(self: Collector) -> tuple[Head, frozenset[str]]:
 
 
 def _go_back_on_top_of_anything(self: JobRoot, head: Head, ref: EntryRef, note: str = "") -> Head:
-    return self.claim(note, adopt=ref)
+    newest = self.head()
+    return self.adopt(newest, self.adoption(newest, ref), note)
+
+
+_take_back = rewinding._take_back
+
+
+def _without_token_when_kept(
+    sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog
+) -> PublishedOutput:
+    if intent.mode is SinkMode.RESTORE:
+        return _take_back(sink, intent, seq, log)
+    return PublishedOutput(table_id=intent.table_id, version=sink.open_table().version, checkpoint_id=seq)
+
+
+def _later(root: JobRoot, sinks: object, head: Head) -> Head:
+    return head
+
+
+def _make_without_pin(root: JobRoot, order: Order) -> StoredSavepoint:
+    pin = root.pin(order.checkpoint, root.writer, f"savepoint {order.name}", order.generation)
+    root.unpin(pin.id)
+    return savepoint._make_pinned(root, order, pin.id)
+
+
+def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
+    storage = root.storage
+    pin = savepoint._get(storage, f"{folder}{STARTED}")
+    if pin is None or pin.decode() in pins:
+        return False
+    if savepoint._get(storage, f"{folder}{SAVEPOINT}") is not None:
+        savepoint._sweep_complete(root, folder)
+        return False
+    storage.delete(b.key for b in storage.list(folder))
+    return True
+
+
+def _sweep_pins_first(root: JobRoot) -> list[str]:
+    pins = {p.id for p in root.head().entry.pinned}
+    places = [savepoint_file(b.key) for b in root.storage.list(SAVEPOINTS)]
+    started = [place[0] for place in places if place and place[1] == STARTED]
+    return [f for f in started if savepoint._sweep(root, savepoint_folder(f), pins)]
+
+
+_claim, _commit = entries.claim, entries.commit
+
+
+def _commit_without_requests(
+    job: JobFormat, base: Head, author: Author, new: Commit, retain: int
+) -> LogEntry:
+    return replace(_commit(job, base, author, new, retain), requests=[])
+
+
+def _claim_with_all_pending(
+    job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None
+) -> LogEntry:
+    entry = _claim(job, base, author, adopt)
+    return replace(entry, pending=entries.pending_of(base)) if base and adopt and adopt.sinks else entry
+
+
+class _Silent(runtime.Publisher):
+    def publish_pending(self, head: Head, before: int | None = None) -> None:
+        pass
+
+
+def _intent_of_the_plan(job: Job, change: SinkChange, target: Target) -> SinkIntent:
+    then = change.now if change.then is None else change.then
+    return SinkIntent(
+        table_id=change.table_id,
+        mode=change.mode,
+        to_version=then if change.mode is SinkMode.RESTORE else None,
+    )
+
+
+def _intent_without_version(job: Job, change: SinkChange, target: Target) -> SinkIntent:
+    then = None
+    if change.mode is SinkMode.RESTORE:
+        then = job.sinks[change.uid].open_table().plan_rewind(target.checkpoint_id).to_version
+    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
+
+
+def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Answer) -> None:
+    root.storage.delete([f"{made.folder}{STARTED}"])
+
+
+def _sweep_no_leftovers(storage: Storage, folder: str, files: dict[str, int]) -> bool:
+    return False
+
+
+def _never_outrun(self: RequestDesk, asked: Request, point: Point) -> bool:
+    return False
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -201,5 +320,60 @@ MUTANTS: dict[str, Mutant] = {
     "go-back-anyway": Mutant(
         "a run goes back on top of whatever a newer run has done since",
         ((JobRoot, "go_back"),), _go_back_on_top_of_anything, ("S1",), plan="vacuum",
+    ),
+    "plain-none": Mutant(
+        "a table with nothing to take back is kept as it is when its turn comes, with what was published meanwhile",
+        ((restoring, "_intent"),), _intent_without_version, ("S1",), plan="rewinds",
+    ),
+    "unasked-savepoint": Mutant(
+        "a savepoint stays though its request was withdrawn, or answered by another run",
+        ((savepoint, "settle_savepoint"), (serving, "settle_savepoint")), _keep_whatever_was_answered, ("Q2",),
+        plan="keeping",
+    ),
+    "late-copies": Mutant(
+        "what a maker copies after its savepoint was given up, or a disposer leaves that is killed, stays",
+        ((savepoint, "_sweep_leftovers"),), _sweep_no_leftovers, ("V2",), plan="keeping",
+    ),
+    "outrun-request": Mutant(
+        "a request fails because the checkpoint was let go, or its run fenced, before the savepoint had its pin",
+        ((RequestDesk, "_is_outrun"),), _never_outrun, ("Q3",), plan="keeping",
+    ),
+    # Rules of savepoints and restores taken out.
+    "kept-token": Mutant(
+        "a restore sets no token in tables that are kept",
+        ((rewinding, "_take_back"),), _without_token_when_kept, ("S1", "R5"), plan="rewinds",
+    ),
+    "late-intent": Mutant(
+        "a start leaves the intent of a restore for later",
+        ((run, "complete_rewind"),), _later, ("R5", "S1"), plan="rewinds",
+    ),
+    "no-savepoint-pin": Mutant(
+        "a savepoint is made without a pin",
+        ((savepoint, "make_savepoint"), (recovery, "make_savepoint"), (serving, "make_savepoint")),
+        _make_without_pin, ("I3", "Q3"), plan="keeping",
+    ),
+    "no-slot": Mutant(
+        "a savepoint is swept without taking the slot of `_savepoint` first",
+        ((savepoint, "_sweep"),), _sweep_without_slot, ("V1",), plan="given-up",
+    ),
+    "pins-first": Mutant(
+        "a sweep reads the pins before it lists the savepoints",
+        ((collector, "sweep_savepoints"),), _sweep_pins_first, ("V4",), plan="keeping",
+    ),
+    "forgotten-requests": Mutant(
+        "a commit does not carry on which restore requests were carried out",
+        ((entries, "commit"),), _commit_without_requests, ("R1", "R2"), plan="rewinds",
+    ),
+    "unpublished-target": Mutant(
+        "a restore does not publish what belongs to its target before the intent",
+        ((restoring, "Publisher"),), _Silent, ("R3",), plan="rewinds",
+    ),
+    "pending-behind": Mutant(
+        "an intent does not drop output that is pending behind its target",
+        ((entries, "claim"),), _claim_with_all_pending, ("S1",), plan="rewinds",
+    ),
+    "early-version": Mutant(
+        "a restore goes back to the version of its plan, looked up before pending output was published",
+        ((restoring, "_intent"),), _intent_of_the_plan, ("S1",), plan="rewinds",
     ),
 }  # fmt: skip

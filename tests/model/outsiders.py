@@ -7,7 +7,7 @@ from stateflow.checkpoint.documents import EntryRef
 from stateflow.checkpoint.files import check_stored, files_of
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.errors import ConfigError, DataError, StorageError
-from tests.model.invariants import Violation
+from tests.model.rules import Violation
 from tests.model.site import Site
 
 
@@ -97,7 +97,7 @@ class Vacuum:
         while True:
             site.world.sleep(site.rng.randint(1, 10))
             sink = site.rng.choice(site.sinks)
-            hidden = sorted(sink.files.keys() - sink.visible)
+            hidden = sorted(sink.files.keys() - sink.named)
             if hidden and not site.world.awake("run"):
                 sink.vacuum(site.rng.choice(hidden))
                 site.count("output files vacuumed")

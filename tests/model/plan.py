@@ -39,6 +39,10 @@ class Plan:
     """Whether runs are the real `JobRun`, or freer ones."""
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
+    people: tuple[tuple[str, int], ...] = ()
+    """Who comes with savepoints, restores, stops and forks, and how many of each."""
+    keep: float = 0.3
+    """How likely a restore leaves the tables as they are."""
     idle: int = 40
     """How many steps a collector or a command rests at most before it comes again."""
     newcomers: float = 0.01
@@ -51,6 +55,8 @@ class Plan:
     slot was collected, a read until it was created anew."""
     held: tuple[tuple[str, str], ...] = (("run", "put"), ("run", "get"), ("admin", "put"), ("gc", "get"))
     """Whose calls those are, and which."""
+    drowsy: float = 0.0
+    """How likely, beyond that, somebody falls asleep just before a table changes."""
     pauses: tuple[int, ...] = (20, 80, 200)
     crash: float = 0.004
     faults: float = 1.0
@@ -67,8 +73,43 @@ class Plan:
             pause=rng.choice((0.005, 0.02, 0.06)), faults=rng.choice((0.0, 1.0, 1.0, 3.0)),
             crash=rng.choice((0.0, 0.005)), real=rng.random() < 0.3,
         )  # fmt: skip
+        if rng.random() < 0.35:
+            return plan._with_people(rng)
         return replace(plan, hold=0.1) if rng.random() < 0.2 else plan
 
+    def _with_people(self, rng: random.Random) -> Plan:
+        people = {
+            "saver": rng.randint(0, 2), "asker": rng.randint(0, 2), "stopper": rng.choice((0, 0, 1)),
+            "restorer": rng.choice((0, 1, 1, 2)), "disposer": rng.choice((0, 1)), "dropper": rng.choice((0, 0, 1)),
+            "forker": rng.choice((0, 0, 1)),
+        }  # fmt: skip
+        return replace(
+            self, steps=350, people=tuple(people.items()), sinks=2, adopts=0.0, real=rng.random() < 0.7,
+            keep=rng.choice((0.0, 0.3)), crash=rng.choice((0.0, 0.005, 0.01)),
+            drowsy=rng.choice((0.0, 0.3)), retain=rng.randint(1, 4),
+        )  # fmt: skip
+
+
+REWINDS = Plan(
+    steps=400, drivers=3, batches=3, collectors=1, admins=0, sinks=2, publish=0.5, abort=0.0, retain=3, pause=0.01,
+    drowsy=0.6, pauses=(30, 60, 120), faults=0.0, newcomers=0.01, people=(("saver", 2), ("restorer", 2)),
+)  # fmt: skip
+"""Drivers that sleep long before they publish, while people take the job back."""
+
+KEEPING = Plan(
+    steps=300, drivers=1, batches=6, collectors=3, admins=1, shorten=0.8, sinks=1, abort=0.0, retain=1, real=True,
+    idle=15, pause=0.03, faults=0.0, crash=0.01, newcomers=0.0,
+    people=(("saver", 2), ("asker", 2), ("disposer", 1)),
+)  # fmt: skip
+"""Savepoints are made and taken away among many collectors, by people and runs that die or sleep."""
+
+GIVEN_UP = replace(
+    KEEPING,
+    pause=0.1,
+    pauses=(30, 60, 100),
+    people=(("saver", 4), ("asker", 1), ("dropper", 3), ("disposer", 1)),
+)
+"""Makers of savepoints that sleep, and somebody who takes them for dead."""
 
 HELD = Plan(
     steps=350, drivers=1, batches=2, collectors=5, admins=4, shorten=0.0, sinks=0, adopts=0.9, abort=0.0,
@@ -96,7 +137,10 @@ COMMANDS = Plan(
 )  # fmt: skip
 """Pins, adoptions and shortened retentions meet at the head."""
 
-PLANS: dict[str, Plan | None] = {"": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY, "commands": COMMANDS}
+PLANS: dict[str, Plan | None] = {
+    "": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
+    "keeping": KEEPING, "given-up": GIVEN_UP,
+}  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""
 
 
@@ -104,12 +148,13 @@ def odds(plan: Plan) -> dict[str, list[tuple[float, int]]]:
     """For each kind of call, faults with cumulative probabilities."""
     f = plan.faults
     alone = [(plan.pause, PAUSE), (plan.crash, CRASH)]
+    tables = [(plan.pause + plan.drowsy, PAUSE), (plan.crash, CRASH)]
     chances = {
         START: [],
         READ: [*alone, (0.01 * f, FAILED), (0.001 * f, ERROR)],
         WRITE: [*alone, (0.01 * f, LOST), (0.01 * f, FAILED), (0.005 * f, LATE), (0.002 * f, ERROR)],
         PUT: [*alone, (0.02 * f, LOST), (0.02 * f, FAILED), (0.01 * f, LATE), (0.01 * f, MASKED)],
-        TABLE: [*alone, (0.02 * f, LOST), (0.02 * f, FAILED), (0.02 * f, LATE), (0.02 * f, MASKED)],
+        TABLE: [*tables, (0.02 * f, LOST), (0.02 * f, FAILED), (0.02 * f, LATE), (0.02 * f, MASKED)],
     }
     return {kind: _cumulative(pairs) for kind, pairs in chances.items()}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from stateflow.checkpoint.coordinator import Participant
@@ -16,12 +17,13 @@ from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.config import CheckpointSettings, Settings
 from stateflow.errors import ConfigError, DataError, Fenced, SinkDiverged, StorageError
+from stateflow.runtime import run as runtime
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.publishing import Publisher, restore_order
 from stateflow.runtime.run import Job, JobRun, Positions
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
-from tests.model.invariants import Violation
+from tests.model.rules import Violation
 from tests.model.site import JOB, Site
 
 _OPERATOR, _KEY_TYPES = "op", ["bigint"]
@@ -46,6 +48,8 @@ class Run:
         try:
             self.start()
             for _ in range(self.batches):
+                if self.stopped:
+                    break
                 self.batch()
             self.finish()
         except Fenced:
@@ -58,11 +62,20 @@ class Run:
             raise Violation("S1", f"{self.name}: {e}") from e
         except DataError as e:
             self._judge(e)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Lets go of what works beside the batches."""
 
     @property
     def generation(self) -> int:
         """The run's generation, 0 before its claim is acknowledged."""
         raise NotImplementedError
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return False
 
     def start(self) -> None:
         """Takes the job over and makes ready for the first batch."""
@@ -126,8 +139,10 @@ class FreeRun(Run):
     def start(self) -> None:
         site = self.site
         self.root = self.open()
-        self.publisher = Publisher(self.root, site.bind(self.root))
+        sinks = site.bind(self.root)
+        self.publisher = Publisher(self.root, sinks)
         self.head = self._claim()
+        self.head = runtime.complete_rewind(self.root, sinks, self.head)
         self.head = restore_order(self.publisher, self.root, self.head)
         manifest = self.root.manifest(self.head)
         if manifest is not None:
@@ -156,7 +171,7 @@ class FreeRun(Run):
     def _claim(self) -> Head:
         adopt, since = self._older_checkpoint()
         try:
-            head = self.root.claim(adopt=adopt)
+            head = self._adopt(adopt) if adopt else self.root.claim()
         except DataError as e:
             if adopt is None or self.site.checker.adoptable_since(adopt.id, since):
                 raise Violation("I3", f"{self.name} adopting {adopt}: {e}") from e
@@ -164,6 +179,11 @@ class FreeRun(Run):
             raise GaveUp from e
         self.site.count("claims" if adopt is None else "adoptions")
         return head
+
+    def _adopt(self, ref: EntryRef) -> Head:
+        """Goes back while it claims, as the protocol allows; people restore with a plan and an intent."""
+        head = self.root.log.read_head()
+        return self.root.adopt(head, self.root.adoption(head, ref))
 
     def _older_checkpoint(self) -> tuple[EntryRef | None, int]:
         """A checkpoint to go back to, and the entry that it was found in."""
@@ -201,12 +221,14 @@ class FreeRun(Run):
 
 
 @dataclass(frozen=True)
-class _OneOperator:
+class OneOperator:
     """Stands for a `JobPlan`: one operator with one subtask."""
 
     parallelism: int = 1
     key_types: dict[str, list[str]] = field(default_factory=lambda: {_OPERATOR: _KEY_TYPES})
     levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Unit(_OPERATOR),)),))
+
+    source: Any = field(default_factory=lambda: SimpleNamespace(source=None))
 
     def participants(self) -> list[Participant]:
         """Who must report on a barrier."""
@@ -251,11 +273,8 @@ class RealRun(Run):
         return self.run.head.entry.generation if self.run and hasattr(self.run, "head") else 0
 
     def start(self) -> None:
-        site, root = self.site, self.open()
-        checkpoints = CheckpointSettings(retained=site.plan.retain, collect_every=3)
-        job = Job(root, _OneOperator(), Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints),
-                  site.bind(root), (("source", _DESCRIPTION),))  # type: ignore[arg-type] # fmt: skip
-        self.run = JobRun(job, _Writer(site))
+        site = self.site
+        self.run = JobRun(job_of(site, self.open()), _Writer(site))
         self.run.start()
         site.count("claims")
 
@@ -264,10 +283,26 @@ class RealRun(Run):
         self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
         self.site.count("commits")
 
+    @property
+    def stopped(self) -> bool:
+        return self.run is not None and self.run.stopped
+
+    def abandon(self) -> None:
+        if self.run is not None and hasattr(self.run, "_desk"):
+            self.run.abandon()
+
     def finish(self) -> None:
         assert self.run is not None
         self.run.finish()
         self.site.count("runs that finished")
+
+
+def job_of(site: Site, root: JobRoot) -> Job:
+    """The job on this root, as its job file declares it."""
+    checkpoints = CheckpointSettings(retained=site.plan.retain, collect_every=3)
+    settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
+    plan: Any = OneOperator()
+    return Job(root, plan, settings, site.bind(root), (("source", _DESCRIPTION),))
 
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:

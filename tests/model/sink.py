@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stateflow.api.sink import SinkContext
+from stateflow.api.sink import SinkContext, SinkRewind
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 from tests.model.plan import READ, TABLE, WRITE
@@ -19,6 +19,9 @@ class Observer(Protocol):
     def published(self, sink: str, token: int, paths: list[str]) -> None:
         """The table took a commit."""
 
+    def rewound(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+        """The table went back, or kept its content, with a new token."""
+
     def swept(self, sink: str, path: str) -> None:
         """A file is about to be removed as a leftover."""
 
@@ -28,12 +31,18 @@ class SimSink:
 
     def __init__(self, world: World, uid: str, observer: Observer) -> None:
         self.uid = uid
-        self.version = 1
-        self.token = 0
+        self.versions: list[tuple[int, tuple[str, ...]]] = [(0, ())]
+        """Token and content of each version."""
         self.files: dict[str, int] = {}
-        self.visible: set[str] = set()
+        self.named: set[str] = set()
+        """Every file that some version has."""
         self._world = world
         self._observer = observer
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """What a reader sees now."""
+        return self.versions[-1][1]
 
     def check(self, context: SinkContext) -> str:
         """The table's id; it was made before the history began."""
@@ -44,14 +53,17 @@ class SimSink:
     def open_table(self, context: SinkContext) -> SimTable:
         """The table as it is now."""
         return self._world.call(
-            READ, "open", self.uid, lambda: SimTable(self, f"id-{self.uid}", self.version, self.token)
+            READ,
+            "open",
+            self.uid,
+            lambda: SimTable(self, f"id-{self.uid}", len(self.versions) - 1, self.versions[-1][0]),
         )
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         """Removes files that no version of the table has and that `is_leftover` is true of."""
         # The files before the table: one that is published in between is then known.
         written = self._world.call(READ, "files", self.uid, lambda: sorted(self.files))
-        known = self._world.call(READ, "table", self.uid, lambda: set(self.visible))
+        known = self._world.call(READ, "table", self.uid, lambda: set(self.named))
         removed = [path for path in written if path not in known and _ask(is_leftover, path)]
         if removed:
             self._world.call(WRITE, f"sweep {len(removed)}", removed[0], lambda: self._remove(removed))
@@ -78,14 +90,28 @@ class SimSink:
         label = f"{self.uid} token {token} on version {seen}"
         return self._world.call(TABLE, "commit", label, lambda: self._apply(seen, token, committables))
 
+    def rewind(self, seen: int, to_version: int | None, token: int) -> int | None:
+        """Makes the content that of `to_version` in one step, unless the table is not at `seen` any more."""
+        label = f"{self.uid} to {to_version} token {token} on version {seen}"
+        return self._world.call(TABLE, "rewind", label, lambda: self._go_back(seen, to_version, token))
+
     def _apply(self, seen: int, token: int, committables: list[Committable]) -> int | None:
-        if seen != self.version:
+        if seen != len(self.versions) - 1:
             return None
-        self.version += 1
-        self.token = token
-        self.visible.update(c.path for c in committables)
-        self._observer.published(self.uid, token, [c.path for c in committables])
-        return self.version
+        paths = [c.path for c in committables]
+        self.versions.append((token, (*self.content, *paths)))
+        self.named.update(paths)
+        self._observer.published(self.uid, token, paths)
+        return seen + 1
+
+    def _go_back(self, seen: int, to_version: int | None, token: int) -> int | None:
+        if seen != len(self.versions) - 1:
+            return None
+        before = self.content
+        after = before if to_version is None else self.versions[to_version][1]
+        self.versions.append((token, after))
+        self._observer.rewound(self.uid, token, before, after)
+        return seen + 1
 
     def _remove(self, paths: list[str]) -> None:
         for path in paths:
@@ -113,6 +139,19 @@ class SimTable:
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         """A commit on this very handle."""
         return self.sink.commit(self.version, token, committables)
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        """What a rewind on this very handle would do."""
+        versions = self.sink.versions[: self.version + 1]
+        later = (n for n, (token, _) in enumerate(versions) if token > checkpoint_id)
+        first = next(later, None)
+        return SinkRewind(self.version, None if first is None else first - 1, None, None, ())
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        """A rewind on this very handle."""
+        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
+            raise AssertionError(f"{self.sink.uid}: rewind to {to_version} with token {token} on {self}")
+        return self.sink.rewind(self.version, to_version, token)
 
 
 def _ask(is_leftover: Callable[[int, int, str], bool], path: str) -> bool:

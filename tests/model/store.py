@@ -26,9 +26,8 @@ class Observer(Protocol):
 class SimStorage(Storage):
     """Objects by area (the first segment of a key), so that listing one does not walk the others."""
 
-    uri = "sim://"
-
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: World, rng: random.Random, uri: str = "sim://job") -> None:
+        self.uri = uri
         self.areas: dict[str, dict[str, bytes]] = {}
         self.observer: Observer | None = None
         self._world = world
@@ -64,6 +63,15 @@ class SimStorage(Storage):
             count = len(left) if self._rng.random() < 0.8 else 1
             chunk, left = left[:count], left[count:]
             self._world.call(WRITE, f"delete {len(chunk)}", chunk[0], lambda chunk=chunk: self._delete(chunk))
+
+    def intent(self) -> None:
+        """A restore begins to change tables; from the invariants."""
+        self._world.intent()
+
+    @property
+    def actor(self) -> str:
+        """The process that is at work; for the invariants."""
+        return self._world.actor
 
     # -- what the calls do, at one moment -----------------------------------------------------------------------------
 
@@ -118,6 +126,36 @@ class SimStorage(Storage):
                 del area[key]
                 self._listings.pop(_area(key), None)
                 self._world.stats["deletions"] += 1
+
+
+class Below(Storage):
+    """A folder of a simulated storage, opened as a storage of its own."""
+
+    def __init__(self, storage: SimStorage, folder: str) -> None:
+        self.uri = f"{storage.uri}/{folder}"
+        self._storage = storage
+        self._folder = f"{folder}/"
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        return self._storage.get(self._folder + key)
+
+    def size(self, key: str) -> int | None:
+        return self._storage.size(self._folder + key)
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        raise AssertionError("a savepoint is only read")
+
+    def put_file(self, key: str, source: Path) -> None:
+        raise AssertionError("a savepoint is only read")
+
+    def fetch(self, key: str, target: Path) -> None:
+        raise AssertionError("the simulated storage does without files")
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        raise AssertionError("nobody lists a savepoint")
+
+    def delete(self, keys: Iterable[str]) -> None:
+        raise AssertionError("a savepoint is only read")
 
 
 def _area(key: str) -> str:

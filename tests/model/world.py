@@ -51,6 +51,13 @@ class Actor(greenlet):
         self.key = ""
         self.act: Callable[[], object] = _nothing
         self.slept = False
+        self.killed = False
+        self.threads = 0
+
+    @property
+    def process(self) -> str:
+        """Threads are named after the actor that began them, and die with it."""
+        return self.name.partition(".")[0]
 
 
 class World:
@@ -75,6 +82,8 @@ class World:
         self._random = rng.random
         self._hold = plan.hold
         self._newest = ""
+        self._drowsy: list[Actor] = []
+        """Those who sleep before a table changes."""
         self._held: dict[tuple[str, str], list[Actor]] = defaultdict(list)
         self._odds = odds(plan)
         self._total = {kind: pairs[-1][0] if pairs else 0.0 for kind, pairs in self._odds.items()}
@@ -88,9 +97,12 @@ class World:
             kind: which faults there are.
             op: what the call is, for the trace.
         """
+        actor = getcurrent()
+        if getattr(actor, "killed", False):
+            # A process that is gone does not tidy up behind itself.
+            raise GreenletExit
         if self.quiet:
             return act()
-        actor = getcurrent()
         actor.kind, actor.op, actor.key, actor.act = kind, op, key, act
         verdict = self._hub.switch()
         if verdict == GO:
@@ -103,6 +115,8 @@ class World:
         """Lets others go on for about so many steps."""
         if not self.quiet:
             actor = getcurrent()
+            if actor.killed:
+                raise GreenletExit
             actor.kind, actor.op, actor.key, actor.wake = START, "wakes", "", self.now + steps
             self._hub.switch()
 
@@ -114,11 +128,29 @@ class World:
             for actor in self._held.pop((key, "get" if created else "put"), ()):
                 actor.wake = min(actor.wake, self.now + 1)
 
+    def intent(self) -> None:
+        """A restore is about to touch tables: whoever sleeps in front of one may wake now."""
+        for actor in self._drowsy:
+            if self.rng.random() < 0.7:
+                actor.wake = min(actor.wake, self.now + self.rng.randint(1, 6))
+        self._drowsy = []
+
     # -- what a history uses ------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, body: Callable[[], None], after: int = 0) -> None:
         """Starts an actor in `after` steps."""
         self._actors.append(Actor(name, body, self._hub, self.now + after))
+
+    def spawn_thread(self, body: Callable[[], None]) -> None:
+        """Starts a thread of the process that calls."""
+        actor = getcurrent()
+        actor.threads += 1
+        self.spawn(f"{actor.process}.{actor.threads}", body)
+
+    @property
+    def actor(self) -> str:
+        """The name of the process that is at work."""
+        return getattr(getcurrent(), "process", "command")
 
     def alive(self, prefix: str) -> int:
         """How many actors there are whose name begins so."""
@@ -149,6 +181,8 @@ class World:
 
     def close(self) -> None:
         """Ends every actor where it stands."""
+        for actor in self._actors:
+            actor.killed = True
         for actor in self._actors:
             actor.throw(GreenletExit)
         self._actors = []
@@ -194,19 +228,28 @@ class World:
         if verdict == PAUSE:
             actor.wake = self.now + self.rng.choice(self._plan.pauses)
             actor.slept = True
+            if actor.kind == TABLE:
+                self._drowsy.append(actor)
         elif verdict == HOLD:
             actor.wake = self.now + _HOLD
             actor.slept = True
             self._held[actor.key, actor.op].append(actor)
         elif verdict == CRASH:
-            self._actors.remove(actor)
-            actor.throw(GreenletExit)
+            self._kill(actor.process)
         elif verdict in (LOST, FAILED) and actor.kind in (READ, WRITE):
             # A retrying wrapper asks again: the call stays pending, executed once already or not.
             if verdict == LOST:
                 actor.act()
         else:
             self._resume(actor, verdict)
+
+    def _kill(self, process: str) -> None:
+        dying = [a for a in self._actors if a.process == process]
+        for actor in dying:
+            actor.killed = True
+            self._actors.remove(actor)
+        for actor in dying:
+            actor.throw(GreenletExit)
 
     def _resume(self, actor: Actor, verdict: int) -> None:
         if actor:
@@ -265,20 +308,24 @@ def _brief(result: object) -> str:
 
 
 class SimClock(Clock):
-    """Time stands still; ids count up."""
+    """The date stands still, seconds are steps, ids count up."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._ids = 0
 
     def now(self) -> datetime:
         return _EPOCH
 
     def monotonic(self) -> float:
-        return 0.0
+        return float(self._world.now)
 
     def new_id(self) -> str:
         self._ids += 1
-        return f"{self._ids:032x}"
+        # Some names have only the first characters of an id.
+        return f"{self._ids:08x}{self._ids:024x}"
 
     def sleep(self, duration: timedelta) -> None:
-        raise AssertionError("the protocol does not wait")
+        if self._world.quiet:
+            self._world.now += 100
+        self._world.sleep(self._world.rng.randint(2, 20))

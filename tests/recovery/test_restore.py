@@ -225,6 +225,25 @@ def test_an_old_driver_that_wakes_in_the_middle_of_it(early: AccountsBox, name: 
     _check_after(early)
 
 
+def test_an_old_driver_that_wakes_when_there_was_nothing_to_take_back(early: AccountsBox) -> None:
+    """Nothing behind the target is published when the intent is written, and then the old driver publishes it."""
+    early.deliver(200)
+    sleeper = early.start("commit.after:3:stop")
+    sleeper.wait_stopped()
+    early.marker.unlink()
+    before = next(e for e in disk.entries(early.root) if e.doc["kind"] == "commit" and e.position == 140)
+    _plan(early, str(before.seq))
+    going = early.begin("restore", early.job_file, "--execute", str(_file(early)), failpoint="restore.intent:1:stop",
+                        with_job=True)  # fmt: skip
+    going.wait_stopped()
+    sleeper.resume()
+    assert sleeper.wait().code == 3
+    going.resume()
+    assert going.wait().code == 0
+    early.replace_events(since=140)
+    _check_after(early)
+
+
 def test_back_and_forth(early: AccountsBox) -> None:
     """To a savepoint of the branch that was given up, too."""
     assert early.command("savepoint", "create", "--name", "late").code == 0

@@ -1,0 +1,238 @@
+"""People, and scheduled tasks in their place: savepoints, stops, restores, forks; each dies or sleeps at any call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from stateflow import recovery
+from stateflow.checkpoint.documents import SinkMode
+from stateflow.checkpoint.jobroot import kept
+from stateflow.checkpoint.proposal import Proposal
+from stateflow.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    Fenced,
+    MissingFile,
+    PlanOutdated,
+    RequestTimeout,
+    SinkDiverged,
+    StorageError,
+)
+from stateflow.recovery import ForkAsk, JobCode, SavepointAsk
+from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
+from tests.model.office import JOB_URI, Office
+from tests.model.rules import Violation
+from tests.model.runs import RealRun
+from tests.model.site import Site
+
+_CODE = JobCode(Path("job.py"))
+
+
+class Person:
+    """Somebody who comes a few times; what is done then is `command`."""
+
+    times = 3
+
+    def __init__(self, office: Office, name: str) -> None:
+        self.office = office
+        self.name = name
+
+    @property
+    def site(self) -> Site:
+        """Where the job is."""
+        return self.office.site
+
+    def __call__(self) -> None:
+        for _ in range(self.times):
+            try:
+                self.command()
+            except StorageError:
+                self.site.count("commands that failed")
+            except RequestTimeout:
+                self.site.count("commands without an answer")
+            except (ConfigError, Fenced, PlanOutdated):
+                self.site.count("commands refused")
+            except DataError as e:
+                self.judge(e)
+            self.site.world.sleep(self.site.rng.randint(10, 60))
+
+    def command(self) -> None:
+        """One command."""
+        raise NotImplementedError
+
+    def judge(self, error: DataError) -> None:
+        """What a pin keeps cannot be missing; a table can have gone only where a job took it."""
+        if isinstance(error, MissingFile | CorruptFile) and not self.site.checker.keeping.pins_dropped:
+            raise Violation("I3", f"{self.name}: {error}") from error
+        if isinstance(error, SinkDiverged):
+            raise Violation("S1", f"{self.name}: {error}") from error
+        self.site.count("commands refused")
+
+
+class Saver(Person):
+    """Makes savepoints without a run."""
+
+    def command(self) -> None:
+        site, rng = self.site, self.site.rng
+        ask = SavepointAsk(
+            name=self.office.name("s") if site.chance(0.8) else "same", from_head=site.chance(0.6),
+            code=_CODE if site.chance(0.7) else None, request=self.office.name("h"),
+            patience=timedelta(seconds=rng.randint(5, 40)), timeout=timedelta(seconds=200),
+        )  # fmt: skip
+        for _ in range(2):
+            try:
+                made = recovery.create_savepoint(JOB_URI, ask)
+            except StorageError:
+                # Asking again with the same id gives the same savepoint.
+                site.count("commands tried again")
+                continue
+            self._check(made.id)
+            site.count(f"savepoints taken by the {made.taken_by}")
+            return
+
+    def _check(self, savepoint_id: str) -> None:
+        if savepoint_id not in self.site.checker.keeping.ever:
+            raise Violation(
+                "V1", f"{self.name} was told of savepoint {savepoint_id}, which never was complete"
+            )
+
+
+class Asker(Saver):
+    """Asks the run for savepoints, and loses patience."""
+
+    def command(self) -> None:
+        site, rng = self.site, self.site.rng
+        ask = SavepointAsk(
+            name=self.office.name("r"), request=self.office.name("q"), code=_CODE,
+            patience=timedelta(seconds=rng.choice((40, 200))), timeout=timedelta(seconds=rng.choice((30, 100, 300))),
+        )  # fmt: skip
+        made = recovery.create_savepoint(JOB_URI, ask)
+        self._check(made.id)
+        site.count(f"savepoints taken by the {made.taken_by}")
+
+
+class Stopper(Person):
+    """Stops the run."""
+
+    times = 1
+
+    def command(self) -> None:
+        rng = self.site.rng
+        ask = SavepointAsk(
+            name=self.office.name("stop"), request=self.office.name("t"), code=_CODE,
+            patience=timedelta(seconds=200), timeout=timedelta(seconds=rng.choice((50, 300))),
+        )  # fmt: skip
+        recovery.stop(JOB_URI, ask, savepoint=self.site.chance(0.7))
+
+
+class Disposer(Person):
+    """Takes savepoints away."""
+
+    def command(self) -> None:
+        names = [s.name for s in recovery.list_all(JOB_URI)]
+        if names:
+            recovery.dispose(JOB_URI, self.site.rng.choice(names))
+
+
+class Dropper(Person):
+    """Drops the pins of makers that it takes for dead."""
+
+    def command(self) -> None:
+        root = self.site.open(self.name)
+        pins = [p for p in root.head().entry.pinned if p.reason.startswith(("savepoint", "fork"))]
+        if pins:
+            self.site.checker.keeping.pins_dropped = True
+            root.unpin(self.site.rng.choice(pins).id)
+            self.site.count("abandoned pins dropped")
+
+
+class Restorer(Person):
+    """Takes the job back: to a checkpoint or a savepoint, with the tables or without; begins again what failed."""
+
+    times = 4
+
+    def command(self) -> None:
+        site, office = self.site, self.office
+        for _ in range(site.rng.randint(5, 30)):
+            if not site.world.awake("run"):
+                break
+            site.world.sleep(10)
+        office.busy_until = site.world.now + 250
+        if office.orders and site.chance(0.4):
+            site.count("restores begun again")
+            self._execute(site.rng.choice(office.orders))
+            return
+        for _ in range(3):
+            if self._execute(self._plan()):
+                return
+
+    def _plan(self) -> tuple[Proposal, RestoreOrder]:
+        site, office = self.site, self.office
+        options = RestoreOptions(sinks=SinkMode.KEEP if site.chance(site.plan.keep) else SinkMode.RESTORE)
+        proposal = recovery.plan_restore(JOB_URI, _CODE, self._target(), options)
+        order = RestoreOrder(office.name("restore"), self.name, "model")
+        office.orders.append((proposal, order))
+        site.count("restores planned")
+        return proposal, order
+
+    def _execute(self, planned: tuple[Proposal, RestoreOrder]) -> bool:
+        """Whether the plan is carried out; it may have been before. One that is outdated is never tried again."""
+        site, office = self.site, self.office
+        for _ in range(3):
+            try:
+                recovery.restore(JOB_URI, _CODE, *planned)
+            except (StorageError, Fenced):
+                continue
+            except PlanOutdated:
+                site.count("plans outdated")
+                office.orders = [order for order in office.orders if order is not planned]
+                return False
+            site.count(f"restores to {'a savepoint' if planned[0].savepoint else 'a checkpoint'}")
+            return True
+        return True
+
+    def _target(self) -> str:
+        site = self.site
+        names = [s.name for s in recovery.list_all(JOB_URI)]
+        if names and site.chance(0.5):
+            return site.rng.choice(names)
+        head = site.open(self.name).head()
+        ids = sorted({ref.id for ref in kept(head)})
+        return str(site.rng.choice(ids)) if ids else "latest"
+
+    def judge(self, error: DataError) -> None:
+        # A target that is no longer kept is planned anew; a file of one that is kept cannot be missing, but it may
+        # have been let go, or disposed of, since the plan.
+        if isinstance(error, SinkDiverged):
+            super().judge(error)
+        self.site.count("restores refused")
+
+
+class Forker(Person):
+    """Makes another job of this one's state, and runs it."""
+
+    times = 1
+
+    def command(self) -> None:
+        site = self.site
+        into = self.office.new_site()
+        head = site.open(self.name).head()
+        names = [s.name for s in recovery.list_all(JOB_URI)]
+        ids = [str(ref.id) for ref in kept(head)]
+        if not ids + names:
+            return
+        recovery.fork(JOB_URI, ForkAsk(site.rng.choice(ids + names), into.storage.uri, shadow=True))
+        site.count("forks")
+        RealRun(into, self.name, 2)()
+
+    def judge(self, error: DataError) -> None:
+        self.site.count("forks refused")
+
+
+PEOPLE: dict[str, Callable[[Office, str], Callable[[], None]]] = {
+    "saver": Saver, "asker": Asker, "stopper": Stopper, "disposer": Disposer, "dropper": Dropper,
+    "restorer": Restorer, "forker": Forker,
+}  # fmt: skip

@@ -1,0 +1,11 @@
+"""What it is when a rule is broken."""
+
+from __future__ import annotations
+
+
+class Violation(BaseException):
+    """The protocol broke one of its promises. No `Exception`: code under test that catches those must not hide it."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule} {text}")
+        self.rule = rule
