@@ -321,13 +321,25 @@ def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
     if stored is None or not is_same(stored.document.request, ask.request):
         return None
     given = read_answer(root.storage, stored.document.request)
-    return describe_savepoint(stored, "run" if given and given.status == DONE else "head")
+    if given and given.status == DONE:
+        return describe_savepoint(stored, "run")
+    _drop_pins(root, ask.by or root.writer, ask.name)
+    return describe_savepoint(stored, "head")
+
+
+def _drop_pins(root: JobRoot, by: str, name: str) -> None:
+    """Drops what an earlier try that was killed has pinned; should it only sleep, it finds its savepoint given up."""
+    for pin in root.head().entry.pinned:
+        if (pin.owner, pin.reason, pin.generation) == (by, f"savepoint {name}", 0):
+            root.unpin(pin.id)
 
 
 def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
+    by = ask.by or root.writer
+    _drop_pins(root, by, ask.name)
     checkpoint, sinks = _settled(root, root.head(), ask)
     return make_savepoint(root, Order(
-        name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=ask.by or root.writer,
+        name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=by,
         reason=ask.reason, request=ask.request, drained=ask.drain,
     ))  # fmt: skip
 

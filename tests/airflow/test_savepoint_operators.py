@@ -192,6 +192,19 @@ def _answered(root: Path, request: str, status: str) -> None:
     }))  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["savepoint.pinned", "savepoint.copied", "savepoint.complete"])
+def test_a_try_that_was_killed_leaves_nothing_that_its_next_one_does_not_clean(
+    resting: AccountsBox, name: str
+) -> None:
+    same = ("savepoint", "create", "--name", "mine", "--by", "ada", "--request-id", "r1")
+    assert resting.command(*same, failpoint=name).code == -9
+    assert disk.head(resting.root).doc["pinned"]
+    assert resting.command(*same).code == 0
+    assert disk.head(resting.root).doc["pinned"] == []
+    resting.check_clean()
+    assert set(disk.savepoints(resting.root)) == {"mine"}
+
+
 def test_after_a_crash_it_needs_the_job_file(box: AccountsBox) -> None:
     box.deliver(50)
     assert box.run("commit.after:3").code == -9
