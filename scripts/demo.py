@@ -94,8 +94,6 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
             )
         client.make_pool(DAG)
         client.unpause(DAG)
-        # One slot: a run and a restore never work at the same time.
-        client.add_pool(DAG, 1)
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 
 

@@ -358,7 +358,9 @@ def _age(text: str) -> timedelta | None:
     try:
         return parse_duration(text) if text else None
     except (ValueError, OverflowError) as e:
-        raise ConfigError("--max-age is no duration", hint="like 36h or 30d", given=text) from e
+        raise ConfigError(
+            "the age is no duration", hint="--max-age takes one like 36h or 30d", given=text
+        ) from e
 
 
 def _refuse(what: str) -> None:

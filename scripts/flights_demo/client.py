@@ -70,10 +70,6 @@ class AirflowClient:
         body = {"dag_run_id": run_id, "logical_date": None, "conf": conf or {}}
         self.call("POST", f"dags/{dag_id}/dagRuns", body)
 
-    def add_pool(self, name: str, slots: int) -> None:
-        """Makes a pool that is not there yet."""
-        self.call("POST", "pools", {"name": name, "slots": slots})
-
     def answer(self, dag_id: str, run_id: str, task_id: str, option: str, given: dict[str, Any]) -> None:
         """Answers a task that waits for a person."""
         path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/-1/hitlDetails"

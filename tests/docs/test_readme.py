@@ -75,7 +75,7 @@ class Checkout:
 
 def test_each_command_of_the_example_can_be_parsed(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, f"-c '{STARS}'")
-    example, _ = _blocks("Run a job")
+    example, *_ = _blocks("Run a job")
     calls = [json.loads(line) for line in checkout.type(example)]
     assert [call[0] for call in calls] == ["run", "status", "gc"]
     for name, *arguments in calls:
@@ -118,7 +118,7 @@ def test_the_first_example_is_python_and_of_the_job_it_names() -> None:
 def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path, "-m stateflow")
     checkout.deliver(files=14, rows=5)
-    example, _ = _blocks("Run a job")
+    example, *_ = _blocks("Run a job")
     first, *status, gc = checkout.type(example)
     assert re.fullmatch(r"flights: 2 batches, 70 rows, checkpoint 0 → 3, caught-up, [\d.]+ s", first)
     assert re.match(r"job flights \([0-9a-f]{32}\)", status[0]) and "checkpoint 3, " in status[1]
