@@ -131,7 +131,7 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     table_id: str
     mode: SinkMode
     to_version: int | None = None
-    """The table's version to go back to; None when its content stays."""
+    """The table's version to go back to, the newest one when there was nothing to take back; None for a kept table."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):

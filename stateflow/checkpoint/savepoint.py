@@ -3,7 +3,8 @@
 A savepoint exists when `_savepoint` does, and that is written last. While one is made, its checkpoint is pinned and
 `_started` names the pin. Whoever finds `_started` without its pin knows that the maker is gone, or can never finish:
 it takes the slot of `_savepoint` with a tombstone first, so that a maker that only slept fails there, and then removes
-the files. ``docs/design/0007-savepoints.md`` has the histories.
+the files. What a run makes for a request keeps `_started` until the answer decides whether it stays. `_disposed` marks
+one that is being taken away, for a collection to complete. ``docs/design/0007-savepoints.md`` has the histories.
 """
 
 from __future__ import annotations

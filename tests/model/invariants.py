@@ -110,7 +110,6 @@ class Checker:
         self._contents: dict[int, list[str]] = {}
         self._offsets: dict[int, str] = {}
         self.newest = 0
-        self.kept_tables = False
         self._protected: dict[str, str] = {}
         self._names: dict[str, bytes] = {}
 
@@ -309,8 +308,6 @@ class Checker:
             self.limbo[sink] = (fact.seq, intent["mode"])
             if intent["mode"] == "restore":
                 self.line[sink] = list(wanted)
-            else:
-                self.kept_tables = True
         self._storage.intent()
         self.counts["intents"] += 1
         if target < self.newest:

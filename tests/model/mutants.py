@@ -40,7 +40,7 @@ from stateflow.errors import DataError, StorageError
 from stateflow.runtime import publishing as runtime
 from stateflow.runtime import restoring, rewinding, run, serving
 from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.run import Job
+from stateflow.runtime.run import Job, JobRun
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import (
@@ -267,6 +267,13 @@ def _sweep_no_leftovers(storage: Storage, folder: str, files: dict[str, int]) ->
     return False
 
 
+_check_before_claim = JobRun._check_before_claim
+
+
+def _start_on_half_a_fork(self: JobRun) -> frozenset[str]:
+    return _check_before_claim(self) if self.job.root.log.read_head() else frozenset()
+
+
 def _never_outrun(self: RequestDesk, asked: Request, point: Point) -> bool:
     return False
 
@@ -337,6 +344,10 @@ MUTANTS: dict[str, Mutant] = {
     "outrun-request": Mutant(
         "a request fails because the checkpoint was let go, or its run fenced, before the savepoint had its pin",
         ((RequestDesk, "_is_outrun"),), _never_outrun, ("Q3",), plan="keeping",
+    ),
+    "half-fork": Mutant(
+        "a run begins with nothing in a fork that was killed before it had its state",
+        ((JobRun, "_check_before_claim"),), _start_on_half_a_fork, ("R3",),
     ),
     # Rules of savepoints and restores taken out.
     "kept-token": Mutant(
