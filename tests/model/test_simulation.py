@@ -43,11 +43,11 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
 """What the directed searches are for."""
 
 _SEEDS = [
-    ("plain-none", 29),
-    ("unasked-savepoint", 8),
-    ("late-copies", 11),
-    ("outrun-request", 2),
-    ("half-fork", 128),
+    ("plain-none", 5),
+    ("unasked-savepoint", 2),
+    ("late-copies", 26),
+    ("outrun-request", 1),
+    ("half-fork", 144),
 ]
 """Histories that showed a mistake in the code, by the mutant that brings the mistake back."""
 
