@@ -139,12 +139,13 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
     """
     check_name("a savepoint's name", order.name)
     began = root.clock.monotonic()
-    made = find_savepoint(root.storage, order.name)
-    if made is not None:
+    called = _called(root.storage, order.name)
+    for made in called:
         if order.request and made.document.request == order.request:
             return made
+    if called:
         raise ConfigError("there is a savepoint of this name", hint="choose another name, or dispose of it",
-                          name=order.name, made_at=made.document.made_at)  # fmt: skip
+                          name=order.name, made_at=called[0].document.made_at)  # fmt: skip
     pin = root.pin(order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation)
     try:
         failpoints.hit("savepoint.pinned")
@@ -331,14 +332,18 @@ def find_savepoint(storage: Storage, name: str) -> StoredSavepoint | None:
 
     Raises ConfigError when several have the name, which only happens when they were made at the same moment.
     """
-    suffix = f"/{SAVEPOINT}"
-    keys = [b.key for b in storage.list(f"{SAVEPOINTS}{name}") if b.key.endswith(suffix)]
-    stored = [s for key in keys if (s := _read(storage, key.removesuffix(SAVEPOINT)))]
-    found = [s for s in stored if name in (s.document.name, s.folder.split("/")[1])]
+    found = _called(storage, name)
     if len(found) > 1:
         raise ConfigError("several savepoints have this name", hint="name the folder of one", name=name,
                           folders=[s.folder.split("/")[1] for s in found])  # fmt: skip
     return found[0] if found else None
+
+
+def _called(storage: Storage, name: str) -> list[StoredSavepoint]:
+    suffix = f"/{SAVEPOINT}"
+    keys = [b.key for b in storage.list(f"{SAVEPOINTS}{name}") if b.key.endswith(suffix)]
+    stored = [s for key in keys if (s := _read(storage, key.removesuffix(SAVEPOINT)))]
+    return [s for s in stored if name in (s.document.name, s.folder.split("/")[1])]
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:

@@ -313,6 +313,59 @@ def test_a_damaged_savepoint_is_named_and_nothing_happens(early: AccountsBox, da
     _check_after(early)
 
 
+def test_state_without_an_operator_goes_only_when_it_is_named(early: AccountsBox) -> None:
+    early.settings = {**_KEEP_ALL, "job__parts": "movements"}
+    refused = early.run()
+    assert refused.code == 2 and "turnovers" in refused.err, str(refused)
+    told = early.begin("restore", early.job_file, "--plan", "early", with_job=True).wait()
+    assert told.code == 2 and "--drop" in told.err and "turnovers" in told.err, str(told)
+    wrong = early.begin(
+        "restore", early.job_file, "--plan", "early", "--drop", "turnover", with_job=True
+    ).wait()
+    assert wrong.code == 2 and "turnovers" in wrong.err, str(wrong)
+    plan = _plan(early, "early", "--drop", "turnovers")
+    assert [(s["uid"], s["action"]) for s in plan["states"]] == [
+        ("balances", "matched"),
+        ("turnovers", "dropped"),
+    ]
+    assert _execute(early).code == 0
+    early.replace_events(since=50)
+    early.finish()
+    wanted = expected(early.delivered)
+    assert multiset(disk.folder_rows(early.table("movements"))) == multiset(wanted.movements)
+    assert disk.read_state(early.root, "balances") == wanted.balances
+    newest = disk.read_manifest(early.root, disk.head(early.root).doc["manifest"])
+    assert [o["uid"] for o in newest["operators"]] == ["balances"]
+    early.check_clean()
+
+
+def test_two_jobs_restore_one_savepoint_at_once(early: AccountsBox, tmp_path: Path) -> None:
+    (folder,) = (early.root / "savepoints").iterdir()
+    before = disk.digests(folder)
+    others = [AccountsBox(tmp_path / f"other-{n}", _KEEP_ALL) for n in range(2)]
+    for other in others:
+        other.deliver(30)
+        other.finish()
+        other.deliver(120)
+        _plan(other, str(folder), "--foreign")
+    going = [
+        other.begin("restore", other.job_file, "--execute", str(_file(other)), failpoint="restore.claimed:1:stop",
+                    with_job=True)
+        for other in others
+    ]  # fmt: skip
+    for one in going:
+        one.wait_stopped()
+    for one in going:
+        one.resume()
+    assert [one.wait().code for one in going] == [0, 0]
+    assert disk.digests(folder) == before
+    for other in others:
+        other.finish()
+        assert disk.read_state(other.root, "balances") == expected(other.delivered).balances
+        other.check_clean()
+        other.end_all()
+
+
 # -- forks ------------------------------------------------------------------------------------------------------------
 
 

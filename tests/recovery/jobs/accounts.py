@@ -109,6 +109,8 @@ def build(env: StreamExecutionEnvironment) -> None:
         .process(Balances(), output=Movement, uid="balances")
     )
     movements.sink_to(FolderSink(folder / "tables" / "movements"), uid="movements")
+    if env.parameter("parts", "both") == "movements":
+        return
     totals = movements.key_by("shop", order_by=("number",)).process(
         Turnovers(), output=Total, uid="turnovers"
     )
