@@ -272,7 +272,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             task_id="plan",
             target="{{ params.target }}",
             sinks="{{ params.sinks }}",
-            drop="{{ params.drop }}",
+            drop="{{ params.drop or '' }}",
             foreign="{{ params.foreign }}",
             **code,
             **_AGAIN,
@@ -283,7 +283,11 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             body=PLAN_BODY,
             defaults=ApprovalOperator.REJECT,
             response_timeout=timedelta(days=1),
-            params={"note": Param("", type="string", title="Note", description="Kept in the job's log.")},
+            params={
+                "note": Param(
+                    None, type=["null", "string"], title="Note", description="Kept in the job's log."
+                )
+            },
             assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
             **_AGAIN,
         )
@@ -308,8 +312,8 @@ def _recovery_params() -> dict[str, Param]:
             type="string",
             minLength=1,
             title="Go back to",
-            description_md="`latest`, a checkpoint's id, a savepoint's name or path, `before:2026-01-31T03:00` (UTC)"
-            " or `before:SOURCE=OFFSET`",
+            description="latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
+            " or before:SOURCE=OFFSET",
         ),
         "sinks": Param(
             "restore",
@@ -327,7 +331,7 @@ def _recovery_params() -> dict[str, Param]:
         ),
         "drop": Param(
             "",
-            type="string",
+            type=["null", "string"],
             title="State to drop",
             description="Uids of operators that the job has not any more, with commas.",
         ),
