@@ -105,7 +105,7 @@ CHANGED = {
     ),
     "other key types": Case(_key_by_number, WrongJobRoot, "wrong-job-root", ("'sum'", "string", "bigint")),
     "a newer format": Case(_format(_newer), WrongJobRoot, "wrong-job-root", ("99", "format")),
-    "another parallelism": Case(_set("parallelism", "3"), ConfigError, "config", ("parallelism=2", "'sum'")),
+    "too high a parallelism": Case(_set("parallelism", "129"), ConfigError, "config", ("129", "128")),
     "an operator is gone": Case(_without_operator, ConfigError, "config", ("'sum'", "uids")),
     "a source has another uid": Case(_other_source_uid, ConfigError, "config", ("'rows'", "'events'")),
     "a source reads something else": Case(
