@@ -147,12 +147,9 @@ def upgrade_and_go_back(screen: Screen, stage: Stage) -> list[Round]:
 def tell_run(screen: Screen, done: Round) -> None:
     """Says what a run did."""
     told = done.returned
-    before = f"checkpoint {told['started_from']}" if told["started_from"] else "the savepoint"
-    if done.run_id == FIRST_RUN:
-        before = "nothing"
     screen.say(
         f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
-        f" from {before} to checkpoint {told['checkpoint_id']}"
+        f" from {told['started_at']} to checkpoint {told['checkpoint_id']}"
     )
 
 

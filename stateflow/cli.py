@@ -86,8 +86,8 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         sys.exit(error.exit_code)
     assert result is not None
     click.echo(
-        f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, checkpoint {result.started_from} → "
-        f"{result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s"
+        f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
+        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s"
     )
 
 
@@ -121,7 +121,7 @@ def status(job_root: str, as_json: bool) -> None:
         click.echo(json.dumps({**dataclasses.asdict(found), "checkpoints": checkpoints}))
         return
     click.echo(f"job {found.job} ({found.job_uuid})")
-    click.echo(f"checkpoint {found.checkpoint_id or 'none yet'}, generation {found.generation}, "
+    click.echo(f"at {found.stands_at}, generation {found.generation}, "
                f"kept: {', '.join(map(str, found.retained)) or 'none'}")  # fmt: skip
     table = Table(box=None, pad_edge=False)
     for title in ("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
@@ -167,7 +167,7 @@ class _Progress:
 
     def started(self, run: JobRun) -> None:
         """The job is claimed and restored."""
-        self._status.update(f"{run.job.root.job.job}: from checkpoint {run.restored.checkpoint_id or 'none'}")
+        self._status.update(f"{run.job.root.job.job}: from {run.stood_at}")
 
     def batch(self, result: BatchResult) -> None:
         """A batch is committed."""
@@ -199,7 +199,7 @@ class _LogProgress(_Progress):
 
     def started(self, run: JobRun) -> None:
         restored = run.restored
-        _log(logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
+        _log(logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation, at=run.stood_at,
              checkpoint=restored.checkpoint_id, matched=list(restored.matched), new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:

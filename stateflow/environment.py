@@ -29,12 +29,18 @@ Build = Callable[["StreamExecutionEnvironment"], object]
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """How a run ended.
+
+    Attributes:
+        started_from: checkpoint that it continued from; 0 when it began, or went on from a savepoint.
+        started_at: the same in words, such as ``savepoint before-upgrade (checkpoint 7)``.
+    """
 
     job: str
     job_uuid: str
     generation: int
     started_from: int
+    started_at: str
     checkpoint_id: int
     batches: int
     rows_in: int
@@ -188,7 +194,8 @@ def _result(run: JobRun, reached: str, seconds: float) -> RunResult:
     root = run.job.root
     return RunResult(
         job=root.job.job, job_uuid=root.job.job_uuid, generation=run.head.entry.generation,
-        started_from=run.restored.checkpoint_id, checkpoint_id=run.head.checkpoint_id, batches=run.totals.batches,
+        started_from=run.restored.checkpoint_id, started_at=run.stood_at, checkpoint_id=run.head.checkpoint_id,
+        batches=run.totals.batches,
         rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
         offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
     )  # fmt: skip

@@ -46,6 +46,7 @@ NAMES: dict[str, str] = {
     "restore.intent": "a restore's intent is written, no table has gone back",
     "rewind.table": "before one table goes back",
     "rewind.tables": "every table has gone back, the log does not say so",
+    "rewind.recorded": "the history has a restore's record, the log does not say that it is done",
     "rewind.done": "the log says that every table has gone back",
     "gc.listed": "garbage is known, nothing deleted",
     "gc.deleting": "some garbage is deleted",

@@ -51,6 +51,7 @@ class JobDescription:
     generation: int
     head_seq: int
     checkpoint_id: int
+    stands_at: str
     retained: tuple[int, ...]
     pinned: tuple[str, ...]
 
@@ -163,7 +164,7 @@ def describe(job_root: str) -> JobDescription:
     head = root.head()
     pins = tuple(f"{p.id} {p.owner}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
-        root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id,
+        root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in kept(head))), pins,
     )  # fmt: skip
 

@@ -193,17 +193,7 @@ def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrde
     """Carries a plan out, exactly and at most once per request. See `runtime.restoring.execute`."""
     job = open_existing(code.file, job_root, code.layers)
     root = job.root
-    began, before = root.clock.monotonic(), root.head()
     head = execute(job, proposal, order)
-    begun = before.entry.rewind if order.request in before.entry.requests else None
-    if order.request not in before.entry.requests or begun:
-        undone = ", ".join(str(i) for i in proposal.dropped_checkpoints)
-        _note(root, ActionRecord(
-            seq=begun.seq if begun else head.entry.generation, kind="restore", at=_now(root),
-            by=order.by or root.writer, reason=order.reason, took_ms=_ms(root, began),
-            facts={"to": proposal.label, "from_checkpoint": str(proposal.checkpoint_id), "request": order.request,
-                   "base": str(proposal.target_checkpoint), "undone": undone},
-        ))  # fmt: skip
     tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
     return RestoreReport(
         root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
@@ -259,7 +249,9 @@ def fork(job_root: str, ask: ForkAsk) -> ForkReport:
         )
         manifest = import_state(root, point.manifest, place, 0)
         note = f"fork of {source.job.job} at {point.label}" + (f": {ask.reason}" if ask.reason else "")
-        root.adopt(None, Adoption(upto=0, manifest=manifest, sources=point.manifest.sources), note)
+        label = point.label if point.savepoint else f"{point.label} of {source.job.job}"
+        adoption = Adoption(upto=0, manifest=manifest, sources=point.manifest.sources, savepoint=label)
+        root.adopt(None, adoption, note)
     finally:
         if pin is not None:
             source.unpin(pin.id)

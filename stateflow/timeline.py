@@ -35,7 +35,7 @@ def _line(record: Record, undone: set[int]) -> str:
         note = "  undone" if record.checkpoint_id in undone else ""
         return (f"{branch:<4} {when}  checkpoint {record.checkpoint_id}, run {record.generation}: "
                 f"{record.rows_in:,} rows, {record.duration_ms:.0f} ms{note}")  # fmt: skip
-    mark = {"savepoint": "◆", "restore": "↶", "fork": "⑂", "dispose": "✕"}.get(record.kind, "·")
+    mark = {"savepoint": "◆", "restore": "↶", "fork": "⑂", "dispose": "✕", "stop": "■"}.get(record.kind, "·")
     facts = ", ".join(
         f"{k} {v}" for k, v in record.facts.items() if v and k not in ("base", "id", "path", "request")
     )

@@ -16,6 +16,7 @@ RETURNED = (
     "rows_out",
     "batches",
     "started_from",
+    "started_at",
     "generation",
     "stopped_because",
 )

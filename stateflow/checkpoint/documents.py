@@ -134,12 +134,31 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     """The table's version to go back to, the newest one when there was nothing to take back; None for a kept table."""
 
 
+class RestoreFacts(Document, frozen=True, kw_only=True):
+    """Who asked for a restore, why, and from where to where; for people."""
+
+    request: str
+    by: str
+    reason: str = ""
+    label: str
+    """What was gone back to."""
+    base: int
+    """Its checkpoint."""
+    left: int
+    """The checkpoint that the job stood at."""
+    undone: list[int] = []
+    """Checkpoints that were retained, and could not be gone back to any more."""
+    at: str
+
+
 class Rewind(Document, frozen=True, kw_only=True):
     """The intent of a restore: every later start completes it before anything else."""
 
     seq: int
     """Of the CLAIM that appended it; becomes the token of every table, so that a paused driver finds a higher one."""
     sinks: dict[str, SinkIntent]
+    restore: RestoreFacts | None = None
+    """What whoever completes it writes into the history."""
 
 
 class EntryKind(StrEnum):
@@ -168,6 +187,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     none yet, and in one that begins with a savepoint's state."""
     manifest: FileHandle | None = None
     """The state and positions that a start continues from."""
+    savepoint: str = ""
+    """What savepoint they are of, for people; empty when they are a checkpoint's."""
     retained: list[EntryRef] = []
     """Older checkpoints that are kept, oldest first; without `checkpoint`."""
     pinned: list[Pin] = []
@@ -176,6 +197,9 @@ class LogEntry(Document, frozen=True, kw_only=True):
     published: dict[str, PublishedOutput] = {}
     requests: list[str] = []
     """Ids of restore requests that were carried out, so that a retry of one does not rewind twice."""
+    claimed_for: str = ""
+    """Id of the restore request that claimed the job last, and may not have gone further; a retry of it finds its own
+    CLAIM, and the job where its plan saw it."""
     rewind: Rewind | None = None
     """A restore whose tables are not all known to have gone back."""
     ended: bool = False

@@ -15,6 +15,7 @@ from stateflow.checkpoint.documents import (
     PendingOutput,
     Pin,
     PublishedOutput,
+    RestoreFacts,
     Rewind,
     SinkIntent,
     SourcePosition,
@@ -33,12 +34,17 @@ Settled = frozenset[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Author:
-    """Who writes an entry, for people who read the log; `nonce` tells two tries apart."""
+    """Who writes an entry, for people who read the log; `nonce` tells two tries apart.
+
+    Attributes:
+        request: id of the restore request that a CLAIM is for.
+    """
 
     writer: str
     nonce: str
     at: str
     note: str = ""
+    request: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,8 @@ class Adoption:
         upto: the last checkpoint whose output counts. What is pending behind it is dropped, because its batches will
             be replayed; checkpoints from it on are not retained.
         checkpoint: the retained checkpoint that this is; None for state from elsewhere.
-        request: id of the restore request that is carried out with it.
+        savepoint: what savepoint this is; empty for a checkpoint.
+        restore: the request that is carried out with it.
         sinks: what happens to each table; None when this does not concern the tables.
     """
 
@@ -69,7 +76,8 @@ class Adoption:
     manifest: FileHandle
     sources: list[SourcePosition]
     checkpoint: EntryRef | None = None
-    request: str = ""
+    savepoint: str = ""
+    restore: RestoreFacts | None = None
     sinks: dict[str, SinkIntent] | None = None
 
 
@@ -82,31 +90,32 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
     entry = _successor(job, base, author, EntryKind.CLAIM)
     # An older run's savepoint in the making is given up: once its pin is gone, it cannot be completed.
     pinned = [p for p in entry.pinned if not p.generation]
-    entry = replace(entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False)
+    entry = replace(
+        entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False, claimed_for=author.request
+    )
     if adopt is None:
         return entry
     entry = replace(
         entry, checkpoint=adopt.checkpoint, manifest=adopt.manifest, sources=adopt.sources,
         retained=[r for r in _older(base) if r.id < adopt.upto],
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
-        requests=[*entry.requests, *([adopt.request] if adopt.request else [])],
+        requests=[*entry.requests, *([adopt.restore.request] if adopt.restore else [])], savepoint=adopt.savepoint,
     )  # fmt: skip
     if adopt.sinks is None:
         return entry
     # What belongs to the target is published: a restore does that first.
-    return _with_intent(replace(entry, pending=[]), adopt.sinks)
+    return _with_intent(replace(entry, pending=[]), adopt.sinks, adopt.restore)
 
 
-def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent]) -> LogEntry:
+def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: RestoreFacts | None) -> LogEntry:
     # From here on the tables stand at this entry's number, whatever they stood at: what a paused driver publishes
     # before they are rewound is undone, and what it tries after that finds a higher token.
     standing = {
         uid: PublishedOutput(table_id=intent.table_id, version=-1, checkpoint_id=entry.seq)
         for uid, intent in sinks.items()
     }
-    return replace(
-        entry, published={**entry.published, **standing}, rewind=Rewind(seq=entry.seq, sinks=sinks)
-    )
+    rewind = Rewind(seq=entry.seq, sinks=sinks, restore=restore)
+    return replace(entry, published={**entry.published, **standing}, rewind=rewind)
 
 
 def _older(base: Head | None) -> list[EntryRef]:
@@ -124,7 +133,8 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, retain: int)
     entry = _successor(job, base, author, EntryKind.COMMIT)
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
     return replace(
-        entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources,
+        entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources, savepoint="",
+        claimed_for="",
         retained=newest(_older(base), retain - 1), pending=[*unsettled, *new.output],
         published={**entry.published, **new.published},
     )  # fmt: skip

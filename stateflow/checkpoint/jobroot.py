@@ -108,9 +108,15 @@ class JobRoot:
             if outcome.created:
                 raise Fenced("another run claimed the job after this one", hint="let the other run work")
 
-    def claim_on(self, head: Head | None, note: str) -> Head | None:
-        """Takes the job over if it still stands at `head`, but for ADMIN entries; None when it has moved on."""
-        outcome = self._append_claim(head, note, None)
+    def claim_on(self, head: Head, request: str, note: str) -> Head | None:
+        """Takes the job over if it still stands at `head`, but for ADMIN entries; None when it has moved on.
+
+        Args:
+            request: the restore that it is for.
+        """
+        outcome = self.log.append(
+            head, lambda base: entries.claim(self.job, base, self._author(note, request), None)
+        )
         return outcome.head if isinstance(outcome, Appended) else None
 
     def go_back(self, head: Head, ref: EntryRef, note: str = "") -> Head:
@@ -268,10 +274,9 @@ class JobRoot:
 
         return isinstance(self.log.append(head, checked), Appended)
 
-    def _author(self, note: str = "") -> Author:
-        return Author(
-            self.writer, self.clock.new_id(), self.clock.now().isoformat(timespec="milliseconds"), note
-        )
+    def _author(self, note: str = "", request: str = "") -> Author:
+        at = self.clock.now().isoformat(timespec="milliseconds")
+        return Author(self.writer, self.clock.new_id(), at, note, request)
 
 
 def kept(head: Head) -> list[EntryRef]:

@@ -39,6 +39,13 @@ class Head:
         """Id of the checkpoint that a start continues from; 0 when there is none."""
         return self.checkpoint.id if self.checkpoint else 0
 
+    @property
+    def stand(self) -> str:
+        """What a start continues from, for people."""
+        if self.checkpoint:
+            return f"checkpoint {self.checkpoint.id}"
+        return self.entry.savepoint or "the beginning"
+
 
 @dataclass(frozen=True)
 class Appended:

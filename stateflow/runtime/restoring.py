@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.source import LocalSource, Source
-from stateflow.checkpoint.documents import EntryRef, Manifest, SinkIntent, SinkMode
+from stateflow.checkpoint.documents import EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -109,25 +109,36 @@ def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Head:
     head = root.head()
     if order.request in head.entry.requests:
         return complete_rewind(root, job.sinks, head)
-    if proposal.job_uuid != root.job.job_uuid or is_outdated(proposal, head):
+    # A CLAIM of this very request's earlier try has changed nothing that the plan saw.
+    moved = is_outdated(proposal, head) and head.entry.claimed_for != order.request
+    if proposal.job_uuid != root.job.job_uuid or moved:
         raise _outdated(proposal, head)
     target = _planned_target(root, proposal)
     note = f"restore {proposal.label}" + (f" for {order.by}" if order.by else "") + (
         f": {order.reason}" if order.reason else "")  # fmt: skip
     failpoints.hit("restore.begin")
     # A restore that was killed behind its intent is completed first, so that every table stands where the log says.
-    claimed = root.claim_on(complete_rewind(root, job.sinks, head), note)
+    claimed = root.claim_on(complete_rewind(root, job.sinks, head), order.request, note)
     if claimed is None:
         raise _outdated(proposal, root.head())
     failpoints.hit("restore.claimed")
-    adoption = _adoption(job, claimed, target, proposal, order.request)
+    adoption = _adoption(job, claimed, target, proposal)
+    adoption = dataclasses.replace(adoption, restore=_facts(root, proposal, order))
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
     return complete_rewind(root, job.sinks, adopted)
 
 
-def _adoption(job: Job, head: Head, target: Target, proposal: Proposal, request: str) -> Adoption:
+def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFacts:
+    return RestoreFacts(
+        request=order.request, by=order.by or root.writer, reason=order.reason, label=proposal.label,
+        base=proposal.target_checkpoint, left=proposal.checkpoint_id, undone=proposal.dropped_checkpoints,
+        at=root.clock.now().isoformat(timespec="milliseconds"),
+    )  # fmt: skip
+
+
+def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adoption:
     publisher = Publisher(job.root, job.sinks)
     # What belongs to the target is published before the tables go back to it; the rest is dropped, and comes again.
     upto = head.checkpoint_id if proposal.foreign else target.checkpoint_id
@@ -135,11 +146,12 @@ def _adoption(job: Job, head: Head, target: Target, proposal: Proposal, request:
     sinks = {change.uid: _intent(job, change, target) for change in proposal.sinks}
     drop = frozenset(c.uid for c in proposal.states if c.action is StateAction.DROPPED)
     if target.ref is not None and not drop:
-        return dataclasses.replace(job.root.adoption(head, target.ref), request=request, sinks=sinks)
+        return dataclasses.replace(job.root.adoption(head, target.ref), sinks=sinks)
     manifest = _without(target.manifest, drop)
     place = Place(target.savepoint.storage, target.savepoint.folder) if target.savepoint else None
     handle = import_state(job.root, manifest, place, head.entry.generation)
-    return Adoption(upto=upto, manifest=handle, sources=manifest.sources, request=request, sinks=sinks)
+    savepoint = target.label if target.savepoint else ""
+    return Adoption(upto=upto, manifest=handle, sources=manifest.sources, savepoint=savepoint, sinks=sinks)
 
 
 def import_state(root: JobRoot, manifest: Manifest, place: Place | None, generation: int) -> FileHandle:
@@ -175,7 +187,11 @@ def _intent(job: Job, change: SinkChange, target: Target) -> SinkIntent:
 def _planned_target(root: JobRoot, proposal: Proposal) -> Target:
     """The very target that was planned."""
     if proposal.savepoint:
-        stored = open_savepoint(open_storage(proposal.savepoint))
+        try:
+            stored = open_savepoint(open_storage(proposal.savepoint))
+        except ConfigError as e:
+            raise PlanOutdated("the savepoint of the plan is gone", hint="plan again, with another target",
+                               target=proposal.label, savepoint=proposal.savepoint) from e  # fmt: skip
         if stored.sha256 != proposal.target_sha256:
             raise PlanOutdated("the savepoint is not the one that the plan was made for", hint="plan again",
                                savepoint=proposal.savepoint)  # fmt: skip

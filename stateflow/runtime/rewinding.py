@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from stateflow import failpoints
-from stateflow.checkpoint.documents import PublishedOutput, SinkIntent
+from stateflow.checkpoint.documents import PublishedOutput, Rewind, SinkIntent
+from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.errors import ConfigError, Fenced, SinkDiverged, StorageError
@@ -32,9 +35,28 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head) -> H
         failpoints.hit("rewind.table")
         published[uid] = _take_back(sinks[uid], intent, rewind.seq, root.log)
     failpoints.hit("rewind.tables")
+    _record(root, rewind)
+    failpoints.hit("rewind.recorded")
     head = root.rewound(head, published)
     failpoints.hit("rewind.done")
     return head
+
+
+def _record(root: JobRoot, rewind: Rewind) -> None:
+    """Before the log says that it is done, so that a kill in between loses no record: the next start writes it, under
+    the same name."""
+    done = rewind.restore
+    if done is None:
+        return
+    now = root.clock.now()
+    took = now - datetime.fromisoformat(done.at)
+    record = ActionRecord(
+        seq=rewind.seq, kind="restore", at=now.isoformat(timespec="seconds"), by=done.by, reason=done.reason,
+        took_ms=round(took.total_seconds() * 1000, 1),
+        facts={"to": done.label, "from_checkpoint": str(done.left), "request": done.request, "base": str(done.base),
+               "undone": ", ".join(str(i) for i in done.undone)},
+    )  # fmt: skip
+    write_action(root.storage, record, "intent")
 
 
 def _take_back(sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog) -> PublishedOutput:

@@ -125,6 +125,7 @@ class JobRun:
         self._desk: RequestDesk
         self.head: Head
         self.restored: RestorePlan
+        self.stood_at: str
         self.manifest: Manifest | None = None
 
     def start(self, note: str = "") -> None:
@@ -148,6 +149,7 @@ class JobRun:
         self.head = restore_order(self._publisher, root, self.head)
         self.manifest = root.manifest(self.head)
         self.restored = self._check(self.head, self.manifest, checked)
+        self.stood_at = self.head.stand
         self._base = self.restored.operators
         self._sweep_sinks()
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.requests import DONE, FAILED, acknowledge, answer, open_requests
 from stateflow.checkpoint.savepoint import Order, StoredSavepoint, make_savepoint, settle_savepoint
@@ -127,9 +128,19 @@ class RequestDesk:
             return
         failpoints.hit("request.made")
         counts = self._give(asked, made, None)
+        if made is None:
+            self._note_stop(asked, point)
         if made is not None:
             # A withdrawn request, or one that another run answered: whoever asked was not told of this savepoint.
             settle_savepoint(self._root, made, counts)
+
+    def _note_stop(self, asked: Request, point: Point) -> None:
+        """A stop with a savepoint is in the history as that savepoint."""
+        at = point.checkpoint.id if point.checkpoint else 0
+        write_action(self._root.storage, ActionRecord(
+            seq=at, kind="stop", at=self._root.clock.now().isoformat(timespec="seconds"), by=asked.by,
+            reason=asked.reason, facts={"run": str(self._generation), "request": asked.id},
+        ), asked.id)  # fmt: skip
 
     def _is_outrun(self, asked: Request, point: Point) -> bool:
         """Whether a request failed only because the job went on; then the next barrier or the newer run serves it."""

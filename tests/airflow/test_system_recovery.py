@@ -25,16 +25,18 @@ from tests.recovery.harness import AccountsBox
 pytestmark = [pytest.mark.slow, pytest.mark.airflow]
 
 PATIENCE = 300.0
-JOBS = ("approved", "rejected")
+JOBS = ("approved", "rejected", "killed")
 
 DAG_FILE = """
 from datetime import timedelta
+from pathlib import Path
 from airflow.sdk import Param
 from stateflow_airflow.family import StateflowJob, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.killing import kill_each_task
 
 for name in {names!r}:
-    stateflow_dags(
+    dags = stateflow_dags(
         job=StateflowJob(
             name=name,
             root=f"{folder}/{{name}}/root",
@@ -53,7 +55,10 @@ for name in {names!r}:
         ),
         application={application!r},
         schedule="@once",
+        savepoints=None,
     )
+    if name == "killed":
+        kill_each_task(dags, Path(f"{folder}/killed/deaths"))
 """
 
 
@@ -74,6 +79,43 @@ class Client(AirflowClient):
         assert poll(ended, PATIENCE), self.states(dag_id, run_id)
         assert self.run_state(dag_id, run_id) == "success", self.states(dag_id, run_id)
         return self.states(dag_id, run_id)
+
+    def scheduled_run(self, dag_id: str) -> str:
+        """The id of the schedule's only run, as soon as there is one."""
+
+        def runs() -> list[str]:
+            return [run["dag_run_id"] for run in self.call("GET", f"dags/{dag_id}/dagRuns")["dag_runs"]]
+
+        assert poll(lambda: len(runs()) == 1, PATIENCE)
+        assert runs()[0].startswith("scheduled__")
+        return runs()[0]
+
+    def clear_until_done(self, dag_id: str, run_id: str) -> int:
+        """Clears whatever fails, and approves whatever is asked; returns how often something was cleared."""
+        for cleared in range(20):
+            if self._ended_or_asked(dag_id, run_id) == "success":
+                return cleared
+            failed = [task for task, state in self.states(dag_id, run_id).items() if state == "failed"]
+            assert len(failed) == 1, self.states(dag_id, run_id)
+            self.clear(dag_id, run_id, failed[0])
+        raise AssertionError(self.states(dag_id, run_id))
+
+    def _ended_or_asked(self, dag_id: str, run_id: str) -> str:
+        """How a DAG run ended; questions on the way are answered with a yes."""
+        while True:
+            assert poll(lambda: self._stands(dag_id, run_id) != "", PATIENCE), self.states(dag_id, run_id)
+            found = self._stands(dag_id, run_id)
+            if found != "asked":
+                return found
+            self.wait_for_question(dag_id, run_id)
+            self.answer(dag_id, run_id, "Approve", "yes")
+            assert poll(lambda: self._stands(dag_id, run_id) != "asked", PATIENCE)
+
+    def _stands(self, dag_id: str, run_id: str) -> str:
+        if self.states(dag_id, run_id).get("approve") == "awaiting_input":
+            return "asked"
+        state = self.run_state(dag_id, run_id)
+        return state if state in ("success", "failed") else ""
 
     def wait_for_question(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """What a person is asked."""
@@ -121,13 +163,7 @@ class System:
     def first_run(self, job: str) -> None:
         """The schedule's run, which begins when the DAG is unpaused."""
         self.client.unpause(job)
-
-        def runs() -> list[str]:
-            return [run["dag_run_id"] for run in self.client.call("GET", f"dags/{job}/dagRuns")["dag_runs"]]
-
-        assert poll(lambda: len(runs()) == 1, PATIENCE)
-        assert runs()[0].startswith("scheduled__")
-        self.client.wait_for(job, runs()[0])
+        self.client.wait_for(job, self.client.scheduled_run(job))
 
     def run(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> dict[str, str | None]:
         """One DAG run from its beginning to its end."""
@@ -168,7 +204,7 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         assert poll(lambda: client.has_dag(f"{JOBS[-1]}_recovery"), PATIENCE)
         for job in JOBS:
             client.make_pool(job)
-            for suffix in ("_savepoint", "_recovery"):
+            for suffix in ("_savepoint", "_recovery", "_retention"):
                 client.unpause(f"{job}{suffix}")
         yield System(folder, airflow, client)
 
@@ -251,3 +287,31 @@ def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> 
     box.replace_events(since=point)
     system.run("rejected", "next")
     box.check_results()
+
+
+def test_every_task_is_killed_and_cleared(system: System) -> None:
+    """Each task of the family dies before its work and behind it, without a retry, and somebody clears it."""
+    client, box = system.client, system.box("killed")
+    box.deliver(50)
+    client.unpause("killed")
+    assert client.clear_until_done("killed", client.scheduled_run("killed")) == 2
+    client.trigger("killed_savepoint", "one", {"name": "early"})
+    assert client.clear_until_done("killed_savepoint", "one") == 2
+    assert set(disk.savepoints(box.root)) == {"early"}
+    client.trigger("killed_retention", "one", {})
+    assert client.clear_until_done("killed_retention", "one") == 4
+    assert {name.partition("-")[0] for name in disk.savepoints(box.root)} == {"early", "periodic"}
+
+    box.deliver(120)
+    client.trigger("killed", "second", {})
+    client.clear_until_done("killed", "second")
+    box.replace_events(since=50)
+    client.trigger("killed_recovery", "night", {"target": "early", "reason": "wrong", "run": True})
+    client.clear_until_done("killed_recovery", "night")
+    (record,) = [r for r in disk.history(box.root) if r.get("kind") == "restore"]
+    assert record["by"] == USER
+    deaths = {path.name for path in (box.folder / "deaths").iterdir()}
+    tasks = ("plan", "approve", "restore", "verify", "run")
+    assert deaths >= {f"killed_recovery.{t}.{moment}" for t in tasks for moment in ("before", "after")}
+    box.check_results()
+    box.check_clean()

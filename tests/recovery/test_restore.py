@@ -136,7 +136,7 @@ def test_killed_at_any_step_it_is_completed_by_the_next_start(
         target = str(
             next(e.seq for e in disk.entries(early.root) if e.doc["kind"] == "commit" and e.position == 50)
         )
-    _plan(early, target)
+    plan = _plan(early, target)
     assert _execute(early, failpoint=name).code == -9
     early.marker.unlink()
     requests = disk.head(early.root).doc["requests"]
@@ -148,13 +148,59 @@ def test_killed_at_any_step_it_is_completed_by_the_next_start(
         assert disk.head(early.root).position == 120
         early.finish()
         early.check_results()
-        _plan(early, target)
+        plan = _plan(early, target)
         early.replace_events(since=50)
     newest = disk.head(early.root)
     again = _execute(early)
     assert again.code == 0, str(again)
     if requests:
         assert disk.head(early.root).seq == newest.seq, "it went back twice"
+    (record,) = [r for r in disk.history(early.root) if r.get("kind") == "restore"]
+    assert record["facts"]["base"] == str(plan["target_checkpoint"]), "by whoever completed it"
+    _check_after(early)
+
+
+@pytest.mark.parametrize("name", _BEFORE_THE_INTENT)
+def test_killed_before_its_intent_the_same_request_goes_on_at_once(early: AccountsBox, name: str) -> None:
+    """Its own CLAIM does not outdate its plan."""
+    _plan(early, "early")
+    assert _execute(early, failpoint=name).code == -9
+    early.marker.unlink()
+    assert _execute(early, failpoint=name).code == -9, "nor does a second one"
+    early.marker.unlink()
+    assert _execute(early).code == 0
+    early.replace_events(since=50)
+    _check_after(early)
+
+
+def test_the_claim_of_another_request_outdates_a_plan(early: AccountsBox) -> None:
+    _plan(early, "early")
+    assert _execute(early, "--request-id", "first", failpoint="restore.claimed").code == -9
+    early.marker.unlink()
+    ended = _execute(early, "--request-id", "second")
+    assert ended.code == 4 and "error [plan-outdated]" in ended.err, str(ended)
+    assert _execute(early, "--request-id", "first").code == 0
+    early.replace_events(since=50)
+    _check_after(early)
+
+
+def test_a_savepoint_that_went_since_the_plan_is_named_and_nothing_happens(early: AccountsBox) -> None:
+    """As when retention took a periodic one while its plan waited for an approval."""
+    _plan(early, "early")
+    assert early.command("savepoint", "dispose", "early").code == 0
+    before = disk.digests(early.root, early.folder / "tables")
+    ended = _execute(early)
+    assert ended.code == 4 and "the savepoint of the plan is gone" in ended.err, str(ended)
+    assert disk.digests(early.root, early.folder / "tables") == before
+
+
+def test_a_run_says_which_savepoint_it_goes_on_from(early: AccountsBox) -> None:
+    """Also the status does, until the first checkpoint is committed."""
+    _go_back(early, "early")
+    assert "at savepoint early (checkpoint " in early.command("status").out
+    early.replace_events(since=50)
+    assert " from savepoint early (checkpoint " in early.finish().out
+    assert "at checkpoint " in early.command("status").out
     _check_after(early)
 
 

@@ -279,6 +279,17 @@ def test_stop_ends_the_run_with_a_savepoint(box: AccountsBox, name: str) -> None
     box.check_clean()
 
 
+def test_a_stop_without_a_savepoint_is_in_the_history(box: AccountsBox) -> None:
+    box.deliver(200)
+    box.settings = QUICK
+    run, asker = _beside(box, "stop", "--by", "ada", "--reason", "a holiday")
+    run.resume()
+    assert (run.wait().code, asker.wait().code) == (0, 0)
+    (record,) = [r for r in disk.history(box.root) if r.get("kind") == "stop"]
+    assert (record["by"], record["reason"]) == ("ada", "a holiday")
+    assert "stop by ada (a holiday)" in box.command("history").out
+
+
 def test_stop_without_a_run(resting: AccountsBox) -> None:
     told = resting.command("stop")
     assert told.code == 2 and "no run works on the job" in told.err
