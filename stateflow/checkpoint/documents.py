@@ -100,7 +100,7 @@ class PublishedOutput(Document, frozen=True, kw_only=True):
 
 
 class EntryRef(Document, frozen=True, kw_only=True):
-    """An earlier checkpoint that the log keeps: the sequence number of its COMMIT and that entry's hash."""
+    """An earlier checkpoint that the log keeps: the sequence number of its entry and that entry's hash."""
 
     id: int
     sha256: str
@@ -183,8 +183,7 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """When the writer's clock says that it was written; for people only."""
     note: str = ""
     checkpoint: EntryRef | None = None
-    """The checkpoint that a start continues from; None in the COMMIT that makes one (it is itself), in a job that has
-    none yet, and in one that begins with a savepoint's state."""
+    """The checkpoint that a start continues from; None in an entry that is one itself, and in a job without one."""
     manifest: FileHandle | None = None
     """The state and positions that a start continues from."""
     savepoint: str = ""
@@ -204,6 +203,12 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """A restore whose tables are not all known to have gone back."""
     ended: bool = False
     """Whether the run ended in good order: nobody works on the job then."""
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether it is a checkpoint itself: a COMMIT, or a CLAIM that brought state in from a savepoint."""
+        adopts = self.kind is EntryKind.CLAIM and self.checkpoint is None and self.manifest is not None
+        return adopts or self.kind is EntryKind.COMMIT
 
 
 class Origin(StrEnum):

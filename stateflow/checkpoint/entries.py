@@ -65,8 +65,9 @@ class Adoption:
 
     Attributes:
         upto: the last checkpoint whose output counts. What is pending behind it is dropped, because its batches will
-            be replayed; checkpoints from it on are not retained.
-        checkpoint: the retained checkpoint that this is; None for state from elsewhere.
+            be replayed; checkpoints behind it are not retained.
+        checkpoint: the kept checkpoint that this is; None for state from elsewhere, with which the CLAIM becomes a
+            checkpoint itself: what is lost later must never lead back behind it.
         savepoint: what savepoint this is; empty for a checkpoint.
         restore: the request that is carried out with it.
         sinks: what happens to each table; None when this does not concern the tables.
@@ -97,7 +98,7 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         return entry
     entry = replace(
         entry, checkpoint=adopt.checkpoint, manifest=adopt.manifest, sources=adopt.sources,
-        retained=[r for r in _older(base) if r.id < adopt.upto],
+        retained=[r for r in _older(base) if r.id <= adopt.upto and r != adopt.checkpoint],
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
         requests=[*entry.requests, *([adopt.restore.request] if adopt.restore else [])], savepoint=adopt.savepoint,
     )  # fmt: skip

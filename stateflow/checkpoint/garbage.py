@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from stateflow.checkpoint.documents import EntryKind, LogEntry
+from stateflow.checkpoint.documents import LogEntry
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import DataKey, entry_seq, owned_generation, parse_data
 
@@ -68,5 +68,5 @@ def is_past(data: DataKey, head: LogEntry) -> bool:
 def _is_old_entry(head: LogEntry, seq: int) -> bool:
     """Entries from the present checkpoint on stay: whoever appends must be able to follow them one by one."""
     kept = {r.id for r in head.retained} | {p.checkpoint.id for p in head.pinned}
-    present = head.seq if head.kind is EntryKind.COMMIT else (head.checkpoint.id if head.checkpoint else 0)
+    present = head.seq if head.is_checkpoint else (head.checkpoint.id if head.checkpoint else 0)
     return seq < present and seq not in kept

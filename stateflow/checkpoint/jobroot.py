@@ -8,7 +8,6 @@ from stateflow import failpoints
 from stateflow.checkpoint import entries
 from stateflow.checkpoint.documents import (
     FORMAT_VERSION,
-    EntryKind,
     EntryRef,
     JobFormat,
     LogEntry,
@@ -127,11 +126,13 @@ class JobRoot:
         return self.adopt(head, self.adoption(head, ref), note)
 
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
-        """A retained checkpoint as something to continue from. Raises DataError when it is not retained any more."""
+        """A kept checkpoint as something to continue from. Raises DataError when it is not kept any more."""
         _check_adoptable(head, ref)
         adopted = self.log.read_checkpoint(ref)
         assert adopted.manifest is not None
-        return Adoption(upto=ref.id, manifest=adopted.manifest, sources=adopted.sources, checkpoint=ref)
+        return Adoption(
+            upto=ref.id, manifest=adopted.manifest, sources=adopted.sources, checkpoint=ref, savepoint=adopted.savepoint
+        )  # fmt: skip
 
     def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
         """Continues from `adoption`, as the run whose `head` is the newest entry.
@@ -251,7 +252,7 @@ class JobRoot:
         """
         if head.entry.manifest is None:
             return None
-        if head.checkpoint and head.entry.kind is not EntryKind.COMMIT:
+        if head.checkpoint and not head.entry.is_checkpoint:
             self._check_checkpoint_entry(head.checkpoint, head.entry.manifest)
         return self.read_manifest(head.entry.manifest)
 
@@ -287,7 +288,7 @@ def kept(head: Head) -> list[EntryRef]:
 
 
 def _check_adoptable(base: Head | None, ref: EntryRef | None) -> None:
-    if ref and (base is None or ref not in [*base.entry.retained, base.checkpoint]):
+    if ref and (base is None or ref not in kept(base)):
         raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
 
 

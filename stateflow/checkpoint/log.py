@@ -30,7 +30,7 @@ class Head:
     @property
     def checkpoint(self) -> EntryRef | None:
         """The checkpoint that this entry stands for; None in a job without one."""
-        if self.entry.kind is EntryKind.COMMIT:
+        if self.entry.is_checkpoint:
             return EntryRef(id=self.entry.seq, sha256=self.sha256)
         return self.entry.checkpoint
 
@@ -42,9 +42,8 @@ class Head:
     @property
     def stand(self) -> str:
         """What a start continues from, for people."""
-        if self.checkpoint:
-            return f"checkpoint {self.checkpoint.id}"
-        return self.entry.savepoint or "the beginning"
+        known = f"checkpoint {self.checkpoint.id}" if self.checkpoint else "the beginning"
+        return self.entry.savepoint or known
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class CheckpointLog:
                 return head
 
     def read_checkpoint(self, ref: EntryRef) -> LogEntry:
-        """The COMMIT entry of a checkpoint that a verified entry names.
+        """The entry of a checkpoint that a verified entry names.
 
         Raises MissingFile or CorruptFile. The hash is compared because a slot below the head can be written again: a
         driver that slept while its slot's entry was collected creates it anew, with other content.

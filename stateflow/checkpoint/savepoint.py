@@ -29,7 +29,7 @@ from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import read_answer
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
@@ -110,11 +110,10 @@ def settled_checkpoint(head: Head) -> EntryRef:
 
     Raises DataError when there is none.
     """
-    if head.checkpoint is None and head.entry.manifest is not None:
-        raise DataError("the job was restored from a savepoint and has no checkpoint since", hint="that savepoint is "
-                        "its state; start the job to make a checkpoint")  # fmt: skip
     unpublished = min((p.checkpoint_id for p in pending_of(head)), default=head.entry.seq + 1)
-    settled = [ref for ref in kept(head) if ref.id < unpublished]
+    # Not those that are only pinned: a restore may have left them behind on a branch that is undone.
+    line = [*head.entry.retained, *([head.checkpoint] if head.checkpoint else [])]
+    settled = [ref for ref in line if ref.id < unpublished]
     if not settled:
         raise DataError("the job has no checkpoint whose output is known to be published", hint="wait for the next "
                         "one, or start the job", checkpoint=head.checkpoint_id)  # fmt: skip

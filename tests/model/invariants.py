@@ -269,22 +269,24 @@ class Checker:
     def _adopt(self, parent: Fact, fact: Fact) -> None:
         """A CLAIM that continues from another state than the entry before it."""
         rewind = fact.doc.get("rewind")
-        if fact.checkpoint:
-            target = fact.checkpoint
-        else:
-            target = self._import(fact)
+        target = self._import(fact) if fact.checkpoint == fact.seq else fact.checkpoint
         if rewind and rewind["seq"] == fact.seq:
             self._intend(fact, target, rewind["sinks"])
         elif target <= parent.checkpoint:
             self._go_back(fact)
+        if fact.checkpoint == fact.seq:
+            self._note_checkpoint(fact, self._state[fact.manifest])
 
     def _import(self, fact: Fact) -> int:
         """State from a savepoint or another job: the very files of the checkpoint with these source positions."""
         source = self._origin if self._origin and not self.lines else self
-        target = source._at.get(fact.offset, 0)
+        rewind = fact.doc.get("rewind")
+        target = rewind["restore"]["base"] if rewind else source._at.get(fact.offset, 0)
         needs = self._read_needs(fact)
-        if not target or source.contents(target) != _states(needs, fact.manifest):
-            raise Violation("R3", f"claim {fact.seq} has state or positions of no checkpoint")
+        if target not in source.lines or source.position_of(target) != fact.offset:
+            raise Violation("R3", f"claim {fact.seq} has the positions of no checkpoint")
+        if source.contents(target) != _states(needs, fact.manifest):
+            raise Violation("R3", f"claim {fact.seq} has the state of no checkpoint")
         self._state[fact.manifest] = needs
         self.counts["states imported"] += 1
         return target
@@ -322,6 +324,14 @@ class Checker:
                     "S1", f"claim {fact.seq} adopts {fact.checkpoint}, {sink} has published later output"
                 )
 
+    def _note_checkpoint(self, fact: Fact, needs: dict[str, str]) -> None:
+        self._contents[fact.seq] = _states(needs, fact.manifest)
+        self._offsets[fact.seq] = fact.offset
+        self._at[fact.offset] = fact.seq
+        self._needs[fact.seq] = {**needs, f"log/{fact.seq:020d}": fact.sha256}
+        self.lines[fact.seq] = {sink: list(line) for sink, line in self.line.items()}
+        self.newest = fact.seq
+
     def _check_commit(self, parent: Fact, fact: Fact) -> None:
         """I4, and the checkpoint's files and output are noted."""
         needs = self._read_needs(fact)
@@ -331,17 +341,12 @@ class Checker:
             if not brought or not parent.doc["ordinal"] < int(match[2]) <= fact.doc["ordinal"]:
                 raise Violation("I4", f"commit {fact.seq} brings in {key}")
         self._state[fact.manifest] = needs
-        self._contents[fact.seq] = _states(needs, fact.manifest)
-        self._offsets[fact.seq] = fact.offset
-        self._at[fact.offset] = fact.seq
-        self._needs[fact.seq] = {**needs, f"log/{fact.seq:020d}": fact.sha256}
         if len(fact.doc.get("retained", [])) >= self._retain:
             raise Violation("I8", f"commit {fact.seq} retains more than {self._retain}")
         for output in fact.doc.get("pending", []):
             if output["checkpoint_id"] == 0:
                 self.line[output["sink"]].append((fact.seq, [c["path"] for c in output["committables"]]))
-        self.lines[fact.seq] = {sink: list(line) for sink, line in self.line.items()}
-        self.newest = fact.seq
+        self._note_checkpoint(fact, needs)
         self.keeping.committed(fact.seq, fact.doc["writer"])
 
     def _read_needs(self, fact: Fact) -> dict[str, str]:
@@ -365,7 +370,7 @@ class Checker:
             raise Violation("I3", f"entry {fact.seq} drops or brings pins")
         if fact.kind == "admin" and fact.manifest != parent.manifest:
             raise Violation("I6", f"admin {fact.seq} changes the state")
-        if fact.kind == "commit" or not fact.checkpoint:
+        if fact.checkpoint in (0, fact.seq):
             return
         if fact.kind == "admin" and fact.checkpoint != parent.checkpoint:
             raise Violation("I6", f"admin {fact.seq} changes the checkpoint")
@@ -450,7 +455,10 @@ def _parse(seq: int, data: bytes) -> Fact:
         raise Violation("I1", f"entry {doc['seq']} lies in slot {seq}")
     doc.setdefault("retained", [])
     doc.setdefault("pinned", [])
-    checkpoint = seq if doc["kind"] == "commit" else (doc.get("checkpoint") or {"id": 0})["id"]
+    own = doc["kind"] == "commit" or (
+        doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint")
+    )
+    checkpoint = seq if own else (doc.get("checkpoint") or {"id": 0})["id"]
     return Fact(seq, sha256, data, doc, checkpoint, frozenset([checkpoint, *(r["id"] for r in _refs(doc))]))
 
 

@@ -30,9 +30,19 @@ class Entry:
     doc: Document
 
     @property
+    def is_checkpoint(self) -> bool:
+        """A COMMIT is, and a CLAIM that brings in state from elsewhere."""
+        adopts = (
+            self.doc["kind"] == "claim"
+            and self.doc["checkpoint"] is None
+            and self.doc["manifest"] is not None
+        )
+        return adopts or self.doc["kind"] == "commit"
+
+    @property
     def checkpoint(self) -> int:
         """The checkpoint that a start from here continues from; 0 when there is none."""
-        if self.doc["kind"] == "commit":
+        if self.is_checkpoint:
             return self.seq
         return int((self.doc["checkpoint"] or {"id": 0})["id"])
 
@@ -129,8 +139,8 @@ def kept_entries(root: Path) -> list[Entry]:
         refs[newest.checkpoint] = newest.doc["checkpoint"]["sha256"]
     found = [read_entry(entry_path(root, seq)) for seq in sorted(refs)]
     for entry in found:
-        assert (entry.doc["kind"], entry.sha256) == ("commit", refs[entry.seq])
-    return [*found, *([newest] if newest.doc["kind"] == "commit" else [])]
+        assert (entry.is_checkpoint, entry.sha256) == (True, refs[entry.seq])
+    return [*found, *([newest] if newest.is_checkpoint else [])]
 
 
 def live_files(root: Path) -> dict[str, tuple[int, str]]:
