@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stateflow import failpoints
@@ -12,6 +13,8 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.publish import Decision, Output, check_standing, decide, publish
 from stateflow.errors import MissingFile
+
+Wanted = Callable[[PendingOutput], bool]
 
 _NOTHING = PublishedOutput(table_id="", version=-1, checkpoint_id=0)
 
@@ -41,18 +44,16 @@ class Publisher:
         self.published: dict[str, PublishedOutput] = {}
         self.settled: frozenset[tuple[int, str]] = frozenset()
 
-    def publish_pending(self, head: Head, before: int | None = None) -> None:
-        """Makes everything visible that `head` carries as pending, oldest first.
+    def publish_pending(self, head: Head, wanted: Wanted = lambda _: True) -> None:
+        """Makes visible what `head` carries as pending, oldest first.
 
         Args:
-            before: leave out checkpoints from this one on.
+            wanted: says of each output whether it is meant.
 
         Raises Fenced, SinkDiverged, MissingFile.
         """
         for pending in pending_of(head):
-            if before is not None and pending.checkpoint_id >= before:
-                continue
-            if (pending.checkpoint_id, pending.sink) in self.settled:
+            if (pending.checkpoint_id, pending.sink) in self.settled or not wanted(pending):
                 continue
             output = Output(pending.checkpoint_id, pending.committables, self._known(head, pending.sink))
             self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
@@ -105,7 +106,7 @@ def restore_order(publisher: Publisher, root: JobRoot, head: Head) -> Head:
     Returns the newest entry: `head`, or the CLAIM that adopts the older checkpoint.
     """
     lost = publisher.lost_checkpoint(head)
-    publisher.publish_pending(head, before=lost)
+    publisher.publish_pending(head, lambda p: lost is None or p.checkpoint_id < lost)
     if lost is None:
         publisher.check_standing(head)
         failpoints.hit("start.published")

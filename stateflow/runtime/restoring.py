@@ -140,9 +140,12 @@ def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFac
 
 def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adoption:
     publisher = Publisher(job.root, job.sinks)
-    # What belongs to the target is published before the tables go back to it; the rest is dropped, and comes again.
     upto = head.checkpoint_id if proposal.foreign else target.checkpoint_id
-    publisher.publish_pending(head, before=upto + 1)
+    # What belongs to the target is published before the tables go back to it; the rest is dropped, and comes again. A
+    # kept table gets all of it: a driver that sleeps before publishing could still bring it in afterwards, and what a
+    # table holds must not depend on whether it does.
+    kept_tables = {change.uid for change in proposal.sinks if change.mode is SinkMode.KEEP}
+    publisher.publish_pending(head, lambda p: p.checkpoint_id <= upto or p.sink in kept_tables)
     sinks = {change.uid: _intent(job, change, target) for change in proposal.sinks}
     drop = frozenset(c.uid for c in proposal.states if c.action is StateAction.DROPPED)
     if target.ref is not None and not drop:

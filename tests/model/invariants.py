@@ -151,6 +151,8 @@ class Checker:
             intent, mode = self.limbo[sink]
             if token > intent:
                 raise Violation("R5", f"{sink}: {token} is published before the table went back for {intent}")
+            if mode == "keep":
+                raise Violation("S1", f"{sink}: a table that is kept gets {token} behind the intent {intent}")
             self.counts[f"rewinds ({mode}) with a late publication before them"] += 1
             return
         position, line = self.visible[sink], self.line[sink]
@@ -172,7 +174,6 @@ class Checker:
         if mode == "keep":
             if before != after:
                 raise Violation("S1", f"{sink}: a table that is kept has other content behind {token}")
-            self.line[sink] = list(self._table[sink])
         elif list(after) != _flat(self.line[sink]):
             raise Violation(
                 "S1", f"{sink}: behind {token} the table has {_odd(list(after), _flat(self.line[sink]))}"

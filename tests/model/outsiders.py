@@ -87,7 +87,7 @@ class Admin:
 
 
 class Vacuum:
-    """Removes, while no run works, a file that no table has, as VACUUM does when a job stood still for long."""
+    """Removes, while nobody works who publishes, a file that no table has, as VACUUM does when a job stood still for long."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -98,6 +98,6 @@ class Vacuum:
             site.world.sleep(site.rng.randint(1, 10))
             sink = site.rng.choice(site.sinks)
             hidden = sorted(sink.files.keys() - sink.named)
-            if hidden and not site.world.awake("run"):
+            if hidden and not any(site.world.awake(name) for name in ("run", "saver", "restorer")):
                 sink.vacuum(site.rng.choice(hidden))
                 site.count("output files vacuumed")

@@ -125,6 +125,12 @@ VACUUM = Plan(
 )  # fmt: skip
 """Runs die, and while none works somebody deletes output that waits to be published."""
 
+LOST = replace(
+    VACUUM, steps=400, batches=5, retain=6, real=True, adopts=0.0, keep=0.2, newcomers=0.005,
+    people=(("saver", 2), ("restorer", 2)),
+)  # fmt: skip
+"""The same, while people take the job back: a start must not go behind what they went back to."""
+
 BUSY = Plan(
     steps=300, drivers=1, batches=10, collectors=3, admins=3, shorten=0.9, sinks=0, retain=3, real=True, abort=0.0,
     newcomers=0.0, pause=0.0, crash=0.0, faults=0.0,
@@ -138,7 +144,7 @@ COMMANDS = Plan(
 """Pins, adoptions and shortened retentions meet at the head."""
 
 PLANS: dict[str, Plan | None] = {
-    "": None, "held": HELD, "vacuum": VACUUM, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
+    "": None, "held": HELD, "vacuum": VACUUM, "lost": LOST, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
     "keeping": KEEPING, "given-up": GIVEN_UP,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""

@@ -32,7 +32,7 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
     "rewinds": {
         "intents": 200, "intents to an older checkpoint": 100, "tables rewound (restore) with rows undone": 80,
         "tables rewound (keep)": 50, "rewinds (restore) with a late publication before them": 25,
-        "rewinds (keep) with a late publication before them": 10, "restores begun again": 50, "states imported": 15,
+        "restores begun again": 50, "states imported": 15,
     },
     "keeping": {
         "savepoints complete": 500, "savepoints made by runs": 80, "savepoints disposed": 60,
