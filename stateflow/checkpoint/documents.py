@@ -138,6 +138,7 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     """Who asked for a restore, why, and from where to where; for people."""
 
     request: str
+    """Its id; empty when a start goes back by itself."""
     by: str
     reason: str = ""
     label: str

@@ -100,12 +100,16 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         entry, checkpoint=adopt.checkpoint, manifest=adopt.manifest, sources=adopt.sources,
         retained=[r for r in _older(base) if r.id <= adopt.upto and r != adopt.checkpoint],
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
-        requests=[*entry.requests, *([adopt.restore.request] if adopt.restore else [])], savepoint=adopt.savepoint,
+        requests=[*entry.requests, *_request(adopt)], savepoint=adopt.savepoint,
     )  # fmt: skip
     if adopt.sinks is None:
         return entry
     # What belongs to the target is published: a restore does that first.
     return _with_intent(replace(entry, pending=[]), adopt.sinks, adopt.restore)
+
+
+def _request(adopt: Adoption) -> list[str]:
+    return [adopt.restore.request] if adopt.restore and adopt.restore.request else []
 
 
 def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: RestoreFacts | None) -> LogEntry:

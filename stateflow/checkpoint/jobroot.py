@@ -118,13 +118,6 @@ class JobRoot:
         )
         return outcome.head if isinstance(outcome, Appended) else None
 
-    def go_back(self, head: Head, ref: EntryRef, note: str = "") -> Head:
-        """Continues from a retained checkpoint instead, as the run whose `head` is the newest entry.
-
-        Raises Fenced when another run claimed the job meanwhile: what it committed since must not be thrown away.
-        """
-        return self.adopt(head, self.adoption(head, ref), note)
-
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
         """A kept checkpoint as something to continue from. Raises DataError when it is not kept any more."""
         _check_adoptable(head, ref)

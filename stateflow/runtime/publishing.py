@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stateflow import failpoints
 from stateflow.api.sink import Sink, SinkContext, SinkTable
-from stateflow.checkpoint.documents import EntryRef, PendingOutput, PublishedOutput
+from stateflow.checkpoint.documents import EntryRef, PendingOutput, PublishedOutput, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.publish import Decision, Output, check_standing, decide, publish
 from stateflow.errors import MissingFile
 
-Wanted = Callable[[PendingOutput], bool]
+Selection = Callable[[PendingOutput], bool]
 
 _NOTHING = PublishedOutput(table_id="", version=-1, checkpoint_id=0)
 
@@ -44,7 +43,7 @@ class Publisher:
         self.published: dict[str, PublishedOutput] = {}
         self.settled: frozenset[tuple[int, str]] = frozenset()
 
-    def publish_pending(self, head: Head, wanted: Wanted = lambda _: True) -> None:
+    def publish_pending(self, head: Head, wanted: Selection = lambda _: True) -> None:
         """Makes visible what `head` carries as pending, oldest first.
 
         Args:
@@ -69,18 +68,29 @@ class Publisher:
         lost = [p.checkpoint_id for p in pending_of(head) if self._is_lost(p, head)]
         return min(lost, default=None)
 
-    def base_before(self, head: Head, lost: int) -> EntryRef:
-        """The newest retained checkpoint before `lost`, to go back to.
+    def way_back(self, head: Head, lost: int) -> tuple[EntryRef, dict[str, SinkIntent]]:
+        """The newest retained checkpoint before `lost`, and every table as it stands with it.
 
         Raises MissingFile when there is none, or when another sink has output from there on already.
         """
-        ahead = [uid for uid in self._sinks if self._token(uid, head) >= lost]
+        tables = {uid: sink.open_table() for uid, sink in self._sinks.items()}
+        ahead = [u for u, t in tables.items() if max(t.token, self._known(head, u).checkpoint_id) >= lost]
         older = [ref for ref in head.entry.retained if ref.id < lost]
         if ahead or not older:
             raise MissingFile("output that is not yet published was deleted, and the run cannot go back by itself",
-                              hint="restore the file, or rewind the job and its sinks by hand", checkpoint=lost,
+                              hint="restore the file, or take the job back with stateflow restore", checkpoint=lost,
                               published_in=ahead, retained=[r.id for r in head.entry.retained])  # fmt: skip
-        return older[-1]
+        # Of the handle whose token was looked at: what comes behind it is a late publication.
+        intents = {
+            uid: SinkIntent(table_id=table.table_id, mode=SinkMode.RESTORE, to_version=table.version)
+            for uid, table in tables.items()
+        }
+        return older[-1], intents
+
+    def forget(self) -> None:
+        """Drops what it remembers: every table goes back, and the log says where it stands then."""
+        self.published = {}
+        self.settled = frozenset()
 
     def forget_settled(self, head: Head) -> None:
         """Drops what `head` no longer carries."""
@@ -93,23 +103,5 @@ class Publisher:
         decision = decide(table.token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
         return decision is Decision.PUBLISH and bool(table.missing(pending.committables))
 
-    def _token(self, uid: str, head: Head) -> int:
-        return max(self._sinks[uid].open_table().token, self._known(head, uid).checkpoint_id)
-
     def _known(self, head: Head, uid: str) -> PublishedOutput:
         return self.published.get(uid) or head.entry.published.get(uid) or _NOTHING
-
-
-def restore_order(publisher: Publisher, root: JobRoot, head: Head) -> Head:
-    """Publishes what a start finds pending; goes back to an older checkpoint when some of it is gone.
-
-    Returns the newest entry: `head`, or the CLAIM that adopts the older checkpoint.
-    """
-    lost = publisher.lost_checkpoint(head)
-    publisher.publish_pending(head, lambda p: lost is None or p.checkpoint_id < lost)
-    if lost is None:
-        publisher.check_standing(head)
-        failpoints.hit("start.published")
-        return head
-    base = publisher.base_before(head, lost)
-    return root.go_back(head, base, f"output of checkpoint {lost} was deleted before it was published")

@@ -31,7 +31,7 @@ from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.savepoint import open_savepoint, take_all, with_keys
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.errors import ConfigError, DataError, PlanOutdated, SinkDiverged
-from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.publishing import Publisher, Selection
 from stateflow.runtime.rewinding import complete_rewind
 from stateflow.runtime.run import Job
 from stateflow.state.handles import FileHandle
@@ -141,11 +141,7 @@ def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFac
 def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adoption:
     publisher = Publisher(job.root, job.sinks)
     upto = head.checkpoint_id if proposal.foreign else target.checkpoint_id
-    # What belongs to the target is published before the tables go back to it; the rest is dropped, and comes again. A
-    # kept table gets all of it: a driver that sleeps before publishing could still bring it in afterwards, and what a
-    # table holds must not depend on whether it does.
-    kept_tables = {change.uid for change in proposal.sinks if change.mode is SinkMode.KEEP}
-    publisher.publish_pending(head, lambda p: p.checkpoint_id <= upto or p.sink in kept_tables)
+    publisher.publish_pending(head, _due(proposal, upto))
     sinks = {change.uid: _intent(job, change, target) for change in proposal.sinks}
     drop = frozenset(c.uid for c in proposal.states if c.action is StateAction.DROPPED)
     if target.ref is not None and not drop:
@@ -155,6 +151,16 @@ def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adopt
     handle = import_state(job.root, manifest, place, head.entry.generation)
     savepoint = target.label if target.savepoint else ""
     return Adoption(upto=upto, manifest=handle, sources=manifest.sources, savepoint=savepoint, sinks=sinks)
+
+
+def _due(proposal: Proposal, upto: int) -> Selection:
+    """What is published before the tables go back: what belongs to the target; the rest is dropped, and comes again.
+
+    A kept table gets all of it: a driver that sleeps before publishing could still bring it in afterwards, and what a
+    table holds must not depend on whether it does.
+    """
+    kept_tables = {change.uid for change in proposal.sinks if change.mode is SinkMode.KEEP}
+    return lambda pending: pending.checkpoint_id <= upto or pending.sink in kept_tables
 
 
 def import_state(root: JobRoot, manifest: Manifest, place: Place | None, generation: int) -> FileHandle:

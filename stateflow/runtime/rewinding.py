@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from stateflow import failpoints
-from stateflow.checkpoint.documents import PublishedOutput, Rewind, SinkIntent
+from stateflow.checkpoint.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.errors import ConfigError, Fenced, SinkDiverged, StorageError
-from stateflow.runtime.publishing import BoundSink
+from stateflow.runtime.publishing import BoundSink, Publisher
 
 _TRIES = 50
+
+
+def restore_order(publisher: Publisher, root: JobRoot, sinks: dict[str, BoundSink], head: Head) -> Head:
+    """Publishes what a start finds pending; goes back to an older checkpoint when some of it is gone.
+
+    Returns the newest entry. Raises MissingFile when it cannot go back; else as `complete_rewind`.
+    """
+    lost = publisher.lost_checkpoint(head)
+    publisher.publish_pending(head, lambda p: lost is None or p.checkpoint_id < lost)
+    if lost is None:
+        publisher.check_standing(head)
+        failpoints.hit("start.published")
+        return head
+    base, intents = publisher.way_back(head, lost)
+    reason = f"output of checkpoint {lost} was deleted before it was published"
+    facts = RestoreFacts(
+        request="", by=root.writer, reason=reason, label=f"checkpoint {base.id}", base=base.id, left=head.checkpoint_id,
+        undone=[ref.id for ref in kept(head) if ref.id >= lost],
+        at=root.clock.now().isoformat(timespec="milliseconds"),
+    )  # fmt: skip
+    # With an intent, as when a person goes back: a fenced driver, or somebody who takes a savepoint, may still publish
+    # what is dropped here into another sink, before its table has our token.
+    adoption = replace(root.adoption(head, base), restore=facts, sinks=intents)
+    adopted = root.adopt(head, adoption, reason)
+    publisher.forget()
+    return complete_rewind(root, sinks, adopted)
 
 
 def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head) -> Head:

@@ -41,8 +41,8 @@ from stateflow.errors import (
 from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
-from stateflow.runtime.publishing import BoundSink, Publisher, restore_order
-from stateflow.runtime.rewinding import complete_rewind
+from stateflow.runtime.publishing import BoundSink, Publisher
+from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
 from stateflow.storage.paths import DataKey, data_folder
@@ -146,7 +146,7 @@ class JobRun:
     def _restore(self, checked: frozenset[str]) -> None:
         root = self.job.root
         self.head = complete_rewind(root, self.job.sinks, self.head)
-        self.head = restore_order(self._publisher, root, self.head)
+        self.head = restore_order(self._publisher, root, self.job.sinks, self.head)
         self.manifest = root.manifest(self.head)
         self.restored = self._check(self.head, self.manifest, checked)
         self.stood_at = self.head.stand

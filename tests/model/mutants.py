@@ -32,7 +32,7 @@ from stateflow.checkpoint.entries import Adoption, Author, Commit
 from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
-from stateflow.checkpoint.proposal import SinkChange
+from stateflow.checkpoint.proposal import Proposal, SinkChange
 from stateflow.checkpoint.publish import Output, PublishingSink
 from stateflow.checkpoint.savepoint import Order, StoredSavepoint
 from stateflow.checkpoint.targets import Target
@@ -177,9 +177,11 @@ def _live_at_first_head(self: Collector) -> tuple[Head, frozenset[str]]:
     return head, self.live(head)
 
 
-def _go_back_on_top_of_anything(self: JobRoot, head: Head, ref: EntryRef, note: str = "") -> Head:
-    newest = self.head()
-    return self.adopt(newest, self.adoption(newest, ref), note)
+_adopt = JobRoot.adopt
+
+
+def _go_back_on_top_of_anything(self: JobRoot, head: Head | None, adoption: Adoption, note: str = "") -> Head:
+    return _adopt(self, self.head() if head else None, adoption, note)
 
 
 _take_back = rewinding._take_back
@@ -238,8 +240,12 @@ def _claim_with_all_pending(
     return replace(entry, pending=entries.pending_of(base)) if base and adopt and adopt.sinks else entry
 
 
+def _due_up_to_the_target(proposal: Proposal, upto: int) -> runtime.Selection:
+    return lambda pending: pending.checkpoint_id <= upto
+
+
 class _Silent(runtime.Publisher):
-    def publish_pending(self, head: Head, before: int | None = None) -> None:
+    def publish_pending(self, head: Head, wanted: runtime.Selection = lambda _: True) -> None:
         pass
 
 
@@ -326,7 +332,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "go-back-anyway": Mutant(
         "a run goes back on top of whatever a newer run has done since",
-        ((JobRoot, "go_back"),), _go_back_on_top_of_anything, ("S1",), plan="vacuum",
+        ((JobRoot, "adopt"),), _go_back_on_top_of_anything, ("S1",), plan="vacuum",
     ),
     "plain-none": Mutant(
         "a table with nothing to take back is kept as it is when its turn comes, with what was published meanwhile",
@@ -344,6 +350,10 @@ MUTANTS: dict[str, Mutant] = {
     "outrun-request": Mutant(
         "a request fails because the checkpoint was let go, or its run fenced, before the savepoint had its pin",
         ((RequestDesk, "_is_outrun"),), _never_outrun, ("Q3",), plan="keeping",
+    ),
+    "kept-unpublished": Mutant(
+        "a table that a restore keeps does not get what was committed and waits to be published",
+        ((restoring, "_due"),), _due_up_to_the_target, ("S1", "S2"), plan="rewinds",
     ),
     "half-fork": Mutant(
         "a run begins with nothing in a fork that was killed before it had its state",

@@ -87,7 +87,7 @@ class Admin:
 
 
 class Vacuum:
-    """Removes, while nobody works who publishes, a file that no table has, as VACUUM does when a job stood still for long."""
+    """Removes a file that no table has while nobody works who publishes, as VACUUM does when a job stood still."""
 
     def __init__(self, site: Site) -> None:
         self.site = site

@@ -200,7 +200,7 @@ class Restorer(Person):
     def _target(self) -> str:
         site = self.site
         names = [s.name for s in recovery.list_all(JOB_URI)]
-        if names and site.chance(0.5):
+        if names and site.chance(0.9 if site.plan.vacuum else 0.5):
             return site.rng.choice(names)
         head = site.open(self.name).head()
         ids = sorted({ref.id for ref in kept(head)})

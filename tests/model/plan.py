@@ -125,9 +125,9 @@ VACUUM = Plan(
 )  # fmt: skip
 """Runs die, and while none works somebody deletes output that waits to be published."""
 
-LOST = replace(
-    VACUUM, steps=400, batches=5, retain=6, real=True, adopts=0.0, keep=0.2, newcomers=0.005,
-    people=(("saver", 2), ("restorer", 2)),
+BEREFT = replace(
+    VACUUM, steps=700, batches=3, retain=9, real=True, adopts=0.0, keep=0.1, newcomers=0.005, crash=0.02,
+    people=(("saver", 3), ("restorer", 3)),
 )  # fmt: skip
 """The same, while people take the job back: a start must not go behind what they went back to."""
 
@@ -144,7 +144,7 @@ COMMANDS = Plan(
 """Pins, adoptions and shortened retentions meet at the head."""
 
 PLANS: dict[str, Plan | None] = {
-    "": None, "held": HELD, "vacuum": VACUUM, "lost": LOST, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
+    "": None, "held": HELD, "vacuum": VACUUM, "lost": BEREFT, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
     "keeping": KEEPING, "given-up": GIVEN_UP,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""

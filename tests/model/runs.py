@@ -19,7 +19,8 @@ from stateflow.config import CheckpointSettings, Settings
 from stateflow.errors import ConfigError, DataError, Fenced, SinkDiverged, StorageError
 from stateflow.runtime import run as runtime
 from stateflow.runtime.executors import BatchWork, Executor
-from stateflow.runtime.publishing import Publisher, restore_order
+from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.rewinding import restore_order
 from stateflow.runtime.run import Job, JobRun, Positions
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
@@ -143,7 +144,7 @@ class FreeRun(Run):
         self.publisher = Publisher(self.root, sinks)
         self.head = self._claim()
         self.head = runtime.complete_rewind(self.root, sinks, self.head)
-        self.head = restore_order(self.publisher, self.root, self.head)
+        self.head = restore_order(self.publisher, self.root, sinks, self.head)
         manifest = self.root.manifest(self.head)
         if manifest is not None:
             self.base = files_of(manifest)

@@ -131,7 +131,7 @@ def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(
     assert disk.savepoints(early.root)["head"]["checkpoint_id"] == disk.head(early.root).checkpoint
 
 
-# -- what stays ---------------------------------------------------------------------------------------------------------
+# -- what stays -------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: AccountsBox) -> None:
@@ -162,7 +162,7 @@ def test_another_job_s_savepoint_leaves_own_checkpoints_to_go_back_to(
     other.end_all()
 
 
-# -- kept tables --------------------------------------------------------------------------------------------------------
+# -- kept tables ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wakes", ["before", "between", "never"])
