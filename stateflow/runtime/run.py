@@ -21,7 +21,13 @@ from stateflow.checkpoint.documents import (
 from stateflow.checkpoint.entries import Commit, pending_of
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
+from stateflow.checkpoint.history import (
+    ActionRecord,
+    CheckpointRecord,
+    trim_history,
+    write_action,
+    write_record,
+)
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
@@ -50,6 +56,7 @@ from stateflow.storage.paths import DataKey, data_folder
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
+_TRIM_EVERY = 500
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ class JobRun:
         with self.fenced_first():
             self._prepare_sinks()
             self._restore(checked)
+            # Here as well as at the end: a job whose runs all end badly has a history, too.
+            self._trim_history()
             self._desk = RequestDesk(
                 self.job.root, self.head.entry.generation, self.job.settings.requests.interval
             )
@@ -146,12 +155,29 @@ class JobRun:
     def _restore(self, checked: frozenset[str]) -> None:
         root = self.job.root
         self.head = complete_rewind(root, self.job.sinks, self.head)
-        self.head = restore_order(self._publisher, root, self.head)
+        claimed = self.head
+        self.head = restore_order(self._publisher, root, claimed)
+        if self.head != claimed:
+            self._note_rewind(claimed)
         self.manifest = root.manifest(self.head)
         self.restored = self._check(self.head, self.manifest, checked)
         self.stood_at = self.head.stand
         self._base = self.restored.operators
         self._sweep_sinks()
+
+    def _note_rewind(self, left: Head) -> None:
+        root, head = self.job.root, self.head
+        # Back at a savepoint that was adopted, there is no checkpoint; lost ones have no record, so that the newest
+        # record before them is where it stands.
+        base = head.checkpoint_id or left.checkpoint_id - 1
+        write_action(root.storage, ActionRecord(
+            seq=head.entry.seq, kind="rewind", at=root.clock.now().isoformat(timespec="milliseconds"),
+            by=root.writer, reason=head.entry.note,
+            facts={"to": head.stand, "from_checkpoint": str(left.checkpoint_id), "base": str(base)},
+        ), "start")  # fmt: skip
+
+    def _trim_history(self) -> None:
+        trim_history(self.job.root.storage, self.job.settings.history.retained)
 
     def run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         """Runs one micro-batch up to its published checkpoint.
@@ -213,7 +239,7 @@ class JobRun:
             self._desk.close(self._point())
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
-            trim_history(self.job.root.storage)
+            self._trim_history()
             trim_requests(self.job.root.storage)
         failpoints.hit("run.end")
 
@@ -382,6 +408,8 @@ class JobRun:
         ))  # fmt: skip
         if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
             self.collect()
+        if result.ordinal % _TRIM_EVERY == 0:
+            self._trim_history()
 
     def _record(self, result: BatchResult) -> None:
         recorder = self.job.recorder
