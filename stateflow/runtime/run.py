@@ -56,7 +56,7 @@ from stateflow.storage.paths import DataKey, data_folder
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
-_TRIM_EVERY = 500
+_TRIM_EVERY = 100
 
 
 @dataclass(frozen=True)
