@@ -123,6 +123,8 @@ def status(job_root: str, as_json: bool) -> None:
     click.echo(f"job {found.job} ({found.job_uuid})")
     click.echo(f"at {found.stands_at}, generation {found.generation}, "
                f"kept: {', '.join(map(str, found.retained)) or 'none'}")  # fmt: skip
+    if not records:
+        return
     table = Table(box=None, pad_edge=False)
     for title in ("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)

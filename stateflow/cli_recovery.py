@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +26,7 @@ from stateflow.config import parse_assignments, parse_duration, read_toml
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
-from stateflow.terminal import JSON, ROOT, human_bytes, or_fail
+from stateflow.terminal import JSON, ROOT, aligned, human_bytes, or_fail
 from stateflow.timeline import draw_timeline
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -96,15 +97,18 @@ def list_(job_root: str, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(s) for s in found]))
         return
     if not found:
+        or_fail(lambda: ops.require_job(job_root))
         click.echo("no savepoints")
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("name", "checkpoint", "made (UTC)", "origin", "size", "path"):
-        table.add_column(title, no_wrap=title != "path", overflow="fold")
+    rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
     for s in found:
         when = s.made_at[:19].replace("T", " ")
-        table.add_row(s.name, str(s.checkpoint_id), when, s.origin, human_bytes(s.bytes), s.path)
-    Console().print(table)
+        rows.append((s.name, str(s.checkpoint_id), when, s.origin, human_bytes(s.bytes)))
+    title, *lines = aligned(rows)
+    click.echo(title)
+    for s, line in zip(found, lines, strict=True):
+        # On a line of its own: a path is there to be copied.
+        click.echo(f"{line}\n  {s.path}")
 
 
 @savepoint.command()
@@ -284,7 +288,9 @@ def fork(job_root: str, target: str, as_json: bool, **options: Any) -> None:
 @click.command()
 @ROOT
 @click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="How many records.")
-@JSON
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per record instead, for programs."
+)
 def history(job_root: str, newest: int, as_json: bool) -> None:
     """Show what happened to a job: checkpoints, savepoints, restores, forks, as a timeline with branches."""
     records = or_fail(lambda: ops.timeline(job_root, newest))
@@ -292,7 +298,8 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
         for record in records:
             click.echo(msgspec.json.encode(record).decode())
         return
-    for line in draw_timeline(records):
+    width = Console().width if sys.stdout.isatty() else None
+    for line in draw_timeline(records, width):
         click.echo(line)
 
 

@@ -56,6 +56,13 @@ class RequestSettings:
 
 
 @dataclass(frozen=True)
+class HistorySettings:
+    """How many records of checkpoints and actions are kept for people."""
+
+    retained: int = 10_000
+
+
+@dataclass(frozen=True)
 class RocksDBSettings:
     """Memory and compaction of one store.
 
@@ -107,6 +114,7 @@ class Settings:
     source: SourceSettings = SourceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     requests: RequestSettings = RequestSettings()
+    history: HistorySettings = HistorySettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()

@@ -12,6 +12,7 @@ from stateflow.checkpoint.files import check_stored, files_of
 from stateflow.checkpoint.history import (
     ActionRecord,
     CheckpointRecord,
+    Record,
     read_history,
     read_records,
     write_action,
@@ -187,9 +188,14 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
     return read_records(open_storage(job_root), newest)
 
 
-def timeline(job_root: str, newest: int = 1000) -> list[CheckpointRecord | ActionRecord]:
-    """Records of checkpoints and of actions, oldest first."""
-    return read_history(open_storage(job_root), newest)
+def timeline(job_root: str, newest: int = 1000) -> list[Record]:
+    """Records of checkpoints and of actions, oldest first. Raises ConfigError when there is no job."""
+    return read_history(_open(job_root).storage, newest)
+
+
+def require_job(job_root: str) -> None:
+    """Raises ConfigError when there is no job: nothing found there would only mean that the path is wrong."""
+    _open(job_root)
 
 
 def _open(job_root: str) -> JobRoot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 import click
@@ -53,6 +53,13 @@ def fail(error: StateflowError) -> None:
 def tell(error: StateflowError) -> None:
     """Prints an error for people."""
     click.echo(f"error [{error.code}]: {error}", err=True)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines whose columns stand below each other. Nothing is cut or folded, however narrow the terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]
 
 
 def human_bytes(count: int) -> str:

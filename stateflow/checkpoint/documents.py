@@ -144,12 +144,14 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     label: str
     """What was gone back to."""
     base: int
-    """Its checkpoint."""
+    """Its checkpoint; 0 for another job's."""
     left: int
     """The checkpoint that the job stood at."""
     undone: list[int] = []
     """Checkpoints that were retained, and could not be gone back to any more."""
     at: str
+    bytes: int = 0
+    """Of the state that was gone back to, what was dropped apart."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):

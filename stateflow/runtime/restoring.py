@@ -133,8 +133,9 @@ def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Head:
 def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFacts:
     return RestoreFacts(
         request=order.request, by=order.by or root.writer, reason=order.reason, label=proposal.label,
-        base=proposal.target_checkpoint, left=proposal.checkpoint_id, undone=proposal.dropped_checkpoints,
-        at=root.clock.now().isoformat(timespec="milliseconds"),
+        base=0 if proposal.foreign else proposal.target_checkpoint, left=proposal.checkpoint_id,
+        undone=proposal.dropped_checkpoints, at=root.clock.now().isoformat(timespec="milliseconds"),
+        bytes=sum(s.bytes for s in proposal.states if s.action is not StateAction.DROPPED),
     )  # fmt: skip
 
 

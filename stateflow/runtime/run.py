@@ -21,7 +21,11 @@ from stateflow.checkpoint.documents import (
 from stateflow.checkpoint.entries import Commit, pending_of
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
+from stateflow.checkpoint.history import (
+    CheckpointRecord,
+    trim_history,
+    write_record,
+)
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
@@ -50,6 +54,7 @@ from stateflow.storage.paths import DataKey, data_folder
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
+_TRIM_EVERY = 100
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,8 @@ class JobRun:
         with self.fenced_first():
             self._prepare_sinks()
             self._restore(checked)
+            # Here as well as at the end: a job whose runs all end badly has a history, too.
+            self._trim_history()
             self._desk = RequestDesk(
                 self.job.root, self.head.entry.generation, self.job.settings.requests.interval
             )
@@ -152,6 +159,9 @@ class JobRun:
         self.stood_at = self.head.stand
         self._base = self.restored.operators
         self._sweep_sinks()
+
+    def _trim_history(self) -> None:
+        trim_history(self.job.root.storage, self.job.settings.history.retained)
 
     def run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         """Runs one micro-batch up to its published checkpoint.
@@ -213,7 +223,7 @@ class JobRun:
             self._desk.close(self._point())
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
-            trim_history(self.job.root.storage)
+            self._trim_history()
             trim_requests(self.job.root.storage)
         failpoints.hit("run.end")
 
@@ -382,6 +392,8 @@ class JobRun:
         ))  # fmt: skip
         if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
             self.collect()
+        if result.ordinal % _TRIM_EVERY == 0:
+            self._trim_history()
 
     def _record(self, result: BatchResult) -> None:
         recorder = self.job.recorder

@@ -155,7 +155,7 @@ def test_a_run_tells_what_it_did(bench: Bench) -> None:
     assert len(FolderSink(bench.folder / "table").rows()) == 12
     lines = shown.stderr.splitlines()
     assert len(lines) == 4
-    assert "INFO restored job=job run=1 checkpoint=0 matched=[] new=['sum']" in lines[0]
+    assert "INFO restored job=job run=1 at=the beginning checkpoint=0 matched=[] new=['sum']" in lines[0]
     assert re.search(
         r"INFO committed checkpoint=\d+ batch=1 rows=4 seconds=[\d.]+ increment_bytes=\d+", lines[1]
     )
@@ -196,7 +196,9 @@ def test_json_logs_are_one_object_a_line(bench: Bench) -> None:
     shown = invoke(*bench.command("--log-format", "json"))
     first, *batches = _json_lines(shown.stderr)
     assert (first["event"], first["level"]) == ("restored", "INFO")
-    assert first["facts"] == {"job": "job", "run": 1, "checkpoint": 0, "matched": [], "new": ["sum"]}
+    assert first["facts"] == {
+        "job": "job", "run": 1, "at": "the beginning", "checkpoint": 0, "matched": [], "new": ["sum"],
+    }  # fmt: skip
     assert [(b["event"], b["facts"]["batch"], b["facts"]["rows"]) for b in batches] == [
         ("committed", 1, 4), ("committed", 2, 4), ("committed", 3, 4),
     ]  # fmt: skip

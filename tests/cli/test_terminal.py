@@ -134,7 +134,9 @@ def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal
     assert re.search(r"batch 3: 12 rows, checkpoint 4, [\d.]+ s, \+[\d.]+ kB", terminal.text)
     # The line was drawn anew each time, never below itself, and is gone; so is the log, and the cursor is back.
     *above, last, end = terminal.screen
-    assert re.fullmatch(r"job: 3 batches, 12 rows, checkpoint 0 → 4, caught-up, [\d.]+ s", last)
+    assert re.fullmatch(
+        r"job: 3 batches, 12 rows, from the beginning to checkpoint 4, caught-up, [\d.]+ s", last
+    )
     assert (end, above) == ("", [])
     assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
 

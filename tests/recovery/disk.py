@@ -265,7 +265,7 @@ class Chain:
         self._check_history()
 
     def _check_history(self) -> None:
-        records = history(self._root)
+        records = [r for r in history(self._root) if "checkpoint_id" in r]
         assert [r["checkpoint_id"] for r in records] == sorted({r["checkpoint_id"] for r in records})
         for record in records:
             entry = self.seen.get(record["checkpoint_id"])
@@ -293,7 +293,7 @@ def _check_next(before: Entry, after: Entry) -> None:
 
 
 def history(root: Path) -> list[Document]:
-    """The records of committed checkpoints, in order of names."""
+    """The records of committed checkpoints and of actions, in order of names."""
     folder = root / "history"
     return [json.loads(p.read_bytes()) for p in sorted(folder.iterdir())] if folder.is_dir() else []
 

@@ -14,8 +14,8 @@ from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.envelope import seal, unseal
 from stateflow.checkpoint.files import read_manifest, write_manifest
 from stateflow.checkpoint.history import CheckpointRecord, read_records, trim_history, write_record
-from stateflow.errors import CorruptFile, MissingFile
-from stateflow.storage import MemoryStorage
+from stateflow.errors import CorruptFile, MissingFile, StorageError
+from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import data_folder, history
 from tests.unit.kit import entry
 
@@ -127,3 +127,15 @@ def test_history_is_for_people_so_a_record_that_is_damaged_is_left_out() -> None
     assert read_records(storage, newest=3) == []
     trim_history(storage, keep=4)
     assert [r.checkpoint_id for r in read_records(storage)] == [4]
+
+
+class _Mute(MemoryStorage):
+    """Lists nothing any more."""
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        raise StorageError("no answer")
+
+
+def test_a_storage_that_fails_while_history_is_trimmed_fails_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    trim_history(_Mute(), keep=1)
+    assert "not removed" in caplog.text

@@ -1,0 +1,84 @@
+"""What an `airflow` command that a guide tells to type means for the DAGs of `dags/`; nothing is carried out.
+
+Run as ``python -m tests.docs.airflow_desk dags trigger …`` it ends with 0 when Airflow would do it, and says why not
+otherwise: no such DAG, a key that the form has not, a value that it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class WouldFail(Exception):
+    """Airflow would refuse the command, or silently do something else."""
+
+
+def load_dags() -> dict[str, Any]:
+    """The DAGs of `dags/` by id."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own
+        bag = DagBag(str(REPOSITORY / "dags"))
+    assert bag.import_errors == {}
+    return dict(bag.dags)
+
+
+def check(arguments: Sequence[str], dags: Mapping[str, Any]) -> None:
+    """Raises WouldFail unless Airflow knows the command, and it fits the DAGs."""
+    asked = _parsed(arguments)
+    if asked.subcommand == "set":
+        _check_pool(asked, dags)
+        return
+    if asked.dag_id not in dags:
+        raise WouldFail(f"no DAG {asked.dag_id}, there are {sorted(dags)}")
+    if asked.subcommand == "trigger":
+        check_form(dags[asked.dag_id], json.loads(asked.conf or "{}"))
+
+
+def check_form(dag: Any, conf: Mapping[str, Any]) -> dict[str, Any]:
+    """The params of a DAG run with that ``--conf``."""
+    # Airflow takes keys that the form has not, and nobody reads them: a typing error would go unseen.
+    unknown = sorted(conf.keys() - dag.params.keys())
+    if unknown:
+        raise WouldFail(f"{dag.dag_id} has no params {unknown}, but {sorted(dag.params)}")
+    params = copy.deepcopy(dag.params)
+    try:
+        params.update(conf)
+        return dict(params.validate())
+    except ValueError as e:
+        raise WouldFail(f"{dag.dag_id} refuses {conf}: {e}") from e
+
+
+def _check_pool(asked: argparse.Namespace, dags: Mapping[str, Any]) -> None:
+    pools = {task.pool for dag in dags.values() for task in dag.tasks} - {"default_pool"}
+    if asked.pool not in pools or int(asked.slots) != 1:
+        raise WouldFail(f"the pools of the DAGs are {sorted(pools)}, with one slot each")
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    from airflow.cli.cli_parser import get_parser
+
+    try:
+        asked = get_parser().parse_args(arguments)
+    except SystemExit as e:
+        raise WouldFail(f"airflow has no such command: {' '.join(arguments)}") from e
+    if asked.subcommand not in ("pause", "unpause", "trigger", "set"):
+        raise WouldFail(f"nothing here knows what this does: {' '.join(arguments)}")
+    return asked
+
+
+if __name__ == "__main__":
+    try:
+        check(sys.argv[1:], load_dags())
+    except WouldFail as refused:
+        sys.exit(f"airflow: {refused}")

@@ -1,0 +1,156 @@
+"""What a job's history holds after real runs, restores and kills, how much of it is kept, and what it looks like."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.config import resolve
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+
+
+def _keys(box: AccountsBox) -> list[str]:
+    return sorted(path.name for path in (box.root / "history").iterdir())
+
+
+def _records(box: AccountsBox, kind: str) -> list[dict[str, Any]]:
+    return [r for r in disk.history(box.root) if r.get("kind") == kind]
+
+
+def _go_back(box: AccountsBox, target: str, *more: str) -> dict[str, Any]:
+    """Returns the plan."""
+    file = str(box.folder / "plan.json")
+    job = box.job_file
+    planned = box.begin("restore", job, "--plan", target, "--out", file, *more, with_job=True).wait()
+    assert planned.code == 0, str(planned)
+    done = box.begin("restore", job, "--execute", file, "--by", "ada", with_job=True).wait()
+    assert done.code == 0, str(done)
+    plan: dict[str, Any] = json.loads(Path(file).read_text())
+    return plan
+
+
+def _graph(box: AccountsBox) -> list[str]:
+    shown = box.command("history")
+    assert shown.code == 0, str(shown)
+    return [line.partition("  2")[0].rstrip() for line in shown.out.splitlines() if "  20" in line]
+
+
+# -- how much is kept -------------------------------------------------------------------------------------------------
+
+
+def test_ten_thousand_records_are_kept_unless_set() -> None:
+    assert resolve({}).history.retained == 10_000
+    assert resolve({"history.retained": "7"}).history.retained == 7
+
+
+def test_a_run_that_ends_well_keeps_the_newest_records(box: AccountsBox) -> None:
+    box.deliver(80)
+    box.finish(history__retained=5, checkpoints__retained=100)
+    commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
+    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-5:]
+
+
+def test_a_job_whose_runs_all_end_badly_keeps_no_more_either(box: AccountsBox) -> None:
+    box.deliver(200)
+    box.settings = {"history__retained": 4}
+    for _ in range(3):
+        box.marker.unlink(missing_ok=True)
+        assert box.run("batch.end:3").code == -9
+        # What was there at its start, trimmed, and its own three.
+        assert len(_keys(box)) <= 4 + 3
+    assert [r["checkpoint_id"] for r in disk.history(box.root)] == sorted(
+        r["checkpoint_id"] for r in disk.history(box.root)
+    )
+    assert len(_keys(box)) == 7
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsBox) -> None:
+    box.deliver(1020)
+    assert box.run("batch.end:101", history__retained=4, checkpoints__collect_every=100).code == -9
+    assert len(_keys(box)) == 4 + 1
+
+
+# -- what is in it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def early(box: AccountsBox) -> AccountsBox:
+    """A job with a savepoint at its 20th event that went on to the 40th, and keeps every checkpoint."""
+    box.settings = {"checkpoints__retained": 100}
+    box.deliver(20)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "early").code == 0
+    box.deliver(40)
+    box.finish()
+    return box
+
+
+def test_a_restore_is_recorded_with_the_bytes_it_went_back_to_and_how_long_it_took(
+    early: AccountsBox,
+) -> None:
+    plan = _go_back(early, "early")
+    (record,) = _records(early, "restore")
+    (savepoint,) = _records(early, "savepoint")
+    assert record["bytes"] == sum(s["bytes"] for s in plan["states"]) == savepoint["bytes"] > 0
+    assert record["took_ms"] > 0
+    (line,) = [line for line in early.command("history").out.splitlines() if "restore by ada" in line]
+    assert " kB, " in line and line.endswith(" ms")
+
+
+def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsBox) -> None:
+    """Back to the savepoint, on; then back to where the job was before, which counts again."""
+    before = disk.head(early.root).doc["checkpoint"]["id"]
+    assert early.command("savepoint", "create", "--name", "late").code == 0
+    _go_back(early, "early")
+    assert _graph(early) == ["●", "●─╮", "◆ │", "│ ○", "│ ○", "│ ◆", "↶"]
+    early.finish(run__max_batches=1)
+    _go_back(early, "late")
+    early.deliver(50)
+    early.finish()
+    assert _graph(early) == ["●", "●─╮", "◆ │", "● │", "● │", "◆ │", "│ ↶", "│ ○", "↶", "●"]
+    assert [int(r["facts"]["base"]) for r in _records(early, "restore")][-1] == before
+
+
+def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsBox) -> None:
+    """Output was deleted before it was published, as a VACUUM does it."""
+    box.deliver(60)
+    assert box.run("commit.after:4").code == -9
+    newest = disk.head(box.root)
+    (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
+    box.finish()
+    (record,) = _records(box, "rewind")
+    assert record["facts"]["from_checkpoint"] == str(newest.seq) and "deleted" in record["reason"]
+    assert _graph(box) == ["●"] * 3 + ["↶"] + ["●"] * 3
+    box.check_results()
+
+
+def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(
+    early: AccountsBox, tmp_path: Path
+) -> None:
+    other = AccountsBox(tmp_path / "other", settings=early.settings)
+    other.deliver(30)
+    other.finish()
+    (path,) = map(str, (early.root / "savepoints").iterdir())
+    _go_back(other, path, "--foreign")
+    (record,) = _records(other, "restore")
+    assert record["facts"]["base"] == "0"
+    assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
+
+
+def test_history_of_a_wrong_path_is_an_error(box: AccountsBox) -> None:
+    for command in (["history"], ["savepoint", "list"]):
+        ended = box.command(*command)
+        assert ended.code == 2 and "there is no job here" in ended.err, str(ended)
+
+
+def test_the_list_of_savepoints_has_each_path_whole_on_a_line_of_its_own(early: AccountsBox) -> None:
+    (path,) = (early.root / "savepoints").iterdir()
+    shown = early.command("savepoint", "list").out.splitlines()
+    assert shown[0].split() == ["name", "checkpoint", "made", "(UTC)", "origin", "size"]
+    assert shown[1].startswith("early ") and " manual " in shown[1] and len(shown[1]) <= 80
+    assert shown[2:] == [f"  {path.as_uri()}"]
