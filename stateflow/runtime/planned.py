@@ -33,15 +33,16 @@ def check_planned_job(job: Job, proposal: Proposal) -> None:
 
 
 def _differences(job: Job, proposal: Proposal) -> list[str]:
-    planned = {change.uid: change.table_id for change in proposal.sinks}
-    tables = {uid: sink.sink.check(sink.context) for uid, sink in job.sinks.items()}
+    planned = {change.uid for change in proposal.sinks}
+    # A planned table's id is compared when it is looked up.
+    new = [uid for uid in job.sinks.keys() - planned if job.sinks[uid].sink.check(job.sinks[uid].context)]
     found = []
     if job.plan.parallelism != proposal.parallelism:
         found.append(f"parallelism {job.plan.parallelism}, planned {proposal.parallelism}")
     if sorted(job.plan.key_types) != proposal.operators:
         found.append(f"operators {sorted(job.plan.key_types)}, planned {proposal.operators}")
-    moved = [u for u in sorted(tables.keys() | planned.keys()) if tables.get(u) != planned.get(u)]
-    return found + [f"table of {u}: {tables.get(u)}, planned {planned.get(u)}" for u in moved]
+    found += [f"a table of {uid}, not planned" for uid in sorted(new)]
+    return found + [f"no sink {uid}, planned" for uid in sorted(planned - job.sinks.keys())]
 
 
 def look_up(sink: BoundSink, change: SinkChange, checkpoint_id: int) -> SinkRewind:

@@ -151,23 +151,22 @@ def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Executed:
             table and no state is changed then.
         Fenced: a newer run, or another execution of the same plan, claimed the job meanwhile. DataError: see `propose`.
     """
-    done = _done_before(job, order)
+    head = job.root.head()
+    done = _done_before(job, head, order)
     if done is not None:
         return done
-    check_planned_job(job, proposal)
     try:
-        return Executed(_carry_out(job, proposal, order))
+        return Executed(_carry_out(job, head, proposal, order))
     except (Fenced, PlanOutdated):
         # Somebody else carried out the same plan at the same time, and was quicker: it is done.
-        done = _done_before(job, order)
+        done = _done_before(job, job.root.head(), order)
         if done is None:
             raise
         return done
 
 
-def _done_before(job: Job, order: RestoreOrder) -> Executed | None:
+def _done_before(job: Job, head: Head, order: RestoreOrder) -> Executed | None:
     """What an earlier try did, after completing what it left; None when no try got as far as its intent."""
-    head = job.root.head()
     if order.request not in head.entry.requests:
         return None
     rewind = head.entry.rewind
@@ -176,14 +175,14 @@ def _done_before(job: Job, order: RestoreOrder) -> Executed | None:
     return Executed(complete_rewind(job.root, job.sinks, head))
 
 
-def _carry_out(job: Job, proposal: Proposal, order: RestoreOrder) -> Head:
+def _carry_out(job: Job, head: Head, proposal: Proposal, order: RestoreOrder) -> Head:
     root = job.root
-    head = root.head()
+    check_planned_job(job, proposal)
     _check_not_moved(proposal, head, order)
     target = _planned_target(root, head, proposal)
-    _check_target(job, proposal, target)
     # All of it is looked at before the CLAIM, which ends a run: a plan that cannot be carried out must not do that.
     _intents(job, proposal, target)
+    _check_target(job, proposal, target)
     note = f"restore {proposal.label}" + (f" for {order.by}" if order.by else "") + (
         f": {order.reason}" if order.reason else "")  # fmt: skip
     failpoints.hit("restore.begin")

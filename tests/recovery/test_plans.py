@@ -69,7 +69,7 @@ def test_with_other_tables_it_is_not_carried_out(early: AccountsBox) -> None:
     for table in others.iterdir():
         replace_table(table)
     right, early.settings = early.settings, {**early.settings, "job__tables": others}
-    check_refused(early, "table of movements", "table of totals")
+    check_refused(early, "the sink's table is not the one of the plan")
     refused = ask(early, "early")
     assert refused.code == 4 and "error [sink-diverged]" in refused.err, str(refused)
     early.settings = right
@@ -80,7 +80,10 @@ def test_with_other_tables_it_is_not_carried_out(early: AccountsBox) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"parallelism": 3}, "parallelism 3, planned 4"), ({"job__parts": "movements"}, "table of totals")],
+    [
+        ({"parallelism": 3}, "parallelism 3, planned 4"),
+        ({"job__parts": "movements"}, "no sink totals, planned"),
+    ],
     ids=["parallelism", "a sink less"],
 )
 def test_with_other_settings_or_another_job_file_it_is_not_carried_out(
@@ -99,7 +102,7 @@ def test_with_other_settings_or_another_job_file_it_is_not_carried_out(
 def test_a_table_that_was_replaced_since_is_not_taken_back(early: AccountsBox) -> None:
     plan(early, "early")
     replace_table(early.table("totals"))
-    check_refused(early, "table of totals")
+    check_refused(early, "the sink's table is not the one of the plan", "totals")
 
 
 def test_what_others_wrote_since_the_plan_is_not_undone_unseen(early: AccountsBox) -> None:
