@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -212,13 +213,21 @@ def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> 
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the plan there, for --execute."
 )
-@click.option("--sinks", type=click.Choice([m.value for m in SinkMode]), default=SinkMode.RESTORE.value,
-              show_default=True, help="Whether tables go back as well, or keep their content.")  # fmt: skip
+@click.option("--sinks", type=click.Choice([m.value for m in SinkMode]), show_default=SinkMode.RESTORE.value,
+              help="Whether tables go back as well, or keep their content.")  # fmt: skip
 @click.option(
     "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that the job has not."
 )
 @click.option("--foreign", is_flag=True, help="Take another job's savepoint; tables keep their content.")
-@click.option("--request-id", default="", metavar="ID", help="The same one never goes back twice.")
+@click.option(
+    "--leave", multiple=True, metavar="UID", help="Leave the table of a sink that the job has not as it is."
+)
+@click.option(
+    "--request-id",
+    default="",
+    metavar="ID",
+    help="The same one never goes back twice; by default, one plan is one.",
+)
 @_with(_SETTINGS)
 @_with(_WHO)
 @JSON
@@ -231,9 +240,11 @@ def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None
     if (target is None) == (plan_file is None):
         or_fail(lambda: _refuse("say either --plan TARGET or --execute FILE"))
     if plan_file is not None:
+        or_fail(lambda: _refuse_beside_execute(options))
         _execute(job_root, code, plan_file, options)
         return
-    choice = RestoreOptions(SinkMode(options["sinks"]), frozenset(options["drop"]), options["foreign"])
+    choice = RestoreOptions(SinkMode(options["sinks"] or SinkMode.RESTORE), frozenset(options["drop"]),
+                            options["foreign"], frozenset(options["leave"]))  # fmt: skip
     plan = or_fail(lambda: recovery.plan_restore(job_root, code, str(target), choice))
     data = msgspec.json.format(msgspec.json.encode(plan), indent=2)
     if options["out"]:
@@ -243,18 +254,38 @@ def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None
         return
     print_plan(plan)
     if options["out"]:
-        click.echo(f"\nNothing has changed. To do exactly this: stateflow restore {job} --job-root {job_root} "
-                   f"--execute {options['out']} --reason …")  # fmt: skip
+        click.echo(f"\nNothing has changed. To do exactly this:\n  {_command(job, job_root, options)}")
+
+
+def _command(job: Path, job_root: str, options: dict[str, Any]) -> str:
+    """What carries the plan out, for a shell: with the same settings, or it would be refused."""
+    words = ["stateflow", "restore", str(job), "--job-root", job_root]
+    words += ["--config", str(options["config"])] if options["config"] else []
+    for assignment in options["assignments"]:
+        words += ["--set", assignment]
+    words += ["--by", options["by"]] if options["by"] else []
+    return shlex.join([*words, "--execute", str(options["out"]), "--reason", options["reason"] or "…"])
+
+
+def _refuse_beside_execute(options: dict[str, Any]) -> None:
+    given = [f"--{name}" for name in ("sinks", "drop", "foreign", "leave", "out") if options[name]]
+    if given:
+        raise ConfigError("the plan says all of that already, and is carried out exactly", hint="leave them out, or "
+                          "plan again with them", options=given)  # fmt: skip
 
 
 def _execute(job_root: str, code: JobCode, plan_file: Path, options: dict[str, Any]) -> None:
     plan = or_fail(lambda: _read_plan(plan_file))
     # One plan is one request, unless the caller says otherwise: executing the file twice goes back once.
-    request = options["request_id"] or f"restore-{plan.head}-{plan.target_sha256[:16]}"
+    request = options["request_id"] or f"restore-{plan.digest}"
     order = RestoreOrder(request, options["by"] or _user(), options["reason"])
     done = or_fail(lambda: recovery.restore(job_root, code, plan, order))
     if options["as_json"]:
         click.echo(json.dumps(dataclasses.asdict(done)))
+        return
+    if done.repeated:
+        click.echo(f"{done.job}: going back to {done.label} was carried out before, and nothing was done now\n"
+                   f"  the job stands at {done.stands_at}, generation {done.generation}")  # fmt: skip
         return
     tables = ", ".join(f"{uid} at version {v}" for uid, v in done.tables.items()) or "none"
     click.echo(f"{done.job} is back at {done.label}; tables: {tables}\n  the next run goes on from there")
@@ -330,6 +361,9 @@ def print_plan(plan: Proposal) -> None:
     for t in plan.sinks:
         for other in t.others:
             click.echo(f"  WARNING {t.uid}: would be undone as well: {other}")
+    for left in plan.left:
+        click.echo(f"  WARNING {left.uid}: the job has no such sink, so its table keeps what came since; a version "
+                   "that has it would write those rows a second time")  # fmt: skip
     if any(s.action is StateAction.DROPPED for s in plan.states):
         click.echo("  WARNING: dropped state is gone for the job; the target still has it")
     if plan.dropped_checkpoints:

@@ -178,7 +178,12 @@ def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOpti
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """A restore that is done."""
+    """A restore that is done.
+
+    Attributes:
+        stands_at: where the job is, in words: after a repeated request that may be further on than the plan went.
+        repeated: whether it was done before, and this time nothing was.
+    """
 
     job: str
     request: str
@@ -187,17 +192,20 @@ class RestoreReport:
     checkpoint_id: int
     offsets: dict[str, str]
     tables: dict[str, int]
+    stands_at: str
+    repeated: bool = False
 
 
 def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrder) -> RestoreReport:
     """Carries a plan out, exactly and at most once per request. See `runtime.restoring.execute`."""
     job = open_existing(code.file, job_root, code.layers)
     root = job.root
-    head = execute(job, proposal, order)
+    done = execute(job, proposal, order)
+    head = done.head
     tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
     return RestoreReport(
         root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
-        {p.uid: p.offset for p in head.entry.sources}, tables,
+        {p.uid: p.offset for p in head.entry.sources}, tables, head.stand, done.repeated,
     )  # fmt: skip
 
 

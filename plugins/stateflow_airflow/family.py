@@ -274,6 +274,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             sinks="{{ params.sinks }}",
             drop="{{ params.drop or '' }}",
             foreign="{{ params.foreign }}",
+            leave="{{ params.leave or '' }}",
             **code,
             **_AGAIN,
         )
@@ -334,6 +335,12 @@ def _recovery_params() -> dict[str, Param]:
             type=["null", "string"],
             title="State to drop",
             description="Uids of operators that the job has not any more, with commas.",
+        ),
+        "leave": Param(
+            "",
+            type=["null", "string"],
+            title="Tables to leave",
+            description="Uids of sinks that the job has not any more, with commas: their tables keep what came since.",
         ),
         "foreign": Param(False, type="boolean", title="The savepoint may be another job's"),
         "run": Param(False, type="boolean", title="Run the job afterwards"),

@@ -51,6 +51,11 @@ def _warnings(plan: Mapping[str, Any]) -> list[str]:
         for other in sink.get("others", ())
     ]
     lines += [
+        f"**{_cell(left['uid'])}: the job has no such sink**, so its table keeps what came since; a version with it "
+        "would write those rows a second time"
+        for left in plan.get("left", ())
+    ]
+    lines += [
         f"**{_cell(source['uid'])} does not have everything any more** that came since: those rows do not come again"
         for source in plan["sources"]
         if source.get("held") is False

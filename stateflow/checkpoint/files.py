@@ -49,6 +49,16 @@ def _confirm(storage: Storage, key: str, data: bytes) -> None:
         raise StorageError("an object name was used twice", key=key)
 
 
+def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:
+    """Raises MissingFile or CorruptFile unless every file is stored with its handle's size; reads none."""
+    for handle in handles:
+        size = storage.size(check_key(handle.key))
+        if size is None:
+            raise MissingFile("a stored file is not there", hint="go back to another checkpoint or savepoint",
+                              file=handle.key, storage=storage.uri)  # fmt: skip
+        check_content(handle, size, handle.sha256)
+
+
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
     local, remote = [], []

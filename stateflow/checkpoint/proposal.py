@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
+
+import msgspec
 
 from stateflow.checkpoint.documents import Manifest, SinkMode
 from stateflow.checkpoint.log import Head
@@ -54,6 +57,15 @@ class SinkChange(Document, frozen=True, kw_only=True):
     """Commits by others that would be undone with it."""
 
 
+class SinkLeft(Document, frozen=True, kw_only=True):
+    """A table with output behind the target, whose sink the job does not have: it stays as it is."""
+
+    uid: str
+    table_id: str
+    checkpoint_id: int
+    """The newest checkpoint whose output it has or is to get, as the log knows."""
+
+
 class Proposal(Document, frozen=True, kw_only=True):
     """A restore's plan. Execution does exactly this, or refuses."""
 
@@ -75,12 +87,22 @@ class Proposal(Document, frozen=True, kw_only=True):
     savepoint: str = ""
     """URI of the savepoint; empty for a checkpoint."""
     foreign: bool = False
+    mode: SinkMode
+    parallelism: int
+    operators: list[str]
+    """Uids of the job's keyed operators."""
     states: list[StateChange]
     sources: list[SourceChange]
     sinks: list[SinkChange]
+    left: list[SinkLeft] = []
     dropped_checkpoints: list[int] = []
     """Kept checkpoints that could not be gone back to any more."""
     made_at: str
+
+    @property
+    def digest(self) -> str:
+        """Tells this plan from every other one, in a request's id."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
 
 def state_changes(

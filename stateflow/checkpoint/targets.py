@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,8 +13,10 @@ from stateflow.checkpoint.documents import EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint import StoredSavepoint, find_savepoint, list_savepoints, open_savepoint
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.storage import open_storage
+
+log = logging.getLogger(__name__)
 
 LATEST = "latest"
 BEFORE = "before:"
@@ -104,10 +107,20 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
 def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     """Checkpoints that are kept, and this job's own savepoints."""
     for ref in {r.id: r for r in kept(head)}.values():
-        yield _checkpoint(root, ref)
+        if target := _undamaged(root, ref):
+            yield target
     for stored in list_savepoints(root.storage):
         if stored.document.job_uuid == root.job.job_uuid:
             yield _of_savepoint(stored)
+
+
+def _undamaged(root: JobRoot, ref: EntryRef) -> Target | None:
+    try:
+        return _checkpoint(root, ref)
+    except (MissingFile, CorruptFile) as e:
+        # One damaged checkpoint must not bar the way to the others; named by its id it is refused.
+        log.warning("checkpoint %d is damaged, and left out: %s", ref.id, e.sentence)
+        return None
 
 
 def _is_before(positions: list[SourcePosition], uid: str, limit: Any) -> bool:

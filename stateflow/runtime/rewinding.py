@@ -78,7 +78,8 @@ def _record(root: JobRoot, rewind: Rewind) -> None:
     now = root.clock.now()
     took = now - datetime.fromisoformat(done.at)
     record = ActionRecord(
-        seq=rewind.seq, kind="restore" if done.request else "rewind", at=now.isoformat(timespec="milliseconds"), by=done.by, reason=done.reason,
+        seq=rewind.seq, kind="restore" if done.request else "rewind", at=now.isoformat(timespec="milliseconds"),
+        by=done.by, reason=done.reason,
         took_ms=round(took.total_seconds() * 1000, 1), bytes=done.bytes,
         facts={"to": done.label, "from_checkpoint": str(done.left), "request": done.request, "base": str(done.base),
                "undone": ", ".join(str(i) for i in done.undone)},

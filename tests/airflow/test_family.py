@@ -98,7 +98,7 @@ def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None
 
 def test_the_form_wants_a_target_and_a_reason(dags: dict[str, DAG]) -> None:
     params = dags["orders_recovery"].params
-    assert set(params) == {"target", "sinks", "reason", "drop", "foreign", "run", "failpoint"}
+    assert set(params) == {"target", "sinks", "reason", "drop", "leave", "foreign", "run", "failpoint"}
     required = {name for name in params if not params.get_param(name).has_value}
     assert required == {"target", "reason"}
     assert params.get_param("sinks").schema["enum"] == ["restore", "keep"]

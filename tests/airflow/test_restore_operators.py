@@ -95,19 +95,57 @@ def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsBox) -
     early.check_clean()
 
 
-def test_neither_a_retry_nor_a_clear_goes_back_twice(early: AccountsBox) -> None:
+def test_neither_a_retry_nor_a_clear_goes_back_twice(
+    early: AccountsBox, capsys: pytest.CaptureFixture[str]
+) -> None:
     run, planned = new_run("2026-01-01", task_id="restore"), plan(early)
     done = restore(early, run, plan=planned, approval=APPROVED)
-    assert restore(early, run, plan=planned, approval=APPROVED) == done
+    assert not done["repeated"]
+    assert restore(early, run, plan=planned, approval=APPROVED) == {**done, "repeated": True}
     early.finish()
     newest, before = disk.head(early.root), rows(early)
     run.clear()
-    # Even when it was planned and approved once more.
-    restore(early, run, plan=plan(early), approval=APPROVED)
+    capsys.readouterr()
+    again = restore(early, run, plan=planned, approval=APPROVED)
+    assert again["repeated"] and "nothing was done now" in capsys.readouterr().out
+    assert again["offsets"] == {"events": '{"row": 120}'}, (
+        "where the job stands, not where the plan went back to"
+    )
     assert (disk.head(early.root).seq, rows(early)) == (newest.seq, before)
-    # Another DAG run is another wish.
+
+
+def test_a_plan_that_was_made_and_approved_anew_is_carried_out(early: AccountsBox) -> None:
+    """Clearing the task that plans makes another plan, and asks again: who approves that one means it."""
+    run = new_run("2026-01-01", task_id="restore")
+    restore(early, run, plan=plan(early), approval=APPROVED)
+    early.finish()
+    run.clear()
+    done = restore(early, run, plan=plan(early), approval=APPROVED)
+    assert not done["repeated"] and disk.head(early.root).position == 50
+    early.finish()
+    # So does another DAG run.
     restore(early, new_run("2026-01-02", task_id="restore"), plan=plan(early), approval=APPROVED)
     assert disk.head(early.root).position == 50
+    early.replace_events(since=50)
+    early.finish()
+    early.check_results()
+
+
+def test_a_plan_is_not_carried_out_with_other_settings(early: AccountsBox) -> None:
+    planned, before = plan(early), everything(early)
+    early.settings = {**early.settings, "parallelism": 3}
+    with pytest.raises(PermanentFailure, match="settings are not those of the plan") as caught:
+        restore(early, new_run("2026-01-01"), plan=planned, approval=APPROVED)
+    assert caught.value.code == "plan-outdated"
+    assert everything(early) == before
+
+
+def test_a_table_without_a_sink_is_left_only_when_it_is_named(early: AccountsBox) -> None:
+    early.settings = {**early.settings, "job__parts": "movements"}
+    with pytest.raises(PermanentFailure, match="--leave"):
+        plan(early, drop="turnovers")
+    planned = plan(early, drop="turnovers", leave="totals")
+    assert "totals: the job has no such sink" in planned["markdown"]
 
 
 @pytest.mark.parametrize(

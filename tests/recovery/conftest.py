@@ -15,3 +15,15 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
     box = AccountsBox(tmp_path / "job")
     yield box
     box.end_all()
+
+
+@pytest.fixture
+def early(box: AccountsBox) -> AccountsBox:
+    """A job with a savepoint at its 50th event that went on to the 120th, and keeps every checkpoint."""
+    box.settings = {"checkpoints__retained": 100}
+    box.deliver(50)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "early").code == 0
+    box.deliver(120)
+    box.finish()
+    return box

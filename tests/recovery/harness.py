@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,12 @@ class Box:
         settings = self._assignments() if with_job else []
         everything = [*arguments, "--job-root", str(self.root), *settings]
         return self._start(fork, everything, self._environment(failpoint))
+
+    def shell(self, line: str) -> Ended:
+        """What a person copies from the terminal: ``stateflow`` with all its arguments."""
+        command, *arguments = shlex.split(line)
+        assert command == "stateflow"
+        return self._start(fork, arguments, self._environment("")).wait()
 
     def _environment(self, failpoint: str) -> dict[str, str]:
         return {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": str(self.marker)}

@@ -36,8 +36,8 @@ class StateflowRestorePlanOperator(BaseOperator):
 
     **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
     matched, new and dropped, with bytes and parallelism; each source's position now and then, and whether it still
-    holds what came in between; each table's version and the rows that go; commits by others that go with them;
-    checkpoints that cannot be gone back to any more.
+    holds what came in between; each table's version and the rows that go; commits by others that go with them; tables
+    that are left behind; checkpoints that cannot be gone back to any more.
 
     Args:
         job: absolute path of the job file. Templated.
@@ -48,10 +48,20 @@ class StateflowRestorePlanOperator(BaseOperator):
         drop: uids of operators whose state is dropped because the job has none of them any more: a list, or a text
             with commas. Templated.
         foreign: whether the savepoint may be another job's. Templated.
+        leave: uids of sinks that the job does not have, whose tables keep what came since: as `drop`. Templated.
         settings: as in `StateflowRunOperator`. Templated.
     """
 
-    template_fields: Sequence[str] = ("job", "job_root", "target", "sinks", "drop", "foreign", "settings")
+    template_fields: Sequence[str] = (
+        "job",
+        "job_root",
+        "target",
+        "sinks",
+        "drop",
+        "foreign",
+        "leave",
+        "settings",
+    )
     template_fields_renderers = {"settings": "json"}
     ui_color = "#fdf1cf"
 
@@ -64,6 +74,7 @@ class StateflowRestorePlanOperator(BaseOperator):
         sinks: str = "restore",
         drop: str | Sequence[str] = (),
         foreign: bool | str = False,
+        leave: str | Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -75,6 +86,7 @@ class StateflowRestorePlanOperator(BaseOperator):
         self.sinks = sinks
         self.drop = drop
         self.foreign = foreign
+        self.leave = leave
         self.settings = dict(settings or {})
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -88,7 +100,7 @@ class StateflowRestorePlanOperator(BaseOperator):
         if self.sinks not in list(SinkMode):
             raise misconfigured(f"sinks={self.sinks!r} is neither restore nor keep", "give one of them")
         foreign = as_truth("foreign", self.foreign)
-        options = RestoreOptions(SinkMode(self.sinks), as_names(self.drop), foreign)
+        options = RestoreOptions(SinkMode(self.sinks), as_names(self.drop), foreign, as_names(self.leave))
         with told_as_failures():
             code = job_code(self.job, self.settings)
             proposal = plan_restore(check_root(self.job_root), code, str(self.target).strip(), options)
@@ -99,15 +111,17 @@ class StateflowRestorePlanOperator(BaseOperator):
 
 
 class StateflowRestoreOperator(BaseOperator):
-    """Carries a restore's plan out: exactly that one, once per DAG run, or not at all.
+    """Carries a restore's plan out: exactly that one, once in a DAG run, or not at all.
 
-    It claims the job, which ends a run that still works, and needs the job's pool so that none begins beside it. A job
-    that has moved on since it was planned is refused, with the error ``plan-outdated``, and nothing is changed. A try
-    that was killed is completed by the next one, or by the next start of the job; clearing the task later never goes
-    back a second time.
+    It claims the job, which ends a run that still works, and needs the job's pool so that none begins beside it. When
+    the job has moved on since it was planned, its file, settings or tables are others, or somebody else has written to
+    a table, it is refused with the error ``plan-outdated``, and no state or table is changed. A try that was killed is
+    completed by the next one, or by the next start of the job. Clearing the task later never goes back a second time:
+    it returns ``repeated``, and warns. A plan that was made anew, by clearing the task that plans, is another wish.
 
-    **Returns** (XCom) ``job``, ``request``, ``label``, ``generation``, ``checkpoint_id``, ``offsets`` and ``tables``
-    (uid of the sink: version).
+    **Returns** (XCom) ``job``, ``request``, ``label``, ``generation``, ``checkpoint_id``, ``offsets``, ``tables``
+    (uid of the sink: version), ``stands_at`` in words, and ``repeated``: whether it was carried out before, and nothing
+    was done now.
 
     Args:
         job: absolute path of the job file. Templated.
@@ -157,10 +171,14 @@ class StateflowRestoreOperator(BaseOperator):
             by, reason = _approved(self.approval, asker(context), reason)
         with told_as_failures():
             proposal = _proposal(self.plan)
-            order = RestoreOrder(request_id(context), by, reason)
+            order = RestoreOrder(request_id(context, proposal.digest), by, reason)
             code = job_code(self.job, self.settings)
             done = restore(check_root(self.job_root), code, proposal, order)
-        self.log.info("%s stands at checkpoint %d; for %s: %s", done.job, done.checkpoint_id, by, reason)
+        if done.repeated:
+            self.log.warning("This plan was carried out before, and nothing was done now; %s stands at %s", done.job,
+                             done.stands_at)  # fmt: skip
+        else:
+            self.log.info("%s is back at %s; for %s: %s", done.job, done.label, by, reason)
         return asdict(done)
 
 

@@ -1,6 +1,7 @@
 """Accounts and shops, for runs without Spark: two keyed operators behind each other, value state and map state.
 
-Parameter: ``job.folder``, which holds ``events.jsonl`` and gets ``ledger.jsonl`` and ``tables/``. A line of the
+Parameters: ``job.folder``, which holds ``events.jsonl`` and gets ``ledger.jsonl`` and ``tables/``; ``job.tables``,
+another folder for the tables; ``job.parts``. A line of the
 events is an event, or ``{"pause": NAME}`` or ``{"crash": NAME}`` with the name of a gate or marker in the folder.
 """
 
@@ -102,19 +103,20 @@ def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     env.configure(max_parallelism=128)
     folder = Path(env.parameter("folder"))
+    tables = Path(env.parameter("tables", str(folder / "tables")))
     source = ScriptedSource(Event, _script(folder), folder / "ledger.jsonl", slice_rows=10)
     movements = (
         env.from_source(source, uid="events")
         .key_by("account", order_by=("number",))
         .process(Balances(), output=Movement, uid="balances")
     )
-    movements.sink_to(FolderSink(folder / "tables" / "movements"), uid="movements")
+    movements.sink_to(FolderSink(tables / "movements"), uid="movements")
     if env.parameter("parts", "both") == "movements":
         return
     totals = movements.key_by("shop", order_by=("number",)).process(
         Turnovers(), output=Total, uid="turnovers"
     )
-    totals.sink_to(FolderSink(folder / "tables" / "totals"), uid="totals")
+    totals.sink_to(FolderSink(tables / "totals"), uid="totals")
 
 
 def _script(folder: Path) -> list[Any]:
