@@ -42,7 +42,8 @@ def _beside(box: AccountsBox, *more: str) -> tuple[Running, Running]:
     box.settings = {**box.settings, **QUICK}
     run = box.start("batch.begin:3:stop")
     run.wait_stopped()
-    asker = box.begin(*(more or ("savepoint", "create", "--name", "beside", "--json")), "--timeout", "60")
+    asker = box.begin(*(more or ("savepoint", "create", "--name", "beside", "--json")), "--timeout", "60",
+                      "--patience", "60")  # fmt: skip
     wait_for(lambda: _asked(box), lambda: "the request")
     return run, asker
 
@@ -107,7 +108,17 @@ def _wait_for_a_run(box: AccountsBox) -> Running:
     (box.root / "requests" / "r1").write_bytes(disk.sealed(request))
     (box.root / "requests" / "r1.seen").write_text("1\n")
     return box.begin(
-        "savepoint", "create", "--name", "beside", "--request-id", "r1", "--timeout", "60", "--json"
+        "savepoint",
+        "create",
+        "--name",
+        "beside",
+        "--request-id",
+        "r1",
+        "--timeout",
+        "60",
+        "--patience",
+        "60",
+        "--json",
     )
 
 
