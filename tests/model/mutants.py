@@ -259,7 +259,9 @@ def _intent_without_version(job: Job, change: SinkChange, target: Target) -> Sin
     return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
 
 
-def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Answer) -> None:
+def _keep_whatever_was_answered(
+    root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0
+) -> None:
     root.storage.delete([f"{made.folder}{STARTED}"])
 
 
