@@ -300,8 +300,9 @@ def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_m
         # Killed before it, whoever sweeps does both.
         _note(root, made, took_ms)
         root.storage.delete([f"{made.folder}{STARTED}"])
-    else:
+    elif made.document.generation:
         _take_away(root.storage, made.folder, made.document.id)
+    # Else whoever asked has withdrawn the request and made it without the run, which came to the request only then.
 
 
 def sweep_savepoints(root: JobRoot) -> list[str]:
