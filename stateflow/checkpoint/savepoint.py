@@ -196,10 +196,14 @@ def _made_before(root: JobRoot, order: Order) -> StoredSavepoint | None:
 def is_told(storage: Storage, stored: StoredSavepoint) -> bool:
     """Whether it stays: what a run has made for a request can go until the answer names it."""
     document = stored.document
-    if not document.generation or storage.size(f"{stored.folder}{STARTED}") is None:
+    if not document.generation:
         return True
     given = read_answer(storage, document.request)
-    return given is not None and given.savepoint_id == document.id
+    if given is None and storage.size(f"{stored.folder}{STARTED}") is not None:
+        return False
+    # The answer may have come, and the whole folder have been taken away for it, between the two.
+    given = given or read_answer(storage, document.request)
+    return given is None or given.savepoint_id == document.id
 
 
 def _is_refused(root: JobRoot, stored: StoredSavepoint) -> bool:
