@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import json
+import math
 import os
 import re
 import shlex
@@ -33,6 +34,7 @@ from stateflow.timeline import draw_timeline
 F = TypeVar("F", bound=Callable[..., Any])
 
 _JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
+_LONGEST = 10 * 365 * 24 * 3600
 _WHO = [
     click.option("--by", default="", metavar="NAME", help="Who asks; by default the user and host."),
     click.option("--reason", default="", help="Why; kept in the job's history."),
@@ -43,12 +45,25 @@ _SETTINGS = [
     ),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run."),
 ]
+
+
+class _Seconds(click.FloatRange):
+    """A duration that can be waited for: neither ``inf`` nor ``nan``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
+
+
+_SECONDS = _Seconds(min=0, max=_LONGEST)
 _ASK = [
     click.option("--job", "job", type=click.Path(path_type=Path), metavar="JOB.py",
                  help="The job file; needed when the last run died before it published its output."),
     click.option("--request-id", default="", metavar="ID", help="Asking again with it gives the same savepoint."),
-    click.option("--timeout", type=click.FloatRange(min=0), default=600, show_default=True, metavar="SECONDS",
+    click.option("--timeout", type=_SECONDS, default=600, show_default=True, metavar="SECONDS",
                  help="How long to wait for the run's next barrier."),
+    click.option("--patience", type=_SECONDS, default=5, show_default=True, metavar="SECONDS",
+                 help="How long a run may give no sign before it is taken for dead."),
 ]  # fmt: skip
 
 
@@ -156,7 +171,7 @@ def verify(job_root: str, name: str) -> None:
 @click.argument("name")
 @_with(_WHO)
 def dispose(job_root: str, name: str, by: str, reason: str) -> None:
-    """Delete a savepoint below the job root."""
+    """Delete a savepoint below the job root, by its name or folder; a damaged one by its folder."""
     gone = or_fail(lambda: recovery.dispose(job_root, name, by or _user(), reason))
     click.echo(f"deleted savepoint {gone.name}, {human_bytes(gone.bytes)}")
 
@@ -183,6 +198,8 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
 @ROOT
 @click.option("--savepoint", "with_savepoint", is_flag=True, help="Make a savepoint of the last checkpoint.")
 @click.option("--name", default="", help="Of the savepoint.")
+@click.option("--origin", type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]), default=Origin.STOP.value,
+              show_default=True, help="Why the savepoint is taken.")  # fmt: skip
 @click.option("--drain", is_flag=True, help="The job will not go on from here: note that in the savepoint.")
 @_with(_ASK)
 @_with(_SETTINGS)
@@ -190,7 +207,9 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
 @JSON
 def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> None:
     """End the job's run after its next checkpoint, which is committed and published."""
-    options |= {"from_head": False, "origin": Origin.STOP.value}
+    if not with_savepoint and (options["name"] or options["drain"]):
+        or_fail(lambda: _refuse("--name and --drain are about a savepoint", "say --savepoint as well"))
+    options |= {"from_head": False}
     made = or_fail(lambda: recovery.stop(job_root, _ask(options), savepoint=with_savepoint))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made) if made else {}))
@@ -296,13 +315,17 @@ def _execute(job_root: str, code: JobCode, plan_file: Path, options: dict[str, A
 @click.argument("target")
 @click.option("--into", required=True, metavar="URI", help="The new job's root: empty, or not there yet.")
 @click.option("--shadow", is_flag=True, help="Every run of the new job publishes to tables named …_shadow.")
+@click.option(
+    "--foreign", is_flag=True, help="Take another job's savepoint: the new job is a fork of that one."
+)
 @_with(_WHO)
 @JSON
 def fork(job_root: str, target: str, as_json: bool, **options: Any) -> None:
     """Make a new job that begins with the state and positions of this one's checkpoint or savepoint."""
     ask = recovery.ForkAsk(
-        target, options["into"], options["shadow"], options["by"] or _user(), options["reason"]
-    )
+        target, options["into"], options["shadow"], options["by"] or _user(), options["reason"],
+        options["foreign"],
+    )  # fmt: skip
     made = or_fail(lambda: recovery.fork(job_root, ask))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made)))
@@ -376,7 +399,7 @@ def _ask(options: dict[str, Any]) -> SavepointAsk:
     return SavepointAsk(
         name=options["name"], origin=Origin(options["origin"]), by=options["by"] or _user(), reason=options["reason"],
         request=options["request_id"], from_head=options["from_head"], code=code, drain=options.get("drain", False),
-        timeout=timedelta(seconds=options["timeout"]),
+        timeout=timedelta(seconds=options["timeout"]), patience=timedelta(seconds=options["patience"]),
     )  # fmt: skip
 
 
@@ -404,8 +427,8 @@ def _age(text: str) -> timedelta | None:
         ) from e
 
 
-def _refuse(what: str) -> None:
-    raise ConfigError(what, hint="stateflow restore --help")
+def _refuse(what: str, hint: str = "stateflow restore --help") -> None:
+    raise ConfigError(what, hint=hint)
 
 
 def _short(offset: str) -> str:

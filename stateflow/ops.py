@@ -90,7 +90,8 @@ def prune_savepoints(
 ) -> PruneReport:
     """Deletes the periodic savepoints that a rule lets go, and no other; see `checkpoint.retention`."""
     root = _open(job_root)
-    stored = list_savepoints(root.storage)
+    # A folder that somebody copied or renamed is that person's.
+    stored = [s for s in list_savepoints(root.storage) if s.is_original]
     gone = expired_savepoints([s.document for s in stored], root.job.job_uuid, rule, root.clock.now())
     ids = {s.id for s in gone}
     freed = 0
@@ -104,7 +105,7 @@ def prune_savepoints(
 
 def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
     # By its folder: nobody else, also none of the same name, has ever been in there.
-    folder = savepoint.folder.split("/")[1]
+    folder = savepoint.place
     if find_savepoint(root.storage, folder) is None:
         return  # another retention was faster
     dispose_savepoint(root, folder)

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from stateflow import failpoints
 from stateflow.checkpoint.asking import Patience, ask_run, is_same, take_back
-from stateflow.checkpoint.documents import Answer, EntryRef, Origin, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.documents import (
+    Answer,
+    EntryRef,
+    JobFormat,
+    Origin,
+    PublishedOutput,
+    Request,
+    RequestKind,
+)
 from stateflow.checkpoint.entries import Adoption, pending_of
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.jobroot import JobRoot, read_format
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.proposal import Proposal
-from stateflow.checkpoint.requests import DONE, read_answer
 from stateflow.checkpoint.savepoint import (
     Order,
     StoredSavepoint,
+    check_savepoint_name,
+    dispose_damaged,
     dispose_savepoint,
     find_savepoint,
     list_savepoints,
@@ -29,11 +41,10 @@ from stateflow.checkpoint.savepoint import (
     settled_checkpoint,
     standing_with,
 )
-from stateflow.checkpoint.targets import Target, resolve_target
+from stateflow.checkpoint.targets import Target, is_moving, kept_checkpoint, resolve_target
 from stateflow.clock import SystemClock
 from stateflow.environment import open_existing
 from stateflow.errors import ConfigError, DataError
-from stateflow.ids import check_name
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.restoring import (
     Place,
@@ -45,6 +56,7 @@ from stateflow.runtime.restoring import (
 )
 from stateflow.runtime.rewinding import complete_rewind
 from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import FORMAT, PROBE, SAVEPOINTS
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class SavepointAsk:
         request: id; asking again with the same one gives the same savepoint.
         from_head: do not ask the run: take the newest checkpoint whose output is known to be published.
         code: needed when no run works on the job and output is not published yet.
-        patience: how long to wait for a sign that there is a run.
+        patience: how long to wait for a sign that there is a run, and for each later sign that it still is.
         timeout: how long to wait for a run's barrier.
     """
 
@@ -116,6 +128,13 @@ def create_savepoint(job_root: str, ask: SavepointAsk) -> SavepointReport:
         given = _ask_run(root, ask, RequestKind.SAVEPOINT)
         if given is not None:
             return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run")
+    return _without_run(root, ask)
+
+
+def _without_run(root: JobRoot, ask: SavepointAsk) -> SavepointReport:
+    """A savepoint from the head. What an earlier try has asked of a run is not waited for any more."""
+    if not take_back(root, ask.request) and (made := _made_before(root, ask)):
+        return made
     return describe_savepoint(_from_head(root, ask), "head")
 
 
@@ -123,12 +142,13 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     """Ends the job's run after its next checkpoint, with a savepoint of it when that is wanted.
 
     The run commits and publishes the checkpoint, makes the savepoint, answers, and ends; a run that is killed on the
-    way is followed by one that does the rest before any batch. Returns the savepoint; None without one.
+    way is followed by one that does the rest before any batch. Returns the savepoint; None without one. An `ask` of
+    origin *manual* gives a savepoint of origin *stop*.
 
     Raises: as `create_savepoint`. ConfigError when nothing runs and no savepoint is wanted.
     """
     root = _open(job_root)
-    ask = _named(root, ask, Origin.STOP)
+    ask = _named(root, ask if ask.origin is not Origin.MANUAL else replace(ask, origin=Origin.STOP))
     if savepoint and (made := _made_before(root, ask)):
         return made
     given = None
@@ -138,7 +158,7 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
         return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
     if not savepoint:
         raise ConfigError("no run works on the job", hint="there is nothing to stop", root=job_root)
-    return describe_savepoint(_from_head(root, ask), "head")
+    return _without_run(root, ask)
 
 
 def withdraw(job_root: str, request: str) -> bool:
@@ -147,7 +167,7 @@ def withdraw(job_root: str, request: str) -> bool:
 
 
 def list_all(job_root: str) -> list[SavepointReport]:
-    """Every complete savepoint below a job root, oldest first."""
+    """Every complete savepoint below a job root, oldest first; damaged ones are left out."""
     return [describe_savepoint(s) for s in list_savepoints(open_storage(job_root))]
 
 
@@ -163,9 +183,13 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
 
 
 def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> SavepointReport:
-    """Deletes a savepoint below a job root. Raises ConfigError when there is none."""
+    """Deletes a savepoint below a job root, by its name or folder; a damaged one by its folder.
+
+    Raises ConfigError when there is none.
+    """
     root = _open(job_root)
-    gone = describe_savepoint(dispose_savepoint(root, name))
+    freed = dispose_damaged(root, name)
+    gone = describe_savepoint(dispose_savepoint(root, name)) if freed is None else _damaged(root, name, freed)
     _note(root, ActionRecord(seq=_newest(root), kind="dispose", at=_now(root), by=by or root.writer, reason=reason,
                              bytes=gone.bytes, facts={"savepoint": gone.name, "id": gone.id}))  # fmt: skip
     return gone
@@ -227,6 +251,7 @@ class ForkAsk:
 
     Attributes:
         into: the new job root; must be empty, or hold the same fork half made.
+        foreign: whether the savepoint may be another job's; then the new job is a fork of that one.
         shadow: every run of the new job publishes to ``…_shadow`` tables. Otherwise give it tables of its own.
     """
 
@@ -235,34 +260,39 @@ class ForkAsk:
     shadow: bool = False
     by: str = ""
     reason: str = ""
+    foreign: bool = False
 
 
 def fork(job_root: str, ask: ForkAsk) -> ForkReport:
     """Makes a new job, with its own uuid, that begins with a target's state and positions.
 
+    A try after one that died goes on with the point that the first one has taken, also where the target, as *latest*,
+    would be a later one by now.
+
     Raises ConfigError when the new root is not empty, or the target is not there; MissingFile or CorruptFile.
     """
     source, storage = _open(job_root), open_storage(ask.into)
+    if done := _forked_before(source, storage, ask):
+        return done
     began, head = source.clock.monotonic(), source.head()
-    point = resolve_target(source, head, ask.target)
-    pin = source.pin(point.ref, ask.by or source.writer, f"fork into {ask.into}") if point.ref else None
-    try:
+    point = _fork_point(source, head, storage, ask)
+    _check_foreign(source, point, ask)
+    with _pinned(source, point, ask):
+        failpoints.hit("fork.pinned")
         root = _fork_root(source, storage, point, ask.shadow)
+        failpoints.hit("fork.created")
         if root.log.read_head() is not None:
             return _forked(root, point)  # by an earlier try of the same fork
-        place = (
-            Place(point.savepoint.storage, point.savepoint.folder)
-            if point.savepoint
-            else Place(source.storage)
-        )
+        place = Place(source.storage)
+        if point.savepoint:
+            place = Place(point.savepoint.storage, point.savepoint.folder)
         manifest = import_state(root, point.manifest, place, 0)
+        failpoints.hit("fork.imported")
         note = f"fork of {source.job.job} at {point.label}" + (f": {ask.reason}" if ask.reason else "")
         label = point.label if point.savepoint else f"{point.label} of {source.job.job}"
         adoption = Adoption(upto=0, manifest=manifest, sources=point.manifest.sources, savepoint=label)
         root.adopt(None, adoption, note)
-    finally:
-        if pin is not None:
-            source.unpin(pin.id)
+        failpoints.hit("fork.adopted")
     size = point.manifest.full_bytes
     record = ActionRecord(
         seq=1, kind="fork", at=_now(root), by=ask.by or root.writer, reason=ask.reason,
@@ -287,14 +317,99 @@ def _fork_root(source: JobRoot, storage: Storage, point: Target, shadow: bool) -
     origin = (
         point.savepoint.document.id if point.savepoint else f"{source.job.job_uuid}/{point.checkpoint_id}"
     )
+    _check_empty(storage)
     probe_storage(storage, source.clock, 0)
-    root = JobRoot.create_fork(storage, source, origin, shadow)
+    parent = JobRoot(source.storage, source.clock, _parent_format(source.job, point), source.writer)
+    root = JobRoot.create_fork(storage, parent, origin, shadow)
     head = root.log.read_head()
     begun = head is not None and head.entry.seq > 1
     if root.job.forked_from != origin or root.job.shadow != shadow or begun:
         raise ConfigError("the new job root is not empty", hint="choose another one", root=storage.uri,
                           job=root.job.job)  # fmt: skip
     return root
+
+
+def _check_empty(storage: Storage) -> None:
+    """Raises ConfigError for a place that holds something other than a job root, or the try of one."""
+    if storage.size(FORMAT) is not None:
+        return
+    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
+    if others:
+        raise ConfigError("the place for the new job root is not empty", hint="choose another one", root=storage.uri,
+                          found=others[0])  # fmt: skip
+
+
+@contextmanager
+def _pinned(source: JobRoot, point: Target, ask: ForkAsk) -> Iterator[None]:
+    """Keeps the checkpoint while it is copied, and drops what an earlier try that died has pinned for the same fork.
+
+    Should that one only sleep, it may find files gone, and fails: the new root gets one first entry, from whomever.
+    """
+    owner, purpose = ask.by or source.writer, f"fork into {ask.into}"
+    old = _pins_of(source, owner, purpose)
+    pin = source.pin(point.ref, owner, purpose) if point.ref else None
+    try:
+        for left in old:
+            source.unpin(left)
+        yield
+    finally:
+        if pin is not None:
+            source.unpin(pin.id)
+
+
+def _forked_before(source: JobRoot, storage: Storage, ask: ForkAsk) -> ForkReport | None:
+    """The fork that an earlier try has completed, when the same target may be another point by now."""
+    if not is_moving(ask.target) or storage.size(FORMAT) is None:
+        return None
+    root = JobRoot.open(storage, source.clock, source.writer)
+    head = root.log.read_head()
+    if head is None or head.entry.seq > 1 or root.job.shadow != ask.shadow or not _is_ours(source, root.job):
+        return None
+    manifest = root.manifest(head)
+    for left in _pins_of(source, ask.by or source.writer, f"fork into {ask.into}"):
+        source.unpin(left)
+    size = manifest.full_bytes if manifest else 0
+    return ForkReport(root.job.job, root.job.job_uuid, storage.uri, head.stand, root.job.shadow, size)
+
+
+def _is_ours(source: JobRoot, found: JobFormat) -> bool:
+    made = {s.document.id for s in list_savepoints(source.storage)}
+    return found.forked_from.partition("/")[0] == source.job.job_uuid or found.forked_from in made
+
+
+def _fork_point(source: JobRoot, head: Head, storage: Storage, ask: ForkAsk) -> Target:
+    """The target; where an earlier try died that has taken another point for it, that one."""
+    if not is_moving(ask.target) or storage.size(FORMAT) is None:
+        return resolve_target(source, head, ask.target)
+    origin = read_format(storage).forked_from
+    job_uuid, _, checkpoint = origin.partition("/")
+    if job_uuid == source.job.job_uuid and checkpoint:
+        return kept_checkpoint(source, head, int(checkpoint))
+    made = [s.place for s in list_savepoints(source.storage) if s.document.id == origin]
+    return resolve_target(source, head, made[0] if made else ask.target)
+
+
+def _check_foreign(source: JobRoot, point: Target, ask: ForkAsk) -> None:
+    if point.job_uuid != source.job.job_uuid and not ask.foreign:
+        raise ConfigError("the savepoint belongs to another job", hint="to make a fork of that job all the same, say "
+                          "--foreign", savepoint=point.label, job_uuid=point.job_uuid,
+                          this_job=source.job.job_uuid)  # fmt: skip
+
+
+def _parent_format(source: JobFormat, point: Target) -> JobFormat:
+    """What the job is like that the state is of: rows must find their keys in the same key groups."""
+    if point.savepoint is None or point.job_uuid == source.job_uuid:
+        return source
+    document = point.savepoint.document
+    key_types = {o.uid: o.key_types for o in document.manifest.operators}
+    return JobFormat(version=source.version, job=document.job, job_uuid=document.job_uuid,
+                     max_parallelism=document.max_parallelism, key_types=key_types)  # fmt: skip
+
+
+def _damaged(root: JobRoot, folder: str, freed: int) -> SavepointReport:
+    return SavepointReport(
+        folder, "", f"{root.storage.uri}/{SAVEPOINTS}{folder}", root.job.job, 0, {}, freed, "", ""
+    )
 
 
 def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> SavepointReport:
@@ -317,11 +432,10 @@ def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | No
 
 def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
     """The savepoint that an earlier try of the same request has made, whoever made it then."""
-    stored = find_savepoint(root.storage, check_name("a savepoint's name", ask.name))
+    stored = find_savepoint(root.storage, check_savepoint_name(ask.name))
     if stored is None or not is_same(stored.document.request, ask.request):
         return None
-    given = read_answer(root.storage, stored.document.request)
-    if given and given.status == DONE:
+    if stored.document.generation:
         return describe_savepoint(stored, "run")
     _drop_pins(root, ask.by or root.writer, ask.name)
     return describe_savepoint(stored, "head")
@@ -329,9 +443,13 @@ def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
 
 def _drop_pins(root: JobRoot, by: str, name: str) -> None:
     """Drops what an earlier try that was killed has pinned; should it only sleep, it finds its savepoint given up."""
-    for pin in root.head().entry.pinned:
-        if (pin.owner, pin.reason, pin.generation) == (by, f"savepoint {name}", 0):
-            root.unpin(pin.id)
+    for pin in _pins_of(root, by, f"savepoint {name}"):
+        root.unpin(pin)
+
+
+def _pins_of(root: JobRoot, owner: str, purpose: str) -> list[str]:
+    pins = root.head().entry.pinned
+    return [p.id for p in pins if (p.owner, p.reason, p.generation) == (owner, purpose, 0)]
 
 
 def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
@@ -363,12 +481,10 @@ def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, di
     return head.checkpoint, {**standing_with(head, head.checkpoint), **publisher.published}
 
 
-def _named(root: JobRoot, ask: SavepointAsk, origin: Origin | None = None) -> SavepointAsk:
+def _named(root: JobRoot, ask: SavepointAsk) -> SavepointAsk:
     stamp = root.clock.now().strftime("%Y%m%dT%H%M%SZ")
-    return replace(
-        ask, name=ask.name or f"{(origin or ask.origin).value}-{stamp}", request=ask.request or root.clock.new_id(),
-        origin=origin or ask.origin,
-    )  # fmt: skip
+    name, request = ask.name or f"{ask.origin.value}-{stamp}", ask.request or root.clock.new_id()
+    return replace(ask, name=name, request=request)
 
 
 def _nameless(ask: SavepointAsk) -> SavepointAsk:

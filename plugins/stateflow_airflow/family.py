@@ -185,7 +185,9 @@ def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
         StateflowSavepointOperator(
             task_id="savepoint", origin="{{ params.origin }}", pre_execute=_only_if("stop", False), **given
         )
-        StateflowStopOperator(task_id="stop", pre_execute=_only_if("stop", True), **given)
+        StateflowStopOperator(
+            task_id="stop", origin="{{ params.origin }}", pre_execute=_only_if("stop", True), **given
+        )
     return dag
 
 

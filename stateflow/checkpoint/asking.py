@@ -10,17 +10,29 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.documents import Answer, Request
 from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.requests import DONE, WITHDRAWN, answer, is_posted, is_seen, post, read_answer
+from stateflow.checkpoint.requests import (
+    DONE,
+    WITHDRAWN,
+    answer,
+    forget_seen,
+    is_expired,
+    is_posted,
+    is_seen,
+    post,
+    read_answer,
+)
 from stateflow.errors import DataError, RequestTimeout
 from stateflow.storage import Storage
 
 _POLL = timedelta(seconds=0.1)
 _AGAIN = "-again"
+_GRACE = timedelta(minutes=1)
+"""How much the clocks of an asker and a run may differ before a request is withdrawn too early."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for a sign that there is a run at all, and for its answer."""
+    """How long to wait for a sign that there is a run at all, the first one and each later one, and for its answer."""
 
     sign: timedelta
     answer: timedelta
@@ -35,26 +47,44 @@ def ask_run(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
     Raises RequestTimeout when the run did not answer in time, DataError when it could not do it.
     """
     clock = root.clock
-    asked = post(root.storage, replace(asked, id=_next_id(root.storage, asked.id)))
-    began = clock.monotonic()
+    asked = _post(root, asked, patience)
+    began = signed = clock.monotonic()
 
-    def waited() -> timedelta:
-        return timedelta(seconds=clock.monotonic() - began)
+    def waited(since: float) -> timedelta:
+        return timedelta(seconds=clock.monotonic() - since)
 
     while (given := read_answer(root.storage, asked.id)) is None:
         if not is_seen(root.storage, asked.id):
-            if waited() >= patience.sign:
+            if waited(signed) >= patience.sign:
                 given = _withdraw(root, asked.id)
                 return None if given.status == WITHDRAWN else _good(given)
-        elif waited() >= patience.answer:
+        elif waited(began) >= patience.answer:
             given = _withdraw(root, asked.id)
             if given.status == WITHDRAWN:
                 raise RequestTimeout("the run did not reach a barrier in time, and the request was withdrawn",
                                      hint="allow more time, or take the newest checkpoint: --from-head",
                                      seconds=patience.answer.total_seconds())  # fmt: skip
             break
+        elif waited(signed) >= patience.sign:
+            # The run may have died since. One that lives says so again.
+            forget_seen(root.storage, asked.id)
+            signed = clock.monotonic()
         clock.sleep(_POLL)
     return _good(given)
+
+
+def _post(root: JobRoot, asked: Request, patience: Patience) -> Request:
+    wait = patience.sign + patience.answer
+    until = (root.clock.now() + wait + _GRACE).isoformat(timespec="milliseconds")
+    first = asked.id
+    while True:
+        asked = replace(asked, id=_next_id(root.storage, first), until=until)
+        posted = post(root.storage, asked)
+        if not is_expired(posted, root.clock.now()):
+            return posted
+        # An earlier try that died has asked it, and no run will look at it any more.
+        if _withdraw(root, posted.id).status == DONE:
+            return posted
 
 
 def is_same(asked: str, first: str) -> bool:

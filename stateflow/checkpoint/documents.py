@@ -231,6 +231,8 @@ class Savepoint(Document, frozen=True, kw_only=True):
     name: str
     origin: Origin
     made_at: str
+    committed_at: str = ""
+    """When its checkpoint was committed, as the log has it; empty in savepoints of older versions."""
     by: str
     reason: str = ""
     request: str = ""
@@ -266,6 +268,8 @@ class Request(Document, frozen=True, kw_only=True):
     reason: str = ""
     drain: bool = False
     at: str
+    until: str = ""
+    """When nobody waits for it any more, by the asker's clock; a run withdraws it then. Empty: never."""
 
 
 class Answer(Document, frozen=True, kw_only=True):

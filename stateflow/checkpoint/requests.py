@@ -7,6 +7,7 @@ withdraws. `<id>.seen` only tells the asker that there is a run at all.
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
@@ -57,6 +58,19 @@ def open_requests(storage: Storage) -> list[Request]:
 def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
     """Tells the asker that a run has seen the request."""
     storage.put_new(request_seen(request_id), f"{generation}\n".encode())
+
+
+def forget_seen(storage: Storage, request_id: str) -> None:
+    """Takes back a run's word that it has seen the request: a run that is there gives it again."""
+    storage.delete([request_seen(request_id)])
+
+
+def is_expired(asked: Request, now: datetime) -> bool:
+    """Whether nobody waits for the request any more."""
+    if not asked.until:
+        return False
+    until = datetime.fromisoformat(asked.until)
+    return now > (until if until.tzinfo else until.replace(tzinfo=UTC))
 
 
 def is_seen(storage: Storage, request_id: str) -> bool:

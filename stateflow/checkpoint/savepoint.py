@@ -9,6 +9,8 @@ one that is being taken away, for a collection to complete. ``docs/design/0007-s
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import read_answer
-from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
+from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage
@@ -45,9 +47,13 @@ from stateflow.storage.paths import (
     savepoint_folder,
 )
 
+log = logging.getLogger(__name__)
+
 VERSION = 1
 _GIVEN_UP = b"given up\n"
 _THREADS = 4
+LATEST = "latest"
+"""Means a checkpoint where a target is named, so no savepoint is called this."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,16 @@ class StoredSavepoint:
     folder: str
     document: Savepoint
     sha256: str
+
+    @property
+    def place(self) -> str:
+        """The name of its folder."""
+        return self.folder.rstrip("/").rpartition("/")[2]
+
+    @property
+    def is_original(self) -> bool:
+        """Whether its folder has the name that its maker gave it: not one that somebody renamed or copied."""
+        return re.fullmatch(rf"{re.escape(self.document.name)}-[0-9a-f]{{8}}", self.place) is not None
 
     @property
     def uri(self) -> str:
@@ -136,23 +152,68 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
         ConfigError: there is a savepoint of this name.
         DataError: the checkpoint is not retained any more, or somebody gave the savepoint up meanwhile.
     """
-    check_name("a savepoint's name", order.name)
+    check_savepoint_name(order.name)
     began = root.clock.monotonic()
-    called = _called(root.storage, order.name)
-    for made in called:
-        if order.request and made.document.request == order.request:
-            return made
-    if called:
-        raise ConfigError("there is a savepoint of this name", hint="choose another name, or dispose of it",
-                          name=order.name, made_at=called[0].document.made_at)  # fmt: skip
+    if found := _made_before(root, order):
+        return found
     pin = root.pin(order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation)
     try:
         failpoints.hit("savepoint.pinned")
         made = _make_pinned(root, order, pin.id)
     finally:
         root.unpin(pin.id)
-    _note(root, made, round((root.clock.monotonic() - began) * 1000, 1))
+    # What a run has made is in the history when its answer names it: until then nobody has it.
+    if not order.generation:
+        _note(root, made, round((root.clock.monotonic() - began) * 1000, 1))
     return made
+
+
+def check_savepoint_name(name: str) -> str:
+    """Returns a name that a savepoint may have. Raises ConfigError for one that means a checkpoint as a target."""
+    if check_name("a savepoint's name", name) == LATEST or name.isdigit():
+        raise ConfigError("a savepoint's name may not be what a checkpoint is called", hint="give it a name with "
+                          "letters, other than latest", name=name)  # fmt: skip
+    return name
+
+
+def _made_before(root: JobRoot, order: Order) -> StoredSavepoint | None:
+    """What the same request has made. Raises ConfigError when another has the name."""
+    called = _called(root.storage, order.name)
+    own = [s for s in called if order.request and s.document.request == order.request]
+    for made in own:
+        # A run's savepoint may still be taken away, by the answer to its request: only a run, whose answer names it
+        # then, goes on with it.
+        if order.generation or is_told(root.storage, made):
+            return made
+    taken = [s for s in called if not _is_refused(root, s)]
+    if taken:
+        raise ConfigError("there is a savepoint of this name", hint="choose another name, or dispose of it",
+                          name=order.name, made_at=taken[0].document.made_at)  # fmt: skip
+    return None
+
+
+def is_told(storage: Storage, stored: StoredSavepoint) -> bool:
+    """Whether it stays: what a run has made for a request can go until the answer names it."""
+    document = stored.document
+    if not document.generation:
+        return True
+    given = read_answer(storage, document.request)
+    if given is None and storage.size(f"{stored.folder}{STARTED}") is not None:
+        return False
+    # The answer may have come, and the whole folder have been taken away for it, between the two.
+    given = given or read_answer(storage, document.request)
+    return given is None or given.savepoint_id == document.id
+
+
+def _is_refused(root: JobRoot, stored: StoredSavepoint) -> bool:
+    """Takes a savepoint away that nobody was told of, and nobody will be."""
+    if is_told(root.storage, stored):
+        return False
+    given = read_answer(root.storage, stored.document.request)
+    if given is None:
+        return False
+    settle_savepoint(root, stored, given)
+    return given.savepoint_id != stored.document.id
 
 
 def _note(root: JobRoot, made: StoredSavepoint, took_ms: float) -> None:
@@ -177,7 +238,8 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
     failpoints.hit("savepoint.copied")
     document = Savepoint(
         version=VERSION, id=root.clock.new_id(), name=order.name, origin=order.origin,
-        made_at=root.clock.now().isoformat(timespec="milliseconds"), by=order.by or root.writer, reason=order.reason,
+        made_at=root.clock.now().isoformat(timespec="milliseconds"), committed_at=entry.at,
+        by=order.by or root.writer, reason=order.reason,
         request=order.request, generation=order.generation, drained=order.drained,
         job=root.job.job, job_uuid=root.job.job_uuid, max_parallelism=root.job.max_parallelism,
         checkpoint_id=order.checkpoint.id,
@@ -235,12 +297,15 @@ def _names(files: Iterable[FileHandle]) -> dict[str, str]:
     return {f.key: f"files/{f.sha256}" for f in files}
 
 
-def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer) -> None:
+def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
     """Keeps what a run has made when the answer names it; when another answer was first, nobody knows of it."""
     if given.savepoint_id == made.document.id:
+        # Killed before it, whoever sweeps does both.
+        _note(root, made, took_ms)
         root.storage.delete([f"{made.folder}{STARTED}"])
-    else:
+    elif made.document.generation:
         _take_away(root.storage, made.folder, made.document.id)
+    # Else whoever asked has withdrawn the request and made it without the run, which came to the request only then.
 
 
 def sweep_savepoints(root: JobRoot) -> list[str]:
@@ -288,7 +353,11 @@ def _sweep(root: JobRoot, folder: str, pins: set[str]) -> bool:
 
 def _sweep_complete(root: JobRoot, folder: str) -> None:
     """Its maker died before it removed `STARTED`; what a run has made waits for its answer."""
-    made = _read(root.storage, folder)
+    try:
+        made = _read(root.storage, folder)
+    except CorruptFile as e:
+        log.warning("a savepoint is left alone: %s", e)
+        return
     if made is None or not made.document.generation:
         root.storage.delete([f"{folder}{STARTED}"])
     elif given := read_answer(root.storage, made.document.request):
@@ -302,6 +371,21 @@ def dispose_savepoint(root: JobRoot, name: str) -> StoredSavepoint:
         raise ConfigError("there is no such savepoint", hint="stateflow savepoint list shows them", name=name)
     _take_away(root.storage, stored.folder, stored.document.id)
     return stored
+
+
+def dispose_damaged(root: JobRoot, folder: str) -> int | None:
+    """Deletes the savepoint in this folder if nobody can read what it is any more.
+
+    Returns the bytes that this frees; None when there is nothing damaged.
+    """
+    key = savepoint_folder(check_name("a savepoint's folder", folder))
+    try:
+        _read(root.storage, key)
+        return None
+    except CorruptFile:
+        freed = sum(blob.size for blob in root.storage.list(key))
+    _take_away(root.storage, key, "damaged")
+    return freed
 
 
 def _take_away(storage: Storage, folder: str, savepoint_id: str) -> None:
@@ -319,11 +403,24 @@ def _finish_taking_away(storage: Storage, folder: str) -> None:
 
 
 def list_savepoints(storage: Storage) -> list[StoredSavepoint]:
-    """Every complete savepoint below a job root, oldest first. Raises CorruptFile for a damaged one."""
-    suffix = f"/{SAVEPOINT}"
-    folders = [b.key.removesuffix(SAVEPOINT) for b in storage.list(SAVEPOINTS) if b.key.endswith(suffix)]
-    found = [s for folder in folders if (s := _read(storage, folder))]
+    """Every complete savepoint below a job root, oldest first, but those whose request may still be refused. A damaged
+    one is told in the log of this process and left out."""
+    found = [s for s in _complete(storage) if is_told(storage, s)]
     return sorted(found, key=lambda s: s.document.made_at)
+
+
+def _complete(storage: Storage) -> Iterator[StoredSavepoint]:
+    for blob in storage.list(SAVEPOINTS):
+        place = savepoint_file(blob.key)
+        if place is None or place[1] != SAVEPOINT:
+            continue
+        try:
+            stored = _read(storage, savepoint_folder(place[0]))
+        except (CorruptFile, ConfigError) as e:
+            log.warning("savepoint %s is left out: %s", place[0], e)
+            continue
+        if stored is not None:
+            yield stored
 
 
 def find_savepoint(storage: Storage, name: str) -> StoredSavepoint | None:
@@ -331,18 +428,20 @@ def find_savepoint(storage: Storage, name: str) -> StoredSavepoint | None:
 
     Raises ConfigError when several have the name, which only happens when they were made at the same moment.
     """
-    found = _called(storage, name)
+    found = [s for s in _called(storage, name) if is_told(storage, s)]
     if len(found) > 1:
         raise ConfigError("several savepoints have this name", hint="name the folder of one", name=name,
-                          folders=[s.folder.split("/")[1] for s in found])  # fmt: skip
+                          folders=[s.place for s in found])  # fmt: skip
     return found[0] if found else None
 
 
 def _called(storage: Storage, name: str) -> list[StoredSavepoint]:
-    suffix = f"/{SAVEPOINT}"
-    keys = [b.key for b in storage.list(f"{SAVEPOINTS}{name}") if b.key.endswith(suffix)]
-    stored = [s for key in keys if (s := _read(storage, key.removesuffix(SAVEPOINT)))]
-    return [s for s in stored if name in (s.document.name, s.folder.split("/")[1])]
+    found = list(_complete(storage))
+    if there := [s for s in found if s.place == name]:
+        return there
+    called = [s for s in found if s.document.name == name]
+    # A copy that somebody made beside it does not take the name away from the original; a folder may be renamed.
+    return [s for s in called if s.is_original] or called
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from stateflow.checkpoint.documents import EntryRef, Manifest, SourcePosition
+from stateflow.checkpoint.history import ActionRecord, read_history
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.savepoint import StoredSavepoint, find_savepoint, list_savepoints, open_savepoint
+from stateflow.checkpoint.savepoint import (
+    LATEST,
+    StoredSavepoint,
+    find_savepoint,
+    list_savepoints,
+    open_savepoint,
+)
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.storage import open_storage
 
 log = logging.getLogger(__name__)
 
-LATEST = "latest"
 BEFORE = "before:"
 
 
@@ -28,7 +34,7 @@ class Target:
 
     Attributes:
         checkpoint_id: the checkpoint; of a savepoint, the one that it was made of.
-        at: when it was committed, or the savepoint was made; ISO 8601.
+        at: when it, or the checkpoint of the savepoint, was committed; ISO 8601.
         ref: of a checkpoint that the job keeps; None for a savepoint.
     """
 
@@ -75,6 +81,20 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
     return _of_savepoint(stored)
 
 
+def is_moving(text: str) -> bool:
+    """Whether `text` may name another point when the job goes on."""
+    return text == LATEST or text.startswith(BEFORE)
+
+
+def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int) -> Target:
+    """A checkpoint that `head` keeps, if only by a pin, for somebody who copies it. Raises ConfigError."""
+    for ref in kept(head):
+        if ref.id == checkpoint_id:
+            return _checkpoint(root, ref)
+    raise ConfigError("the checkpoint is not kept any more", hint="begin anew, at another place",
+                      checkpoint=checkpoint_id, kept=sorted({r.id for r in kept(head)}))  # fmt: skip
+
+
 def _checkpoint(root: JobRoot, ref: EntryRef) -> Target:
     entry = root.log.read_checkpoint(ref)
     assert entry.manifest is not None
@@ -84,12 +104,14 @@ def _checkpoint(root: JobRoot, ref: EntryRef) -> Target:
 def _of_savepoint(stored: StoredSavepoint) -> Target:
     document = stored.document
     return Target(
-        document.checkpoint_id, document.made_at, document.job_uuid, document.manifest, savepoint=stored
-    )
+        document.checkpoint_id, document.committed_at or document.made_at, document.job_uuid, document.manifest,
+        savepoint=stored,
+    )  # fmt: skip
 
 
 def _before(root: JobRoot, head: Head, condition: str) -> Target:
-    points = sorted(_points(root, head), key=lambda t: (t.at, t.checkpoint_id), reverse=True)
+    # Newest first by number, which no clock moves; of one checkpoint, itself before a savepoint of it.
+    points = sorted(_points(root, head), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
     source, equals, offset = condition.partition("=")
     if equals:
         limit = _parsed(offset)
@@ -105,12 +127,16 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
 
 
 def _points(root: JobRoot, head: Head) -> Iterator[Target]:
-    """Checkpoints that are kept, and this job's own savepoints."""
-    for ref in {r.id: r for r in kept(head)}.values():
+    """The checkpoints that the job can go back to, and its own savepoints of checkpoints that no restore has undone."""
+    # A checkpoint that only a pin keeps may be one that was undone.
+    own = [head.checkpoint] if head.checkpoint else []
+    for ref in [*head.entry.retained, *own]:
         if target := _undamaged(root, ref):
             yield target
+    line = _line(root, head)
     for stored in list_savepoints(root.storage):
-        if stored.document.job_uuid == root.job.job_uuid:
+        document = stored.document
+        if document.job_uuid == root.job.job_uuid and any(document.checkpoint_id in part for part in line):
             yield _of_savepoint(stored)
 
 
@@ -121,6 +147,30 @@ def _undamaged(root: JobRoot, ref: EntryRef) -> Target | None:
         # One damaged checkpoint must not bar the way to the others; named by its id it is refused.
         log.warning("checkpoint %d is damaged, and left out: %s", ref.id, e.sentence)
         return None
+
+
+def _line(root: JobRoot, head: Head) -> list[range]:
+    """The numbers of the checkpoints from which the present state came."""
+    actions = [r for r in read_history(root.storage) if isinstance(r, ActionRecord)]
+    restores = {r.seq: int(r.facts.get("base", "0")) for r in actions if r.kind in ("restore", "rewind")}
+    if (pending := head.entry.rewind) and pending.restore:
+        restores[pending.seq] = pending.restore.base
+    return line_of(restores, head.entry.seq)
+
+
+def line_of(restores: Mapping[int, int], newest: int) -> list[range]:
+    """The numbers that are not on a branch which a restore has left, newest first.
+
+    Args:
+        restores: number of each restore's own entry, and of the checkpoint that it went back to.
+        newest: number of the newest entry.
+    """
+    parts = []
+    while (back := max((seq for seq in restores if seq <= newest), default=0)) > 0:
+        parts.append(range(back, newest + 1))
+        # Before that the line is the one on which this checkpoint was made.
+        newest = min(restores[back], back - 1)
+    return [*parts, range(1, newest + 1)]
 
 
 def _is_before(positions: list[SourcePosition], uid: str, limit: Any) -> bool:

@@ -12,7 +12,16 @@ from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot, kept
-from stateflow.checkpoint.requests import DONE, FAILED, acknowledge, answer, open_requests
+from stateflow.checkpoint.requests import (
+    DONE,
+    FAILED,
+    WITHDRAWN,
+    acknowledge,
+    answer,
+    is_expired,
+    is_seen,
+    open_requests,
+)
 from stateflow.checkpoint.savepoint import Order, StoredSavepoint, make_savepoint, settle_savepoint
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError, StorageError
 
@@ -54,9 +63,9 @@ class RequestDesk:
     def open(self, point: Point) -> None:
         """Begins. A stop that an earlier run did not get to answer is carried out before any batch."""
         self._look()
+        self._watcher.start()
         if any(r.kind is RequestKind.STOP for r in self._waiting):
             self.serve(point)
-        self._watcher.start()
 
     def serve(self, point: Point) -> None:
         """Serves what is waiting, at a barrier that is committed and published."""
@@ -67,12 +76,17 @@ class RequestDesk:
                 self._making.append(self._maker.submit(self._answer, asked, point))
             else:
                 self._answer(asked, point)
-                self.stopped = True
 
     def close(self, point: Point) -> None:
         """Serves what is left, and waits for every savepoint in the making; the run ends."""
+        # Until nothing is left to do, the watcher goes on telling the askers that there is a run.
+        self._look()
+        self._serve_all(point)
         self._end_watch()
         self._look()
+        self._serve_all(point)
+
+    def _serve_all(self, point: Point) -> None:
         while self._waiting or self._making:
             self.serve(point)
             self._wait()
@@ -106,12 +120,20 @@ class RequestDesk:
     def _look(self) -> None:
         with self._lock:
             for asked in open_requests(self._root.storage):
-                if asked.id not in self._known:
+                # An asker who waits takes our word back now and then, to learn whether there still is a run.
+                if not is_seen(self._root.storage, asked.id):
                     acknowledge(self._root.storage, asked.id, self._generation)
+                if asked.id not in self._known:
                     self._known.add(asked.id)
                     self._waiting.append(asked)
 
     def _answer(self, asked: Request, point: Point) -> None:
+        clock = self._root.clock
+        if is_expired(asked, clock.now()):
+            log.warning("request %s is not carried out: nobody waits for it since %s", asked.id, asked.until)
+            self._give(asked, None, None, WITHDRAWN)
+            return
+        began = clock.monotonic()
         try:
             made = self._made(asked, point)
         except Fenced as e:
@@ -128,11 +150,14 @@ class RequestDesk:
             return
         failpoints.hit("request.made")
         counts = self._give(asked, made, None)
-        if made is None:
-            self._note_stop(asked, point)
+        if asked.kind is RequestKind.STOP and counts.status == DONE:
+            # Only now: of a stop that was withdrawn meanwhile, the asker was told that nothing happens.
+            self.stopped = True
         if made is not None:
             # A withdrawn request, or one that another run answered: whoever asked was not told of this savepoint.
-            settle_savepoint(self._root, made, counts)
+            settle_savepoint(self._root, made, counts, round((clock.monotonic() - began) * 1000, 1))
+        elif counts.status == DONE:
+            self._note_stop(asked, point)
 
     def _note_stop(self, asked: Request, point: Point) -> None:
         """A stop with a savepoint is in the history as that savepoint."""
@@ -165,9 +190,11 @@ class RequestDesk:
             reason=asked.reason, request=asked.id, drained=asked.drain, generation=self._generation,
         ))  # fmt: skip
 
-    def _give(self, asked: Request, made: StoredSavepoint | None, error: StateflowError | None) -> Answer:
+    def _give(
+        self, asked: Request, made: StoredSavepoint | None, error: StateflowError | None, status: str = DONE
+    ) -> Answer:
         return answer(self._root.storage, Answer(
-            id=asked.id, status=FAILED if error else DONE,
+            id=asked.id, status=FAILED if error else status,
             checkpoint_id=made.document.checkpoint_id if made else 0,
             savepoint_id=made.document.id if made else "", savepoint=made.uri if made else "",
             code=error.code if error else "", message=error.sentence if error else "", by=self._root.writer,

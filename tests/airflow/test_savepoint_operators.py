@@ -166,6 +166,13 @@ def test_a_stop_ends_the_run_with_it(box: AccountsBox, background: ThreadPoolExe
     box.check_results()
 
 
+@pytest.mark.parametrize(("origin", "kept"), [("upgrade", "upgrade"), ("manual", "stop"), ("stop", "stop")])
+def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsBox, origin: str, kept: str) -> None:
+    stop = StateflowStopOperator(task_id="stop", job_root=str(resting.root), origin=origin)
+    made = stop.execute(new_run("2026-01-01").next_try())
+    assert made["origin"] == kept and made["name"].startswith(kept)
+
+
 @pytest.mark.parametrize("refused", ["withdrawn", "failed"])
 def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsBox, refused: str) -> None:
     resting.deliver(70)

@@ -4,6 +4,7 @@ V1  a complete savepoint is whole, and stays so, byte by byte, until somebody di
 V2  at rest nothing is left of a savepoint that is not complete, but the tombstone that keeps it from being so
 V3  it has the files and positions of the checkpoint that it names, whose output was published by then
 V4  no savepoint is given up while its pin is held
+V5  a savepoint that somebody was told of stays until a person disposes of it
 Q1  a request is answered once; an answer names a savepoint that was complete
 Q2  at rest no savepoint is there that a run made for a request which got another answer
 Q3  a request fails for a reason in the job, not because its run lost its pin
@@ -60,6 +61,9 @@ class Keeping:
         self._storage = storage
         self._pins: dict[str, str] = {}
         self._disposed: set[str] = set()
+        self._told: set[str] = set()
+        self._taken: dict[str, str] = {}
+        """Who took a savepoint away that nobody had disposed of, by its id."""
         self._answers: dict[str, dict[str, Any]] = {}
         self._stopping: set[str] = set()
 
@@ -73,6 +77,7 @@ class Keeping:
                 self._pins[folder] = data.decode()
             if name == "_disposed" or (name == "_started" and data.startswith(b"disposed-")):
                 self._disposed.add(folder)
+                self._taken_away(folder)
             if name == "_savepoint":
                 self._complete(folder, data)
         elif key.endswith(".done"):
@@ -90,6 +95,25 @@ class Keeping:
         if match[2] == "_savepoint" and made:
             self.counts["savepoints disposed"] += 1
             del self.complete[folder]
+
+    def told(self, whom: str, savepoint_id: str) -> None:
+        """A command ended well, with this savepoint as its result."""
+        if savepoint_id not in self.ever:
+            raise Violation("V1", f"{whom} was told of savepoint {savepoint_id}, which never was complete")
+        if savepoint_id in self._taken:
+            raise Violation(
+                "V5", f"{whom} was told of a savepoint that {self._taken[savepoint_id]} took away"
+            )
+        self._told.add(savepoint_id)
+        self.counts["savepoints told of"] += 1
+
+    def _taken_away(self, folder: str) -> None:
+        made = self.complete.get(folder)
+        if made is None or self._storage.actor.startswith("disposer"):
+            return
+        if made.doc["id"] in self._told:
+            raise Violation("V5", f"{self._storage.actor} takes {made.doc['name']} away, which was told of")
+        self._taken[made.doc["id"]] = self._storage.actor
 
     def committed(self, seq: int, writer: str) -> None:
         """A run committed."""

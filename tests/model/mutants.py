@@ -265,8 +265,14 @@ def _intent_without_version(job: Job, change: SinkChange, target: Target) -> Sin
     return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
 
 
-def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Answer) -> None:
+def _keep_whatever_was_answered(
+    root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0
+) -> None:
     root.storage.delete([f"{made.folder}{STARTED}"])
+
+
+def _told_whatever_was_answered(storage: Storage, stored: StoredSavepoint) -> bool:
+    return True
 
 
 def _sweep_no_leftovers(storage: Storage, folder: str, files: dict[str, int]) -> bool:
@@ -342,6 +348,10 @@ MUTANTS: dict[str, Mutant] = {
         "a savepoint stays though its request was withdrawn, or answered by another run",
         ((savepoint, "settle_savepoint"), (serving, "settle_savepoint")), _keep_whatever_was_answered, ("Q2",),
         plan="keeping",
+    ),
+    "untold-savepoint": Mutant(
+        "a savepoint that a run made is given to whoever asks again, though its request was withdrawn",
+        ((savepoint, "is_told"),), _told_whatever_was_answered, ("V5",), plan="keeping",
     ),
     "late-copies": Mutant(
         "what a maker copies after its savepoint was given up, or a disposer leaves that is killed, stays",

@@ -16,7 +16,7 @@ from stateflow.failpoints import NAMES
 from tests.recovery import disk
 from tests.recovery.process import Ended, Launch, Running, fork
 
-ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind")}
+ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork")}
 """Failpoints that a run passes only when somebody asks for something."""
 JOBS = Path(__file__).parent / "jobs"
 SLICE = 10

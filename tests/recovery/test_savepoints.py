@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stateflow import recovery
 from tests.recovery import disk
 from tests.recovery.harness import ASKED, AccountsBox
 from tests.recovery.process import Running, wait_for
@@ -16,6 +17,7 @@ from tests.recovery.process import Running, wait_for
 MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoint.complete"]
 SERVING = [*MAKING, "request.made"]
 QUICK = {"requests__interval": "20ms"}
+RETRIED = ("savepoint", "create", "--name", "beside", "--request-id", "r1", "--timeout", "60", "--json")
 
 
 @pytest.fixture
@@ -42,7 +44,8 @@ def _beside(box: AccountsBox, *more: str) -> tuple[Running, Running]:
     box.settings = {**box.settings, **QUICK}
     run = box.start("batch.begin:3:stop")
     run.wait_stopped()
-    asker = box.begin(*(more or ("savepoint", "create", "--name", "beside", "--json")), "--timeout", "60")
+    asker = box.begin(*(more or ("savepoint", "create", "--name", "beside", "--json")), "--timeout", "60",
+                      "--patience", "60")  # fmt: skip
     wait_for(lambda: _asked(box), lambda: "the request")
     return run, asker
 
@@ -101,14 +104,17 @@ def _wait_for_a_run(box: AccountsBox) -> Running:
     assert box.run("batch.begin:2").code == -9
     box.marker.unlink()
     box.marker.with_name("asked").touch()
-    request = {"id": "r1", "kind": "savepoint", "savepoint": "beside", "origin": "manual", "by": "ada", "reason": "",
-               "drain": False, "at": "2026-01-01"}  # fmt: skip
-    (box.root / "requests").mkdir()
-    (box.root / "requests" / "r1").write_bytes(disk.sealed(request))
+    _post(box, "r1", "savepoint", "beside")
     (box.root / "requests" / "r1.seen").write_text("1\n")
-    return box.begin(
-        "savepoint", "create", "--name", "beside", "--request-id", "r1", "--timeout", "60", "--json"
-    )
+    return box.begin(*RETRIED, "--patience", "60")
+
+
+def _post(box: AccountsBox, request: str, kind: str, name: str, **more: Any) -> None:
+    """What an asker has asked, who may be dead by now."""
+    document = {"id": request, "kind": kind, "savepoint": name, "origin": "manual", "by": "ada", "reason": "",
+                "drain": False, "at": "2026-01-01", **more}  # fmt: skip
+    (box.root / "requests").mkdir(exist_ok=True)
+    (box.root / "requests" / request).write_bytes(disk.sealed(document))
 
 
 def _complete(box: AccountsBox) -> list[str]:
@@ -308,3 +314,198 @@ def test_a_sweep_that_dies_is_repeated(resting: AccountsBox) -> None:
     resting.marker.unlink()
     assert resting.command("gc", failpoint="savepoint.given-up").code == -9
     resting.check_clean()
+
+
+# -- what nobody was told of ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn", "open"])
+def test_what_was_reported_stays_and_what_was_not_is_not_reported(box: AccountsBox, withdrawn: bool) -> None:
+    """A run dies between a savepoint and its answer; the asker gives up, and its next try asks with the same id."""
+    box.deliver(100)
+    box.settings = QUICK
+    _killed_before_the_answer(box)
+    assert box.command("savepoint", "list").out == "no savepoints\n"
+    if withdrawn:
+        assert recovery.withdraw(str(box.root), "r1")
+    made = box.begin(*RETRIED, "--patience", "0.2", "--job", box.job_file, with_job=True).wait()
+    assert made.code == 0, str(made)
+    box.finish()
+    stored = disk.savepoints(box.root)
+    box.check_clean()
+    assert disk.savepoints(box.root) == stored
+    assert stored["beside"]["id"] == json.loads(made.out)["id"]
+    # The history has the one that there is, and no other.
+    assert _noted(box) == [stored["beside"]["id"]]
+
+
+def _killed_before_the_answer(box: AccountsBox) -> None:
+    assert box.run("batch.begin:2").code == -9
+    box.marker.unlink()
+    _post(box, "r1", "savepoint", "beside")
+    assert box.run("request.made").code == -9
+    assert _complete(box) == ["beside"]
+
+
+def _noted(box: AccountsBox) -> list[str]:
+    return [r["facts"]["id"] for r in disk.history(box.root) if r.get("kind") == "savepoint"]
+
+
+def test_a_name_is_free_again_when_its_savepoint_was_refused(box: AccountsBox) -> None:
+    box.deliver(100)
+    box.settings = QUICK
+    _killed_before_the_answer(box)
+    assert recovery.withdraw(str(box.root), "r1")
+    made = box.command("savepoint", "create", "--name", "beside", "--from-head")
+    assert made.code == 0, str(made)
+    box.finish()
+    box.check_clean()
+    assert disk.savepoints(box.root)["beside"]["generation"] == 0
+
+
+def test_a_request_that_a_dead_run_has_seen_is_served_from_the_head(box: AccountsBox) -> None:
+    """Not after the whole timeout, and not never."""
+    box.deliver(50)
+    assert box.run("batch.begin:3").code == -9
+    _post(box, "r1", "savepoint", "beside")
+    (box.root / "requests" / "r1.seen").write_text("1\n")
+    made = box.begin("savepoint", "create", "--name", "beside", "--request-id", "r1", "--patience", "0.2", "--json",
+                     "--job", box.job_file, with_job=True).wait()  # fmt: skip
+    assert made.code == 0, str(made)
+    assert json.loads(made.out)["taken_by"] == "head"
+
+
+# -- stops that do not happen -----------------------------------------------------------------------------------------
+
+
+def test_a_stop_that_fails_does_not_stop(box: AccountsBox) -> None:
+    box.deliver(50)
+    box.finish()
+    _create(box, "taken")
+    box.deliver(200)
+    run, asker = _beside(box, "stop", "--savepoint", "--name", "taken")
+    run.resume()
+    told, ended = asker.wait(), run.wait()
+    assert told.code == 4 and "could not do it" in told.err, str(told)
+    assert ended.code == 0 and "stopped" not in ended.out, str(ended)
+    assert disk.head(box.root).position == 200
+    box.check_results()
+    box.check_clean()
+
+
+@pytest.mark.parametrize("savepoint", ["last", ""])
+def test_a_stop_that_was_withdrawn_does_not_stop(box: AccountsBox, savepoint: str) -> None:
+    """Even when the run had done all of it but answer."""
+    box.deliver(30)
+    box.finish()
+    box.deliver(200)
+    box.settings = QUICK
+    _post(box, "s1", "stop", savepoint)
+    run = box.start("request.made:1:stop")
+    run.wait_stopped()
+    assert recovery.withdraw(str(box.root), "s1")
+    run.resume()
+    ended = run.wait()
+    assert ended.code == 0 and "stopped" not in ended.out, str(ended)
+    assert disk.head(box.root).position == 200
+    assert (disk.savepoints(box.root), _noted(box)) == ({}, [])
+    assert [r for r in disk.history(box.root) if r.get("kind") == "stop"] == []
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_stop_whose_asker_died_long_ago_does_not_end_the_next_run(box: AccountsBox) -> None:
+    box.deliver(30)
+    box.finish()
+    box.deliver(60)
+    _post(box, "s1", "stop", "", until="2026-01-01T00:10:00+00:00")
+    ended = box.finish()
+    assert "stopped" not in ended.out and disk.head(box.root).position == 60
+    answer, _ = disk.unsealed((box.root / "requests" / "s1.done").read_bytes())
+    assert answer["status"] == "withdrawn"
+
+
+def test_what_an_asker_who_died_long_ago_has_asked_is_asked_anew(box: AccountsBox) -> None:
+    box.deliver(100)
+    assert box.run("batch.begin:2").code == -9
+    box.marker.unlink()
+    _post(box, "r1", "savepoint", "beside", until="2026-01-01T00:10:00+00:00")
+    run, asker = _beside(box, *RETRIED)
+    wait_for(lambda: (box.root / "requests" / "r1-again2").exists(), lambda: "the new request")
+    run.resume()
+    made = asker.wait()
+    assert (made.code, run.wait().code) == (0, 0), str(made)
+    assert json.loads(made.out)["taken_by"] == "run"
+
+
+def test_a_stop_keeps_the_origin_that_it_was_given(resting: AccountsBox) -> None:
+    for origin in ("upgrade", "stop"):
+        told = resting.command("stop", "--savepoint", "--name", f"for-{origin}", "--origin", origin)
+        assert told.code == 0, str(told)
+        assert disk.savepoints(resting.root)[f"for-{origin}"]["origin"] == origin
+
+
+# -- folders that somebody touched ------------------------------------------------------------------------------------
+
+
+def _folder(box: AccountsBox, name: str) -> Path:
+    (folder,) = (box.root / "savepoints").glob(f"{name}-*")
+    return folder
+
+
+def test_a_damaged_one_is_in_nobody_s_way_and_can_be_deleted(resting: AccountsBox) -> None:
+    for name in ("broken", "whole"):
+        _create(resting, name, "--origin", "periodic")
+    folder = _folder(resting, "broken")
+    (folder / "_savepoint").write_bytes(b"{}")
+    listed = resting.command("savepoint", "list", "--json")
+    assert [s["name"] for s in json.loads(listed.out)] == ["whole"] and folder.name in listed.err, str(listed)
+    _create(resting, "other", "--origin", "periodic")
+    pruned = resting.command("savepoint", "prune", "--keep", "1")
+    assert pruned.code == 0 and "deleted whole" in pruned.out, str(pruned)
+    planned = resting.begin("restore", resting.job_file, "--plan", "before:2999-01-01", with_job=True).wait()
+    assert planned.code == 0, str(planned)
+    assert resting.command("savepoint", "dispose", "broken").code == 2
+    gone = resting.command("savepoint", "dispose", folder.name)
+    assert gone.code == 0 and not folder.exists(), str(gone)
+    resting.check_clean()
+    assert set(disk.savepoints(resting.root)) == {"other"}
+
+
+def test_a_renamed_one_keeps_its_name(resting: AccountsBox) -> None:
+    _create(resting, "mine")
+    _folder(resting, "mine").rename(resting.root / "savepoints" / "renamed")
+    for name in ("mine", "renamed"):
+        assert "savepoint mine" in resting.command("savepoint", "show", name).out
+    again = resting.command("savepoint", "create", "--name", "mine")
+    assert again.code == 2 and "there is a savepoint of this name" in again.err, str(again)
+
+
+def test_a_copy_is_the_one_s_who_made_it(resting: AccountsBox) -> None:
+    for name in ("p1", "p2", "p3"):
+        _create(resting, name, "--origin", "periodic")
+    first, copied = _folder(resting, "p1"), resting.root / "savepoints" / "mycopy"
+    shutil.copytree(first, copied)
+    said = resting.command("savepoint", "prune", "--keep", "2", "--dry-run").out
+    assert said.startswith("would delete p1,"), said
+    assert str(first) in resting.command("savepoint", "show", "p1").out
+    assert resting.command("savepoint", "prune", "--keep", "2").code == 0
+    assert not first.exists()
+    disk.check_savepoint(copied)
+    assert str(copied) in resting.command("savepoint", "show", "p1").out
+
+
+@pytest.mark.parametrize("name", ["latest", "17"])
+def test_a_name_that_means_a_checkpoint_is_refused(resting: AccountsBox, name: str) -> None:
+    told = resting.command("savepoint", "create", "--name", name)
+    assert told.code == 2 and "what a checkpoint is called" in told.err, str(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("savepoint", "create", "--timeout", "inf"), "range"), (("savepoint", "create", "--timeout", "nan"), "number"),
+     (("stop", "--name", "mine"), "--savepoint"), (("stop", "--drain"), "--savepoint")],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused(resting: AccountsBox, arguments: tuple[str, ...], said: str) -> None:
+    told = resting.command(*arguments)
+    assert told.code == 2 and said in told.err, str(told)

@@ -140,6 +140,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
     savepoint; a task that is cleared stops the job once more.
 
     Args:
+        origin: ``stop`` or ``upgrade``; ``manual`` counts as *stop*. Templated.
         drain: note in the savepoint that the job does not go on from here.
     """
 
@@ -153,6 +154,11 @@ class StateflowStopOperator(StateflowSavepointOperator):
     def _id(self, context: Context) -> str:
         # Airflow raises max_tries when a task is cleared, and at no other time.
         return request_id(context, context["ti"].max_tries)
+
+    def _ask(self, context: Context) -> SavepointAsk:
+        if self.origin == "manual":  # one form asks for both kinds
+            self.origin = "stop"
+        return super()._ask(context)
 
     def _make(self, ask: SavepointAsk) -> SavepointReport:
         from dataclasses import replace

@@ -1,0 +1,98 @@
+"""``before:TIME`` and ``before:SOURCE=OFFSET`` stay on the line from which the job's present state came."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.targets import line_of
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+
+
+@pytest.fixture
+def undone(box: AccountsBox) -> AccountsBox:
+    """A job with savepoints *good* (30 events) and *bad* (50), that went back to *good*."""
+    box.settings = {"checkpoints__retained": 100}
+    for name, rows in (("good", 30), ("bad", 50)):
+        box.deliver(rows)
+        box.finish()
+        _create(box, name)
+    _go_back(box, "good")
+    return box
+
+
+def _create(box: AccountsBox, name: str, *more: str) -> None:
+    assert box.command("savepoint", "create", "--name", name, *more).code == 0
+
+
+def _plan(box: AccountsBox, target: str) -> dict[str, Any]:
+    ended = box.begin("restore", box.job_file, "--plan", target, "--json", "--out", str(box.folder / "plan"),
+                      with_job=True).wait()  # fmt: skip
+    assert ended.code == 0, str(ended)
+    return json.loads(ended.out)  # type: ignore[no-any-return]
+
+
+def _go_back(box: AccountsBox, target: str) -> None:
+    _plan(box, target)
+    ended = box.begin("restore", box.job_file, "--execute", str(box.folder / "plan"), with_job=True).wait()
+    assert ended.code == 0, str(ended)
+
+
+@pytest.mark.parametrize("target", ["before:2999-01-01", "before:events=50"])
+def test_a_branch_that_was_undone_is_not_before_anything(undone: AccountsBox, target: str) -> None:
+    assert _plan(undone, target)["label"].startswith("savepoint good")
+    undone.replace_events(since=30)
+    undone.deliver(60)
+    undone.finish()
+    position = _plan(undone, target)["sources"][0]["then"]
+    assert json.loads(position)["row"] == (60 if "2999" in target else 50)
+
+
+def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsBox) -> None:
+    _go_back(undone, "bad")
+    assert _plan(undone, "before:2999-01-01")["label"].startswith("savepoint bad")
+    # The checkpoints between the two were let go when the job first went back.
+    assert _plan(undone, "before:events=49")["label"].startswith("savepoint good")
+
+
+def test_an_older_checkpoint_that_was_exported_later_is_still_older(box: AccountsBox) -> None:
+    box.deliver(100)
+    run = box.start("commit.after:4:stop")
+    run.wait_stopped()
+    # The newest checkpoint's output is not published: this is the one before it, and made later.
+    _create(box, "older", "--from-head")
+    newest = disk.head(box.root).checkpoint
+    stored = disk.savepoints(box.root)["older"]
+    assert stored["checkpoint_id"] < newest
+    assert (
+        stored["committed_at"]
+        == disk.read_entry(disk.entry_path(box.root, stored["checkpoint_id"])).doc["at"]
+    )
+    assert _plan(box, f"before:{stored['made_at'].replace('+00:00', 'Z')}")["target_checkpoint"] == newest
+    assert _plan(box, "before:2999-01-01")["label"] == f"checkpoint {newest}"
+    run.resume()
+    assert run.wait().code == 0
+
+
+def test_a_damaged_checkpoint_is_left_out(box: AccountsBox) -> None:
+    box.settings = {"checkpoints__retained": 100}
+    box.deliver(50)
+    box.finish()
+    kept = disk.kept_entries(box.root)
+    (box.root / kept[1].doc["manifest"]["key"]).unlink()
+    assert _plan(box, f"before:events={kept[1].position}")["target_checkpoint"] == kept[0].seq
+
+
+def test_the_line_goes_back_through_every_restore() -> None:
+    def numbers(restores: dict[int, int], newest: int) -> set[int]:
+        return {n for part in line_of(restores, newest) for n in part}
+
+    assert numbers({}, 5) == {1, 2, 3, 4, 5}
+    assert numbers({6: 2}, 9) == {1, 2, 6, 7, 8, 9}
+    assert numbers({6: 2, 10: 8}, 12) == {1, 2, 6, 7, 8, 10, 11, 12}
+    # Back to where the first restore had gone away from.
+    assert numbers({6: 2, 10: 5}, 12) == {1, 2, 3, 4, 5, 10, 11, 12}
+    assert numbers({6: 0}, 8) == {6, 7, 8}
