@@ -291,19 +291,26 @@ def fork(job_root: str, ask: ForkAsk) -> ForkReport:
         note = f"fork of {source.job.job} at {point.label}" + (f": {ask.reason}" if ask.reason else "")
         label = point.label if point.savepoint else f"{point.label} of {source.job.job}"
         adoption = Adoption(upto=0, manifest=manifest, sources=point.manifest.sources, savepoint=label)
+        _note_fork(root, source, point, ask, _ms(root, began))
         root.adopt(None, adoption, note)
         failpoints.hit("fork.adopted")
-    size = point.manifest.full_bytes
+    return _forked(root, point)
+
+
+def _note_fork(root: JobRoot, source: JobRoot, point: Target, ask: ForkAsk, took_ms: float) -> None:
+    """In both histories, before the fork has its first entry: a try that comes later finds it done. Under names that a
+    second try after a kill uses again."""
     record = ActionRecord(
-        seq=1, kind="fork", at=_now(root), by=ask.by or root.writer, reason=ask.reason,
-        took_ms=_ms(root, began), bytes=size,
+        seq=1, kind="fork", at=_now(root), by=ask.by or root.writer, reason=ask.reason, took_ms=took_ms,
+        bytes=point.manifest.full_bytes,
         facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
     )  # fmt: skip
-    _note(root, record)
-    _note(source, ActionRecord(seq=head.entry.seq, kind="fork", at=record.at, by=record.by, reason=record.reason,
-                               took_ms=record.took_ms, bytes=size,
-                               facts={"into": ask.into, "base": str(point.checkpoint_id)}))  # fmt: skip
-    return _forked(root, point)
+    write_action(root.storage, record, "made")
+    here = ActionRecord(
+        seq=point.checkpoint_id, kind="fork", at=record.at, by=record.by, reason=ask.reason, took_ms=took_ms,
+        bytes=record.bytes, facts={"into": ask.into, "base": str(point.checkpoint_id)},
+    )  # fmt: skip
+    write_action(source.storage, here, root.job.job_uuid)
 
 
 def _forked(root: JobRoot, point: Target) -> ForkReport:

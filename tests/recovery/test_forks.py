@@ -55,6 +55,8 @@ def test_one_that_was_killed_is_completed_by_the_same_command(
     assert disk.head(forked.root).position == position
     # Nothing is left in the job that it was made of: no pin, and no file that a pin had kept.
     assert disk.head(job.root).doc["pinned"] == []
+    for root in (job.root, forked.root):
+        assert [r["kind"] for r in disk.history(root) if r.get("kind") == "fork"] == ["fork"]
     job.check_results()
     job.check_clean()
     job.deliver(120)

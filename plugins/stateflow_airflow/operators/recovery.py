@@ -194,11 +194,12 @@ class StateflowForkOperator(BaseOperator):
         target: as in `StateflowRestorePlanOperator`. Templated.
         into: the new job's root; it must be empty. Templated.
         shadow: every run of the new job publishes to tables named ``…_shadow``. Templated.
+        foreign: whether the target may be another job's savepoint. Templated.
         by: who; empty for who triggered the DAG run. Templated.
         reason: why. Templated.
     """
 
-    template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "by", "reason")
+    template_fields: Sequence[str] = ("job_root", "target", "into", "shadow", "foreign", "by", "reason")
     ui_color = "#d9e8fb"
 
     def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
@@ -208,6 +209,7 @@ class StateflowForkOperator(BaseOperator):
         target: str,
         into: str,
         shadow: bool | str = False,
+        foreign: bool | str = False,
         by: str = "",
         reason: str = "",
         **kwargs: Any,
@@ -218,6 +220,7 @@ class StateflowForkOperator(BaseOperator):
         self.target = target
         self.into = into
         self.shadow = shadow
+        self.foreign = foreign
         self.by = by
         self.reason = reason
 
@@ -226,7 +229,8 @@ class StateflowForkOperator(BaseOperator):
         from stateflow.recovery import ForkAsk, fork
 
         shadow, by = as_truth("shadow", self.shadow), self.by or asker(context)
-        ask = ForkAsk(str(self.target).strip(), check_root(self.into), shadow, by, self.reason)
+        foreign = as_truth("foreign", self.foreign)
+        ask = ForkAsk(str(self.target).strip(), check_root(self.into), shadow, by, self.reason, foreign)
         with told_as_failures():
             made = fork(check_root(self.job_root), ask)
         self.log.info("%s is a fork of %s at %s", made.root, made.job, made.label)
