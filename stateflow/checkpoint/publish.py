@@ -145,8 +145,8 @@ def _check_files(uid: str, table: TableHandle, output: Output) -> None:
 
 def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:
     if decision is Decision.WENT_BACK:
-        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? rewind the "
-                            "job to the same point", sink=uid, token=table.token)  # fmt: skip
+        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? take the "
+                            "job back to the same point: stateflow restore", sink=uid, token=table.token)  # fmt: skip
     if decision is Decision.FOREIGN:
         return SinkDiverged("the sink's table holds output of a checkpoint that the job gave up, or its log lost",
                             hint="go back in the table to the version before it", sink=uid,
