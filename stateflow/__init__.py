@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.state.keyed import MapState, ValueState
+from stateflow.state.map_state import MapState
+from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink

@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.state.keyed import KeyedState, MapState, ValueState
+from stateflow.state.keyed import KeyedState
+from stateflow.state.map_state import MapState
+from stateflow.state.value_state import ValueState
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -17,8 +17,8 @@ from stateflow.clock import SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
+from stateflow.state.current import state_id
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.keyed import state_id
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache
 from stateflow.storage import open_storage
