@@ -72,6 +72,18 @@ class RocksDBSettings:
 
 
 @dataclass(frozen=True)
+class StateSettings:
+    """What is done with state beside what functions do.
+
+    Attributes:
+        ttl_cleanup_entries: how many key groups and expiry entries a subtask looks at per batch, for each state with a
+            time to live, to remove what has expired.
+    """
+
+    ttl_cleanup_entries: int = 1000
+
+
+@dataclass(frozen=True)
 class SparkSettings:
     """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are."""
 
@@ -107,6 +119,7 @@ class Settings:
     source: SourceSettings = SourceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
     requests: RequestSettings = RequestSettings()
+    state: StateSettings = StateSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()

@@ -1,4 +1,4 @@
-"""The state of the current key: registration, prefetching, and writing back.
+"""The states of one operator's subtask: registration, prefetching, and writing back.
 
 Rows come sorted by key, so a key is current once per stretch of rows. `KeyedState.switch` makes one current; each
 state then loads its value at most once, and gives it back when the next key comes. Between `begin_stretch` and
@@ -8,19 +8,49 @@ state then loads its value at most once, and gives it back when the next key com
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
+from msgspec.structs import replace
+
+from stateflow.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
 from stateflow.errors import StateError
+from stateflow.keygroups import KeyGroupRange
+from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.current import CurrentKey
+from stateflow.state.cell import Cell
+from stateflow.state.current import VOID_NAMESPACE, BatchTime, CurrentKey, encode_namespace, state_id
+from stateflow.state.expiry import CleanUp
 from stateflow.state.handles import StateSchema
+from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
+from stateflow.state.reducing_state import ReducingState
+from stateflow.state.ttl import Ttl, expiry_id
 from stateflow.state.value_state import ValueState
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+In = TypeVar("In")
+Acc = TypeVar("Acc")
+Out = TypeVar("Out")
+
+
+class _State(Protocol):
+    """What every kind of state has."""
+
+    id: bytes
+    schema: StateSchema
+    ttl: Ttl | None
+
+    def give_back(self) -> None: ...
 
 
 class KeyedState:
@@ -29,34 +59,56 @@ class KeyedState:
     Args:
         known: the states that the base was written with; declaring one of them as something else is refused, because
             its bytes would be taken for what they are not.
+        time: of the batch.
     """
 
-    def __init__(self, backend: KeyedStateBackend, known: Iterable[StateSchema] = ()) -> None:
-        self._entries = CurrentKey(backend)
+    def __init__(
+        self, backend: KeyedStateBackend, known: Iterable[StateSchema] = (), time: BatchTime | None = None
+    ) -> None:
+        self._entries = CurrentKey(backend, time or BatchTime())
         self._known = {schema.name: schema for schema in known}
-        self._states: dict[str, ValueState[Any] | MapState[Any, Any]] = {}
-        self._values: list[ValueState[Any]] = []
+        self._states: dict[str, _State] = {}
+        self._cells: list[Cell[Any]] = []
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """The state that `descriptor` declares; the same object when it is asked for again.
 
         Raises StateError when the name is taken by a state of another kind or type.
         """
-        wanted = ValueState(self._entries, descriptor)
-        found: ValueState[T] = self._register(wanted)
-        if found is wanted:
-            self._values.append(wanted)
+        found: ValueState[T] = self._cell(ValueState(self._entries, descriptor, self._ttl(descriptor)))
+        return found
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """As `value_state`, for a list."""
+        found: ListState[T] = self._register(ListState(self._entries, descriptor, self._ttl(descriptor)))
         return found
 
     def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
         """As `value_state`, for a map."""
-        found: MapState[K, V] = self._register(MapState(self._entries, descriptor))
+        found: MapState[K, V] = self._register(MapState(self._entries, descriptor, self._ttl(descriptor)))
         return found
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """As `value_state`, for a value that others are reduced to."""
+        found: ReducingState[T] = self._cell(ReducingState(self._entries, descriptor, self._ttl(descriptor)))
+        return found
+
+    def aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[In, Acc, Out]
+    ) -> AggregatingState[In, Acc, Out]:
+        """As `value_state`, for an accumulator."""
+        wanted = AggregatingState(self._entries, descriptor, self._ttl(descriptor))
+        found: AggregatingState[In, Acc, Out] = self._cell(wanted)
+        return found
+
+    def folding_state(self, descriptor: FoldingStateDescriptor[In, Acc]) -> AggregatingState[In, Acc, Acc]:
+        """The aggregating state that `descriptor` stands for."""
+        return self.aggregating_state(descriptor.aggregating)
 
     @property
     def schemas(self) -> list[StateSchema]:
         """What is declared, in order of names."""
-        return [self._states[name].schema for name in sorted(self._states)]
+        return [self._recorded(self._states[name]) for name in sorted(self._states)]
 
     @property
     def current(self) -> tuple[bytes, bytes] | None:
@@ -64,7 +116,7 @@ class KeyedState:
         return self._entries.address
 
     def switch(self, group: bytes, key: bytes) -> None:
-        """Makes a key current.
+        """Makes a key current, in the void namespace.
 
         Args:
             group: its key group, 2 bytes.
@@ -73,44 +125,118 @@ class KeyedState:
         self.leave()
         self._entries.address = (group, key)
 
+    def set_namespace(self, namespace: object) -> None:
+        """Lets all states work in a namespace of the current key until the next `switch`. None is the void one; else
+        anything that can be part of a key."""
+        self._give_back()
+        self._entries.namespace = encode_namespace(namespace)
+
     def leave(self) -> None:
         """Takes back what the current key's states hold; no key is current then."""
         if self._entries.address is not None:
-            for state in self._states.values():
-                state.give_back()
+            self._give_back()
             self._entries.address = None
+            self._entries.namespace = VOID_NAMESPACE
 
     def begin_stretch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
-        """Reads the value states of many (group, key) pairs at once."""
-        for state in self._values:
-            state.prefetch(keys)
+        """Reads what value-like states have in the void namespace for many (group, key) pairs at once."""
+        for cell in self._cells:
+            cell.prefetch(keys)
 
     def end_stretch(self) -> None:
         """Writes back what was changed since the last stretch."""
         self.leave()
         self._entries.write_through()
-        for state in self._values:
-            state.forget_prefetched()
+        for cell in self._cells:
+            cell.forget_prefetched()
 
-    def _register(self, wanted: Any) -> Any:
+    def clean_up(self, groups: KeyGroupRange, limit: int) -> None:
+        """Removes some of what has expired, between stretches.
+
+        Args:
+            groups: the key groups that the subtask owns.
+            limit: how many key groups and expiry entries are looked at per state, unless its declaration says so.
+        """
+        cleaning = self._cleaning(groups)
+        for name, state in self._states.items():
+            ttl, known = state.ttl, self._known.get(name)
+            if ttl is not None and ttl.config.background_cleanup:
+                cleaning.remove_some(state.id, ttl, ttl.config.cleanup_entries or limit)
+            elif ttl is None and known is not None and known.ttl_index:
+                cleaning.drop_index(expiry_id(name), limit)
+
+    def remove_expired(self, groups: KeyGroupRange) -> None:
+        """Removes all that has expired, between stretches: for a full snapshot, which reads everything anyway."""
+        cleaning = self._cleaning(groups)
+        for state in self._states.values():
+            if state.ttl is not None:
+                cleaning.remove_all(state.id, state.ttl)
+
+    def _cleaning(self, groups: KeyGroupRange) -> CleanUp:
+        return CleanUp(self._entries.backend, groups, self._entries.time.epoch)
+
+    def _give_back(self) -> None:
+        for state in self._states.values():
+            state.give_back()
+
+    def _ttl(self, descriptor: StateDescriptor) -> Ttl | None:
+        if descriptor.ttl is None:
+            return None
+        return Ttl(self._entries, descriptor.name, descriptor.ttl, self._known.get(descriptor.name))
+
+    def _recorded(self, state: _State) -> StateSchema:
+        """The schema as the manifest has it: with what the next batch must know of its time to live."""
+        known, ttl = self._known.get(state.schema.name), state.ttl
+        if ttl is None:
+            return replace(state.schema, ttl_index=known is not None and known.ttl_index)
+        return replace(state.schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True)
+
+    def _cell(self, wanted: Cell[Any]) -> Any:
+        found = self._register(wanted)
+        if found is wanted:
+            self._cells.append(wanted)
+        return found
+
+    def _register(self, wanted: _State) -> Any:
         schema = wanted.schema
         found = self._states.get(schema.name)
         if found is not None:
-            if found.schema != schema:
+            if found.schema != schema or _config(found) != _config(wanted):
                 raise StateError("a state name is used for two different states", hint="use another name",
-                                 name=schema.name, first=found.schema.value_type, second=schema.value_type)  # fmt: skip
+                                 name=schema.name, first=_describe(found.schema), second=_describe(schema))  # fmt: skip
             return found
         stored = self._known.get(schema.name, schema)
-        if stored != schema:
+        if _type(stored) != _type(schema):
             raise StateError("a state is declared as something else than what is stored", hint="give the new "
                              "state a new name", name=schema.name, stored=_describe(stored),
                              declared=_describe(schema))  # fmt: skip
-        for other in self._states.values():
-            if other.id == wanted.id:
-                raise StateError("two state names have the same id", hint="rename one of them", first=schema.name,
-                                 second=other.schema.name)  # fmt: skip
+        self._refuse_shared(wanted)
         self._states[schema.name] = wanted
         return wanted
+
+    def _refuse_shared(self, wanted: _State) -> None:
+        schema, taken = wanted.schema, {wanted.id, expiry_id(wanted.schema.name)}
+        for other in self._states.values():
+            if taken & {other.id, expiry_id(other.schema.name)}:
+                raise StateError("two state names have the same id", hint="rename one of them", first=schema.name,
+                                 second=other.schema.name)  # fmt: skip
+            if schema.queryable and schema.queryable == other.schema.queryable:
+                raise StateError("two states have the same queryable name", hint="rename one of them",
+                                 queryable=schema.queryable, first=other.schema.name, second=schema.name)  # fmt: skip
+
+
+def state_names(schemas: Iterable[StateSchema]) -> dict[bytes, StateSchema | None]:
+    """What the state ids in stored keys stand for; None for expiry entries."""
+    names: dict[bytes, StateSchema | None] = {expiry_id(schema.name): None for schema in schemas}
+    return names | {state_id(schema.name): schema for schema in schemas}
+
+
+def _type(schema: StateSchema) -> tuple[str, str, str]:
+    return schema.kind, schema.key_type, schema.value_type
+
+
+def _config(state: _State) -> object:
+    return state.ttl.config if state.ttl is not None else None
 
 
 def _describe(schema: StateSchema) -> str:
