@@ -1,4 +1,4 @@
-"""Each account's numbers in a list, for runs without Spark.
+"""Each account's numbers in a list, and the last of them for a day, for runs without Spark.
 
 Parameter: ``job.folder``, as in ``accounts.py``. The list is only added to; the state is looked at from outside.
 """
@@ -13,7 +13,10 @@ from stateflow import (
     KeyedProcessFunction,
     ListStateDescriptor,
     RuntimeContext,
+    StateTtlConfig,
     StreamExecutionEnvironment,
+    Time,
+    ValueStateDescriptor,
 )
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
@@ -33,9 +36,12 @@ class Collect(KeyedProcessFunction[Event, Event]):
 
     def open(self, ctx: RuntimeContext) -> None:
         self.numbers = ctx.get_list_state(ListStateDescriptor("numbers", int))
+        day = StateTtlConfig.new_builder(Time.days(1)).build()
+        self.last = ctx.get_state(ValueStateDescriptor("last", int, ttl=day))
 
     def process_element(self, row: Event, ctx: Context) -> None:
         self.numbers.add(row.number)
+        self.last.update(row.number)
 
 
 def build(env: StreamExecutionEnvironment) -> None:
