@@ -30,8 +30,9 @@ class Cell(Generic[T]):
         self.schema = schema
         self.ttl = ttl
         self._entries = entries
-        self._serializer: ValueSerializer[T] = ValueSerializer(value_type)
-        self._default = None if default is None else self._serializer.encode(default)
+        serializer: ValueSerializer[T] = ValueSerializer(value_type)
+        self._encode, self._decode = serializer.encode, serializer.decode
+        self._default = None if default is None else self._encode(default)
         self._prefetched: dict[bytes, bytes | None] = {}
         self._value: T | None = None
         self._stored_key: bytes | None = None
@@ -58,7 +59,7 @@ class Cell(Generic[T]):
         if self._stored_key is None:
             return
         if self._changed:
-            key, data = self._stored_key, self._serializer.encode(self._value)  # type: ignore[arg-type]
+            key, data = self._stored_key, self._encode(self._value)  # type: ignore[arg-type]
             if self.ttl is None:
                 self._entries.pending[key] = data
             else:
@@ -90,10 +91,14 @@ class Cell(Generic[T]):
         if data is ABSENT:
             data = self._entries.read(key)
         if self.ttl is not None and data is not None and not self._lives(self.ttl, key, data):
-            # Not kept: an expired value is seen once at most.
-            self._value = self._decoded(data if self.ttl.returns_expired else None)
-            return
-        self._value = self._decoded(data)
+            if self.ttl.returns_expired:
+                # Not kept: it is seen once.
+                self._value = self._decode(data)
+                return
+            data = None
+        if data is None:
+            data = self._default
+        self._value = None if data is None else self._decode(data)
         self._stored_key = key
 
     def _lives(self, ttl: Ttl, key: bytes, data: bytes) -> bool:
@@ -110,8 +115,3 @@ class Cell(Generic[T]):
         """The stored value, when it is at hand."""
         data = self._entries.pending.get(key, ABSENT)
         return self._prefetched.get(key) if data is ABSENT else data
-
-    def _decoded(self, data: bytes | None) -> T | None:
-        if data is None:
-            data = self._default
-        return None if data is None else self._serializer.decode(data)

@@ -122,8 +122,12 @@ class KeyedState:
             group: its key group, 2 bytes.
             key: the key as `encode_key` encodes it.
         """
-        self.leave()
-        self._entries.address = (group, key)
+        entries = self._entries
+        if entries.address is not None:
+            for state in self._states.values():
+                state.give_back()
+        entries.address = (group, key)
+        entries.namespace = VOID_NAMESPACE
 
     def set_namespace(self, namespace: object) -> None:
         """Lets all states work in a namespace of the current key until the next `switch`. None is the void one; else
