@@ -76,8 +76,8 @@ class StateSettings:
     """What is done with state beside what functions do.
 
     Attributes:
-        ttl_cleanup_entries: how many key groups and expiry entries a subtask looks at per batch, for each state with a
-            time to live, to remove what has expired.
+        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
+            live; a key group that is looked at counts as three.
     """
 
     ttl_cleanup_entries: int = 1000

@@ -41,7 +41,7 @@ class AggregatingState(Cell[Acc], Generic[In, Acc, Out]):
     def add(self, value: In) -> None:
         """Adds `value`. Raises StateError for None, and when the function returns None for an accumulator."""
         if value is None:
-            raise StateError("None cannot be added to a state", state=self.schema.name)
+            raise StateError("a state cannot take None", state=self.schema.name)
         before = self._get()
         after = self._function.add(value, self._function.create_accumulator() if before is None else before)
         if after is None:

@@ -12,6 +12,8 @@ from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.ttl import Ttl, indexed
 
 _SLICE = 1000
+_LOOK = 3
+"""What it costs to begin a scan in RocksDB, measured in entries removed."""
 
 
 class CleanUp:
@@ -28,10 +30,10 @@ class CleanUp:
         self._epoch = epoch
 
     def remove_some(self, state: bytes, ttl: Ttl, limit: int) -> None:
-        """Removes expired entries of the state with the id `state`. Each key group that is looked at, and each expiry
-        entry that is due, counts one towards `limit`."""
+        """Removes expired entries of the state with the id `state`. An expiry entry that is due counts one towards
+        `limit`, a look at a key group three; there is one look at least."""
         for group in self._rotated(limit):
-            limit -= 1 + self._clean_group(group, state, ttl, limit)
+            limit -= _LOOK + self._clean_group(group, state, ttl, limit)
             if limit <= 0:
                 return
 
@@ -50,7 +52,7 @@ class CleanUp:
         for group in self._rotated(limit):
             found = [key for key, _ in islice(self._backend.scan(group + expiry), limit)]
             self._backend.write(dict.fromkeys(found))
-            limit -= 1 + len(found)
+            limit -= _LOOK + len(found)
             if limit <= 0:
                 return
 
@@ -80,7 +82,7 @@ class CleanUp:
         """Key groups from one on that differs by batch. The step between two batches' first ones is about what a batch
         can look at, and has no divisor in common with their number: each is the first one now and then."""
         count = len(self._groups)
-        step = min(limit, count)
+        step = min(max(1, limit // _LOOK), count)
         while math.gcd(step, count) > 1:
             step += 1
         start = self._epoch * step % count

@@ -159,7 +159,7 @@ class KeyedState:
 
         Args:
             groups: the key groups that the subtask owns.
-            limit: how many key groups and expiry entries are looked at per state, unless its declaration says so.
+            limit: as for `CleanUp.remove_some`, for each state whose declaration has no limit of its own.
         """
         cleaning = self._cleaning(groups)
         for name, state in self._states.items():

@@ -35,7 +35,7 @@ class ReducingState(Cell[T]):
     def add(self, value: T) -> None:
         """Reduces what there is and `value` to one. Raises StateError for None, also when the function returns it."""
         if value is None:
-            raise StateError("None cannot be added to a state", state=self.schema.name)
+            raise StateError("a state cannot take None", state=self.schema.name)
         before = self._get()
         reduced = value if before is None else self._reduce(before, value)
         if reduced is None:
