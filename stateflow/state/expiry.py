@@ -73,7 +73,7 @@ class CleanUp:
             if ttl.is_over(begin):
                 changes[key] = None
             elif begin != moment:
-                # Written again, or from before the state had this time to live: it is due later.
+                # Written again, or from before the state had this time to live, or when a clock had gone back.
                 changes[ttl.index_key(begin, key)] = b""
         self._backend.write(changes)
         return len(due)

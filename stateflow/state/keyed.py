@@ -207,7 +207,7 @@ class KeyedState:
         if found is not None:
             if found.schema != schema or _config(found) != _config(wanted):
                 raise StateError("a state name is used for two different states", hint="use another name",
-                                 name=schema.name, first=_describe(found.schema), second=_describe(schema))  # fmt: skip
+                                 name=schema.name, first=_declared(found), second=_declared(wanted))  # fmt: skip
             return found
         stored = self._known.get(schema.name, schema)
         if _type(stored) != _type(schema):
@@ -241,6 +241,12 @@ def _type(schema: StateSchema) -> tuple[str, str, str]:
 
 def _config(state: _State) -> object:
     return state.ttl.config if state.ttl is not None else None
+
+
+def _declared(state: _State) -> str:
+    lives = f", lives {state.ttl.config.ttl}" if state.ttl is not None else ""
+    named = f", queryable as {state.schema.queryable}" if state.schema.queryable else ""
+    return f"{_describe(state.schema)}{lives}{named}"
 
 
 def _describe(schema: StateSchema) -> str:

@@ -94,7 +94,10 @@ class Ttl:
         Args:
             old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
         """
-        begin, before = self._begin(), moment_of(old) if old is not None else None
+        begin, before = (
+            self.since if self.now is None else self.now,
+            moment_of(old) if old is not None else None,
+        )
         if data is old and before == begin:
             return
         if begin is None:
@@ -113,11 +116,6 @@ class Ttl:
     def index_key(self, moment: int, key: bytes) -> bytes:
         """The expiry entry of what is stored under `key` and lives from `moment`."""
         return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", moment + _ZERO) + key[ADDRESS_BYTES:]
-
-    def _begin(self) -> int | None:
-        if self.now is None or self.since is None:
-            return self.since
-        return max(self.now, self.since)  # a driver's clock may go back
 
     def _forget(self, key: bytes, moment: int | None) -> None:
         if moment is not None:

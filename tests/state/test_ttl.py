@@ -396,7 +396,7 @@ def test_a_slice_is_bounded_and_slices_come_to_everything() -> None:
     assert batches >= 160 // 7
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 15, 16, 1000])
+@pytest.mark.parametrize("limit", [1, 2, 7, 16, 48, 1000])
 def test_each_key_group_has_its_turn_while_another_one_has_much_to_clean(limit: int) -> None:
     life = Life(KINDS["value"])
     with life.at(0) as batch:
@@ -506,6 +506,19 @@ def test_a_time_to_live_that_comes_back_counts_from_its_return(life: Life) -> No
     assert life.entries == []
 
 
+def test_what_is_in_the_index_from_an_earlier_time_to_live_goes_when_the_new_one_is_over(kind: Kind) -> None:
+    life = Life(kind)
+    life.write(0)
+    life.ttl = None
+    with life.at(500):
+        pass
+    life.ttl = HUNDRED
+    life.clean(1000)
+    assert len(life.entries) == 2
+    life.clean(1100)
+    assert life.entries == []
+
+
 def test_another_kind_of_time_counts_from_its_beginning(kind: Kind) -> None:
     """The moments of the old one mean nothing in the new one."""
     life = Life(kind, EVENT)
@@ -521,6 +534,8 @@ def test_a_clock_that_goes_back_shortens_no_life(life: Life) -> None:
     life.write(950, 2)
     life.clean(1050)
     assert life.read(1099) == 2
+    life.clean(1100)
+    assert life.entries == []
 
 
 def test_one_name_has_one_time_to_live() -> None:
