@@ -75,7 +75,7 @@ class Ttl:
             self.remove(key, data)
             return self.returns_expired
         if self._renews:
-            self.write(key, data, data)
+            self._renew(key, data)
         return True
 
     def admit_scanned(self, key: bytes, data: bytes) -> bool:
@@ -94,12 +94,8 @@ class Ttl:
         Args:
             old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
         """
-        begin, before = (
-            self.since if self.now is None else self.now,
-            moment_of(old) if old is not None else None,
-        )
-        if data is old and before == begin:
-            return
+        begin = self.since if self.now is None else self.now
+        before = None if old is None else moment_of(old)
         if begin is None:
             self._entries.pending[key] = data
             return
@@ -111,11 +107,16 @@ class Ttl:
     def remove(self, key: bytes, old: bytes | None) -> None:
         """Removes an entry; `old` as in `write`."""
         self._entries.pending[key] = None
-        self._forget(key, moment_of(old) if old is not None else None)
+        self._forget(key, None if old is None else moment_of(old))
 
     def index_key(self, moment: int, key: bytes) -> bytes:
         """The expiry entry of what is stored under `key` and lives from `moment`."""
         return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", moment + _ZERO) + key[ADDRESS_BYTES:]
+
+    def _renew(self, key: bytes, data: bytes) -> None:
+        moment = moment_of(data)
+        if self.now is not None and (moment is None or moment < self.now):
+            self.write(key, data, data)
 
     def _forget(self, key: bytes, moment: int | None) -> None:
         if moment is not None:

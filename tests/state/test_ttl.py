@@ -538,6 +538,14 @@ def test_a_clock_that_goes_back_shortens_no_life(life: Life) -> None:
     assert life.entries == []
 
 
+def test_a_read_by_a_clock_that_went_back_shortens_no_life(life: Life) -> None:
+    life.ttl = ON_READ
+    life.write(1000)
+    life.write(1050, 2)
+    assert life.read(1020) == 2
+    assert life.read(1149) == 2
+
+
 def test_one_name_has_one_time_to_live() -> None:
     owner = KeyedState(DictShelf().new())
     owner.value_state(ValueStateDescriptor("s", int, ttl=HUNDRED))
