@@ -9,9 +9,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
+from stateflow.descriptors import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReduceFunction,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    Time,
+    ValueStateDescriptor,
+)
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.state.keyed import MapState, ValueState
+from stateflow.state.aggregating_state import AggregatingState
+from stateflow.state.list_state import ListState
+from stateflow.state.map_state import MapState
+from stateflow.state.reducing_state import ReducingState
+from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink
@@ -20,14 +35,25 @@ if TYPE_CHECKING:
 _LAZY = {"DeltaSink": "stateflow.connectors.delta", "FileSource": "stateflow.connectors.files"}
 
 __all__ = [
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "Context",
     "DeltaSink",
     "FileSource",
+    "FoldingStateDescriptor",
     "KeyedProcessFunction",
+    "ListState",
+    "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "ReduceFunction",
+    "ReducingState",
+    "ReducingStateDescriptor",
     "RuntimeContext",
+    "StateTtlConfig",
     "StreamExecutionEnvironment",
+    "Time",
     "ValueState",
     "ValueStateDescriptor",
 ]

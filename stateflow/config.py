@@ -79,6 +79,18 @@ class RocksDBSettings:
 
 
 @dataclass(frozen=True)
+class StateSettings:
+    """What is done with state beside what functions do.
+
+    Attributes:
+        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
+            live; a key group that is looked at counts as three.
+    """
+
+    ttl_cleanup_entries: int = 1000
+
+
+@dataclass(frozen=True)
 class SparkSettings:
     """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are."""
 
@@ -115,6 +127,7 @@ class Settings:
     checkpoints: CheckpointSettings = CheckpointSettings()
     requests: RequestSettings = RequestSettings()
     history: HistorySettings = HistorySettings()
+    state: StateSettings = StateSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()

@@ -7,25 +7,45 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.state.keyed import KeyedState, MapState, ValueState
+from stateflow.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from stateflow.state.aggregating_state import AggregatingState
+from stateflow.state.keyed import KeyedState
+from stateflow.state.list_state import ListState
+from stateflow.state.map_state import MapState
+from stateflow.state.reducing_state import ReducingState
+from stateflow.state.value_state import ValueState
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+Acc = TypeVar("Acc")
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Which subtask of which operator works, and what time it is for the whole batch."""
+    """Which subtask of which operator works, and what time it is for the whole batch.
+
+    Attributes:
+        epoch: number of the batch along the job's state, over all runs, restores and forks.
+        watermark: milliseconds since 1970; None before there is one.
+    """
 
     uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
     processing_time: datetime
+    epoch: int = 0
+    watermark: int | None = None
 
 
 class RuntimeContext:
@@ -39,9 +59,29 @@ class RuntimeContext:
         """The declared value state. Raises StateError when the name is taken by another kind or type."""
         return self._state.value_state(descriptor)
 
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """The declared list state. Raises StateError as `get_state` does."""
+        return self._state.list_state(descriptor)
+
     def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """The declared map state. Raises StateError when the name is taken by another kind or type."""
+        """The declared map state. Raises StateError as `get_state` does."""
         return self._state.map_state(descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """The declared reducing state. Raises StateError as `get_state` does."""
+        return self._state.reducing_state(descriptor)
+
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[In, Acc, Out]
+    ) -> AggregatingState[In, Acc, Out]:
+        """The declared aggregating state. Raises StateError as `get_state` does."""
+        return self._state.aggregating_state(descriptor)
+
+    def get_folding_state(
+        self, descriptor: FoldingStateDescriptor[In, Acc]
+    ) -> AggregatingState[In, Acc, Acc]:
+        """Deprecated: the aggregating state that folds. Raises StateError as `get_state` does."""
+        return self._state.folding_state(descriptor)
 
 
 class Context:

@@ -79,6 +79,9 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Bytes of state that compactions wrote for it: old data in new files."""
     full_bytes: int = 0
     """Bytes of state that it refers to."""
+    epoch: int = 0
+    """One more than that of the checkpoint that its batch started from, over restores and forks: state that a batch
+    appends to has it in its keys, and so keeps its order."""
 
 
 class PendingOutput(Document, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -14,15 +15,18 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext, TaskInfo
-from stateflow.errors import StateError, StateflowError, UserCodeError
+from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
+from stateflow.keygroups import range_of
 from stateflow.runtime.rows import group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_SHIFT, UnitSpec
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.current import BatchTime
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import KeyedState
 
 Key = tuple[Any, ...]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class KeyedOperator:
@@ -42,7 +46,8 @@ class KeyedOperator:
         self._key_indexes = [spec.input.names.index(c) for c in spec.keying.columns]
         self._maker = row_maker(spec.input)
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedProcessFunction.on_batch_end
-        self._state = KeyedState(backend, spec.known_states)
+        self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
+        self._state = KeyedState(backend, spec.known_states, _time(info))
         self._context = Context(info)
         self._open: tuple[bytes, bytes, Key] | None = None
         """The last key of the batch before: whether it has more rows is not known yet."""
@@ -63,7 +68,7 @@ class KeyedOperator:
         keys = [columns[i] for i in self._key_indexes]
         self._refuse_null_keys(keys, columns)
         starts = group_starts(order, keys)
-        named = self._named_groups(order, keys, starts)
+        named = self._named_groups(order, keys, starts, columns)
         rows = to_rows(columns, self._maker)
         emitted: list[Any] = []
         self._state.begin_stretch([(group, key) for group, key, _ in named])
@@ -80,6 +85,14 @@ class KeyedOperator:
         self._state.end_stretch()
         self._call("close", self._function.close)
         return emitted
+
+    def clean_up(self, limit: int) -> None:
+        """Removes some of what has expired; `limit` as in `KeyedState.clean_up`."""
+        self._state.clean_up(self._groups, limit)
+
+    def remove_expired(self) -> None:
+        """Removes all that has expired, for a full snapshot."""
+        self._state.remove_expired(self._groups)
 
     def abandon(self) -> None:
         """Closes the function after a failure."""
@@ -136,13 +149,17 @@ class KeyedOperator:
             where=innermost(error),
         )  # fmt: skip
 
-    def _named_groups(
-        self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int]
-    ) -> list[tuple[bytes, bytes, Key]]:
+    def _named_groups(self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int],
+                      columns: Sequence[pa.Array]) -> list[tuple[bytes, bytes, Key]]:  # fmt: skip
         at = pa.array(starts, pa.int64())
-        values = zip(*[to_list(k.take(at)) for k in keys], strict=True)
+        firsts = [k.take(at) for k in keys]
         groups = (order[starts] >> GROUP_SHIFT).tolist() if starts else []
-        return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
+        try:
+            values = zip(*[to_list(k) for k in firsts], strict=True)
+            return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
+        except Exception as e:
+            self._refuse_failing_key(firsts, [c.take(at) for c in columns])
+            raise InternalError("a batch's keys cannot be read, but each can", operator=self._spec.uid) from e
 
     def _refuse_null_keys(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
         for name, column in zip(self._columns, keys, strict=True):
@@ -151,6 +168,30 @@ class KeyedOperator:
                 row = {n: c[int(at)].as_py() for n, c in zip(self._spec.input.names, columns, strict=True)}
                 raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
                                  operator=self._spec.uid, column=name, row=repr(row)[:500])  # fmt: skip
+
+    def _refuse_failing_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
+        """Finds the key that cannot be read or encoded, and raises StateError with its row."""
+        for at in range(len(keys[0])):
+            try:
+                encode_key(tuple(k[at].as_py() for k in keys))
+            except Exception as e:
+                names = self._spec.input.names
+                row = {n: _shown(c[at]) for n, c in zip(names, columns, strict=True)}
+                raise StateError("a key cannot be read", hint="filter such rows in a transform, or cast the column",
+                                 operator=self._spec.uid, columns=list(self._columns), row=repr(row)[:500],
+                                 reason=str(e)) from e  # fmt: skip
+
+
+def _time(info: TaskInfo) -> BatchTime:
+    since = info.processing_time - _EPOCH
+    return BatchTime(info.epoch, since // timedelta(milliseconds=1), info.watermark)
+
+
+def _shown(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except Exception:  # it is shown because something in its row cannot be read
+        return f"<unreadable {cell.type}>"
 
 
 def innermost(error: BaseException) -> str:

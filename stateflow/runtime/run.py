@@ -126,6 +126,7 @@ class JobRun:
         self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)
         self._ordinal = 0
+        self._epoch = 0
         self._base: dict[str, OperatorState] = {}
         self._desk: RequestDesk
         self.head: Head
@@ -158,6 +159,7 @@ class JobRun:
         self.restored = self._check(self.head, self.manifest, checked)
         self.stood_at = self.head.stand
         self._base = self.restored.operators
+        self._epoch = self.manifest.epoch if self.manifest else 0
         self._sweep_sinks()
 
     def _trim_history(self) -> None:
@@ -328,7 +330,8 @@ class JobRun:
         return BatchInfo(
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
             ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
-            local_folder=settings.local_folder, rocksdb=settings.rocksdb,
+            local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
+            ttl_cleanup_entries=settings.state.ttl_cleanup_entries,
         )  # fmt: skip
 
     def _manifest(self, pending: PendingCheckpoint, positions: Positions) -> Manifest:
@@ -339,6 +342,7 @@ class JobRun:
             operators=operators, sources=positions.sources, spark=positions.spark,
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
             compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()), full_bytes=sum(files.values()),
+            epoch=self._epoch + 1,
         )  # fmt: skip
 
     def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
@@ -356,6 +360,7 @@ class JobRun:
         self.head = outcome.head
         self._ordinal = pending.ordinal
         self._base = {o.uid: o for o in manifest.operators}
+        self._epoch = manifest.epoch
         self._publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
 

@@ -12,7 +12,7 @@ from stateflow.api.functions import KeyedProcessFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.config import RocksDBSettings
+from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.state.handles import StateSchema
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder
@@ -32,7 +32,13 @@ BARRIER_ORDER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """The batch and the job, as tasks need to know them."""
+    """The batch and the job, as tasks need to know them.
+
+    Attributes:
+        epoch: number of the batch along the job's state.
+        watermark: milliseconds since 1970; None before there is one.
+        ttl_cleanup_entries: how much of a state a subtask looks at to remove what has expired.
+    """
 
     job_uuid: str
     root_uri: str
@@ -42,6 +48,9 @@ class BatchInfo:
     max_parallelism: int
     local_folder: Path
     rocksdb: RocksDBSettings
+    epoch: int = 0
+    watermark: int | None = None
+    ttl_cleanup_entries: int = StateSettings.ttl_cleanup_entries
 
     @property
     def storage(self) -> Storage:

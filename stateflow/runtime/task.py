@@ -105,6 +105,7 @@ class _Task:
         self._check_barriers()
         if self._operator is not None:
             yield from self._emit(self._operator.finish())
+            self._operator.clean_up(self._level.batch.ttl_cleanup_entries)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
             self._opened_backend()
@@ -140,7 +141,7 @@ class _Task:
         if self._operator is None:
             batch = self._level.batch
             info = TaskInfo(self._unit.uid, self._subtask, self._level.parallelism, batch.max_parallelism,
-                            batch.processing_time)  # fmt: skip
+                            batch.processing_time, batch.epoch, batch.watermark)  # fmt: skip
             self._operator = KeyedOperator(self._unit, info, self._opened_backend())
         return self._operator
 
