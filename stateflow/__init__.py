@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
+from stateflow.api.side_outputs import OutputTag
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.state.keyed import MapState, ValueState
@@ -23,9 +26,15 @@ __all__ = [
     "Context",
     "DeltaSink",
     "FileSource",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "MapState",
     "MapStateDescriptor",
+    "OutputTag",
+    "RichFilterFunction",
+    "RichFlatMapFunction",
+    "RichMapFunction",
     "RuntimeContext",
     "StreamExecutionEnvironment",
     "ValueState",

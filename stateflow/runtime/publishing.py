@@ -89,11 +89,12 @@ class Publisher:
     def _is_lost(self, pending: PendingOutput, head: Head) -> bool:
         table = self._sinks[pending.sink].open_table()
         known = self._known(head, pending.sink)
-        decision = decide(table.token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
+        token = known.checkpoint_id if table.token is None else table.token
+        decision = decide(token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
         return decision is Decision.PUBLISH and bool(table.missing(pending.committables))
 
     def _token(self, uid: str, head: Head) -> int:
-        return max(self._sinks[uid].open_table().token, self._known(head, uid).checkpoint_id)
+        return max(self._sinks[uid].open_table().token or 0, self._known(head, uid).checkpoint_id)
 
     def _known(self, head: Head, uid: str) -> PublishedOutput:
         return self.published.get(uid) or head.entry.published.get(uid) or _NOTHING

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.source import LocalSource, Source
-from stateflow.checkpoint.documents import EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
+from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -231,13 +231,16 @@ def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChan
     known = {f.path for f in manifest.spark.source_files} if manifest.spark else set()
     logs = [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
     contents = [f.content or (job.root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
-    source = job.plan.source.source
+    sources = {node.uid: node.source for node in job.plan.sources}
     changes = []
     for position in manifest.sources:
+        source = sources.get(position.uid)
         held = None
-        if isinstance(source, Source):
+        if position.offset == NOT_BEGUN:
+            pass
+        elif isinstance(source, Source):
             held = source.holds(position.offset, contents)
-        elif isinstance(source, LocalSource):
+        elif isinstance(source, LocalSource) and manifest.spark is None:
             held = source.holds(position.offset)
         changes.append(
             SourceChange(uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held)

@@ -149,7 +149,9 @@ def test_a_wrong_command_line_is_a_configuration_error(arguments: list[str]) -> 
 def test_a_run_tells_what_it_did(bench: Bench) -> None:
     shown = invoke(*bench.command())
     assert shown.exit_code == 0
-    assert re.fullmatch(r"job: 3 batches, 12 rows, from the beginning to checkpoint \d+, caught-up, [\d.]+ s\n", shown.stdout)
+    assert re.fullmatch(
+        r"job: 3 batches, 12 rows, from the beginning to checkpoint \d+, caught-up, [\d.]+ s\n", shown.stdout
+    )
     assert len(FolderSink(bench.folder / "table").rows()) == 12
     lines = shown.stderr.splitlines()
     assert len(lines) == 4

@@ -143,13 +143,13 @@ def test_an_operator_without_a_sink_is_enough() -> None:
     env.graph.check()
 
 
-def test_two_sources_are_refused_by_their_uids() -> None:
+def test_a_source_that_nothing_reads_is_refused_by_its_uid() -> None:
     env = environment()
     _rows(env).sink_to(Nowhere(), uid="out")
     env.from_source(Nothing(), uid="more")
-    with pytest.raises(JobDefinitionError, match="one source") as refused:
+    with pytest.raises(JobDefinitionError, match="read by nothing") as refused:
         env.graph.check()
-    assert refused.value.facts == {"sources": ["rows", "more"]}
+    assert refused.value.facts == {"sources": ["more"]}
 
 
 def test_parameters_are_asked_for_by_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stateflow.api.streams import DataStream
 from stateflow.checkpoint.coordinator import Participant
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.runtime.plan import JobPlan, plan_job, producer
+from stateflow.runtime.plan import JobPlan, plan_job
 from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
 
 
@@ -20,7 +20,15 @@ def _rows(env: StreamExecutionEnvironment) -> DataStream:
 def _shape(plan: JobPlan) -> list[list[tuple[str, int, bool, list[str]]]]:
     """Per level and unit: uid, first target, whether it feeds another unit, its sinks."""
     return [
-        [(u.uid, u.first_target, u.feeds, [s.uid for s in u.sinks]) for u in level.units]
+        [
+            (
+                u.uid,
+                u.first_target,
+                any(o.feeds for o in u.outlets),
+                [s.uid for o in u.outlets for s in o.sinks],
+            )
+            for u in level.units
+        ]
         for level in plan.levels
     ]
 
@@ -54,7 +62,8 @@ def test_what_an_operator_emits_is_the_next_level_s_input() -> None:
     _keyed(first.transform(lambda df: df), "second").sink_to(Nowhere(), uid="b")
     plan = plan_job(env.graph, 2)
     assert _shape(plan) == [[("first", 0, True, ["a"])], [("second", 0, False, ["b"])]]
-    assert producer(plan.levels[1].units[0].input) is env.graph.operators[0]
+    (outlet,) = plan.levels[0].fed
+    assert outlet.node is env.graph.operators[0]
     assert [level.number for level in plan.levels] == [1, 2]
 
 
