@@ -18,6 +18,7 @@ from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
 from stateflow.runtime.assembly import assemble, load_job, open_job
+from stateflow.runtime.drawing import Drawing, draw
 from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.operator import innermost
@@ -147,6 +148,15 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], .
     env, settings = declare(module.build, job_file.stem, layers)
     env.graph.check()
     return open_job(env.graph, settings, open_storage(job_root), SystemClock())
+
+
+def draw_job(job_file: Path, layers: tuple[dict[str, Any], ...] = ()) -> Drawing:
+    """How the job of a job file would run; starts nothing and needs no job root.
+
+    Raises JobDefinitionError or ConfigError.
+    """
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    return draw(env.graph, settings, needs_spark(env.graph))
 
 
 def run_job(request: RunRequest) -> RunResult:
