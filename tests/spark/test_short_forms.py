@@ -48,7 +48,9 @@ def _run(home: Path, runner: str, *more: str) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(
+    scope="module", params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
 def runner(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
