@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stateflow.checkpoint.documents import SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.files import write_bytes
-from stateflow.errors import ConfigError, CorruptFile, InternalError
+from stateflow.errors import CorruptFile, InternalError
 from stateflow.state.transfer import check_content
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
@@ -126,13 +126,8 @@ def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) ->
 
     Args:
         sources: (uid, description) in the order in which the query has them.
-
-    Raises ConfigError when Spark takes some of them for one.
     """
     lines = position.offsets.decode().splitlines()[2:]
-    if len(lines) != len(sources):
-        raise ConfigError("Spark takes two sources for one", hint="they read the same in the same way: declare one, "
-                          "and use its stream twice", sources=[uid for uid, _ in sources], read=len(lines))  # fmt: skip
     return [
         SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)
     ]
