@@ -8,7 +8,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
+from stateflow.api.side_outputs import OutputTag
 from stateflow.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -42,14 +45,20 @@ __all__ = [
     "DeltaSink",
     "FileSource",
     "FoldingStateDescriptor",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "ListState",
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "OutputTag",
     "ReduceFunction",
     "ReducingState",
     "ReducingStateDescriptor",
+    "RichFilterFunction",
+    "RichFlatMapFunction",
+    "RichMapFunction",
     "RuntimeContext",
     "StateTtlConfig",
     "StreamExecutionEnvironment",

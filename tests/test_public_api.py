@@ -35,9 +35,11 @@ def test_the_names_are_sorted_and_there() -> None:
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
         "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
-        "FileSource", "FoldingStateDescriptor", "KeyedProcessFunction", "ListState", "ListStateDescriptor",
-        "MapState", "MapStateDescriptor", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
-        "RuntimeContext", "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState",
+        "FileSource", "FoldingStateDescriptor", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
+        "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
+        "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
+        "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
+        "StreamExecutionEnvironment", "Time", "ValueState",
         "ValueStateDescriptor",
     ]  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from stateflow.api.side_outputs import OutputTag, SideOutputs
 from stateflow.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -15,6 +16,7 @@ from stateflow.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from stateflow.errors import StateError
 from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.keyed import KeyedState
 from stateflow.state.list_state import ListState
@@ -87,14 +89,24 @@ class RuntimeContext:
 class Context:
     """Given with each row."""
 
-    __slots__ = ("_key", "info")
+    __slots__ = ("_key", "_side", "info")
 
     def __init__(self, info: TaskInfo) -> None:
         self.info = info
         self._key: tuple[Any, ...] = ()
+        self._side = SideOutputs()
+
+    def output(self, tag: OutputTag[T], row: T) -> None:
+        """Emits a row into a side output. It goes nowhere when the job does not use that output."""
+        self._side.add(tag, row)
 
     def get_current_key(self) -> Any:
-        """The row's key: the column's value, or a tuple when the key has several columns."""
+        """The row's key: the column's value, or a tuple when the key has several columns.
+
+        Raises StateError for a row of a broadcast stream.
+        """
+        if not self._key:
+            raise StateError("there is no current key", hint="rows of a broadcast stream have none")
         return self._key[0] if len(self._key) == 1 else self._key
 
     def current_processing_time(self) -> datetime:
@@ -105,20 +117,20 @@ class Context:
         """For the runtime only."""
         self._key = key
 
+    def take_side_outputs(self) -> dict[str, list[Any]]:
+        """For the runtime only: the rows by the tag's name, once."""
+        return self._side.take()
 
-class KeyedProcessFunction(Generic[In, Out]):
-    """A function over the rows of a keyed stream.
 
-    An object of it lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
-    state. Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+class KeyedFunction(Generic[Out]):
+    """What all functions over keyed rows have.
+
+    An object of one lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
+    state.
     """
 
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, before the first row. Declare state here."""
-
-    def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
-        """Called for each row; returns, or yields, rows of the declared output class."""
-        raise NotImplementedError(f"{type(self).__name__} has no process_element")
 
     def on_batch_end(self, ctx: Context) -> Iterable[Out] | None:
         """Called for each key that had rows in the batch, after the last of them."""
@@ -126,3 +138,14 @@ class KeyedProcessFunction(Generic[In, Out]):
 
     def close(self) -> None:
         """Called once per batch and subtask, after the last row, also when a row failed."""
+
+
+class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
+    """A function over the rows of a keyed stream.
+
+    Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+    """
+
+    def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
+        """Called for each row; returns, or yields, rows of the declared output class."""
+        raise NotImplementedError(f"{type(self).__name__} has no process_element")

@@ -10,6 +10,8 @@ from enum import StrEnum
 from stateflow.state.handles import Committable, Document, FileHandle, StateSchema, SubtaskState
 
 FORMAT_VERSION = 1
+NOT_BEGUN = "-"
+"""The offset of a source that had nothing yet, as Spark's offset log has it."""
 
 
 class JobFormat(Document, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class SourcePosition(Document, frozen=True, kw_only=True):
     uid: str
     description: str
     offset: str
-    """The source's own JSON, as Spark's offset log holds it."""
+    """The source's own JSON, as Spark's offset log holds it; ``-`` when it had nothing yet."""
 
 
 class SparkPosition(Document, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ class BatchResult:
     """What one committed batch did.
 
     Attributes:
-        rows_in: rows that came to the job's first operator or sink, after the transforms before it.
+        rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
         increment_bytes: of state files that were stored for it, those of a compaction apart.
         compaction_bytes: of state files that a compaction wrote, which hold old data.
         full_bytes: of all state files that it consists of.
@@ -284,10 +284,23 @@ class JobRun:
         plan, max_parallelism = self.job.plan, self.job.root.job.max_parallelism
         wanted = Wanted(plan.parallelism, max_parallelism, plan.key_types, self.job.sources)
         restored = plan_restore(head.checkpoint_id, manifest, wanted)
+        self._check_reader(manifest)
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
         return restored
+
+    def _check_reader(self, manifest: Manifest | None) -> None:
+        """Spark and the runner without it write positions in words of their own."""
+        if (
+            manifest is None
+            or not manifest.sources
+            or (manifest.spark is not None) == self._executor.reads_by_spark
+        ):
+            return
+        before = "on Spark" if manifest.spark is not None else "without Spark"
+        raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
+                          "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip
 
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""
@@ -373,7 +386,7 @@ class JobRun:
         self._publisher.publish_pending(self.head)
 
     def _result(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> BatchResult:
-        first = {u.uid for u in self.job.plan.levels[0].units[:1]}
+        first = self.job.plan.first_units
         written = {sink: sum(c.rows for c in files) for sink, files in pending.output().items()}
         return BatchResult(
             checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,

@@ -41,9 +41,13 @@ from stateflow.runtime.specs import (
     CONTROL,
     GROUP_SHIFT,
     ORDER,
+    PHASE_SHIFT,
     REPORT,
+    SOURCE_PHASE,
     BatchInfo,
+    InputSpec,
     LevelSpec,
+    OutletSpec,
     UnitSpec,
 )
 from stateflow.runtime.task import Barrier, run_level
@@ -83,8 +87,8 @@ def _unit(function: KeyedProcessFunction[Any, Any], row_class: type[Any] = Row, 
           output: type[Any] = Out) -> UnitSpec:  # fmt: skip
     schema = RowSchema.of(row_class)
     types = tuple(schema.column(c).spark_type for c in columns)
-    return UnitSpec(uid="op", prefix="i0_", input=schema, keying=Keying(tuple(columns), (), types), function=function,
-                    output=RowSchema.of(output), sinks=(), feeds=False, bases=(b"",))  # fmt: skip
+    return UnitSpec(uid="op", inputs=(InputSpec("i0_", schema, Keying(tuple(columns), (), types)),), function=function,
+                    outlets=(OutletSpec("", (), RowSchema.of(output), (), None),), bases=(b"",))  # fmt: skip
 
 
 def _operator(unit: UnitSpec, store: DictBackend | None = None) -> KeyedOperator:
@@ -96,7 +100,8 @@ def _order(values: tuple[Any, ...], types: Sequence[str]) -> int:
     if None in values:
         return 0
     digest = key_hash(values, types)
-    return (digest % M) << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
+    phase = SOURCE_PHASE << PHASE_SHIFT
+    return phase | (digest % M) << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
 
 
 def _sorted(unit: UnitSpec, rows: Iterable[Any]) -> list[tuple[int, Any]]:
@@ -108,7 +113,7 @@ def _sorted(unit: UnitSpec, rows: Iterable[Any]) -> list[tuple[int, Any]]:
 
 def _feed(operator: KeyedOperator, unit: UnitSpec, rows: Sequence[tuple[int, Any]]) -> list[Any]:
     order = np.array([o for o, _ in rows], dtype=np.int64)
-    return operator.process(order, to_batch([r for _, r in rows], unit.input).columns)
+    return operator.process(order, to_batch([r for _, r in rows], unit.inputs[0].schema).columns)
 
 
 # -- keys and calls -----------------------------------------------------------------------------------------------
@@ -353,8 +358,8 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
     )  # fmt: skip
     spec = LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
     rows = _sorted(unit, [Row("a", 1), Row("a", 2)])
-    columns = to_batch([r for _, r in rows], unit.input).columns
-    names = [ORDER, CONTROL, REPORT, *(unit.prefix + n for n in unit.input.names)]
+    columns = to_batch([r for _, r in rows], unit.inputs[0].schema).columns
+    names = [ORDER, CONTROL, REPORT, *(n for n in unit.inputs[0].columns)]
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
     given = [
         pa.RecordBatch.from_arrays(
@@ -362,7 +367,7 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
         ),
         pa.RecordBatch.from_arrays(
             [pa.array([BARRIER_ORDER]), pa.array([barrier]), pa.nulls(1, pa.binary()),
-             *(pa.nulls(1, c.arrow_type) for c in unit.input.columns)], names=names
+             *(pa.nulls(1, c.arrow_type) for c in unit.inputs[0].schema.columns)], names=names
         ),
     ]  # fmt: skip
     (answer,) = run_level(spec, 0, "a1", given)
