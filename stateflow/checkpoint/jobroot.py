@@ -119,7 +119,7 @@ class JobRoot:
         return outcome.head if isinstance(outcome, Appended) else None
 
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
-        """A kept checkpoint as something to continue from. Raises DataError when it is not kept any more."""
+        """A checkpoint of the line as something to continue from. Raises DataError when it is not there any more."""
         _check_adoptable(head, ref)
         adopted = self.log.read_checkpoint(ref)
         assert adopted.manifest is not None
@@ -276,12 +276,19 @@ class JobRoot:
 def kept(head: Head) -> list[EntryRef]:
     """Every checkpoint that the entry keeps, the present one last."""
     pins = [p.checkpoint for p in head.entry.pinned]
-    own = [head.checkpoint] if head.checkpoint else []
-    return [*pins, *head.entry.retained, *own]
+    return [*pins, *line(head)]
+
+
+def line(head: Head) -> list[EntryRef]:
+    """The checkpoints that the job can continue from, the present one last.
+
+    Not those that only a pin keeps: a restore may have left them on a branch whose output was never published.
+    """
+    return [*head.entry.retained, *([head.checkpoint] if head.checkpoint else [])]
 
 
 def _check_adoptable(base: Head | None, ref: EntryRef | None) -> None:
-    if ref and (base is None or ref not in kept(base)):
+    if ref and (base is None or ref not in line(base)):
         raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
 
 

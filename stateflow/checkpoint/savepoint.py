@@ -31,7 +31,7 @@ from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import read_answer
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StorageError
@@ -127,9 +127,7 @@ def settled_checkpoint(head: Head) -> EntryRef:
     Raises DataError when there is none.
     """
     unpublished = min((p.checkpoint_id for p in pending_of(head)), default=head.entry.seq + 1)
-    # Not those that are only pinned: a restore may have left them behind on a branch that is undone.
-    line = [*head.entry.retained, *([head.checkpoint] if head.checkpoint else [])]
-    settled = [ref for ref in line if ref.id < unpublished]
+    settled = [ref for ref in line(head) if ref.id < unpublished]
     if not settled:
         raise DataError("the job has no checkpoint whose output is known to be published", hint="wait for the next "
                         "one, or start the job", checkpoint=head.checkpoint_id)  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.history import ActionRecord, read_history
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot, kept, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint import (
     LATEST,
@@ -57,8 +57,8 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
     """The point that `text` names.
 
     Args:
-        text: ``latest``; the id of a kept checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO 8601, UTC
-            unless it says otherwise; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
+        text: ``latest``; the id of a retained checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO
+            8601, UTC unless it says otherwise; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
 
     Raises:
         ConfigError: there is no such point; it names those that are there.
@@ -71,7 +71,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
         return _checkpoint(root, head.checkpoint)
     if text.isdigit():
-        for ref in kept(head):
+        for ref in line(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
     stored = find_savepoint(root.storage, text) if "/" not in text else open_savepoint(open_storage(text))
@@ -128,15 +128,13 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
 
 def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     """The checkpoints that the job can go back to, and its own savepoints of checkpoints that no restore has undone."""
-    # A checkpoint that only a pin keeps may be one that was undone.
-    own = [head.checkpoint] if head.checkpoint else []
-    for ref in [*head.entry.retained, *own]:
+    for ref in line(head):
         if target := _undamaged(root, ref):
             yield target
-    line = _line(root, head)
+    numbers = _line(root, head)
     for stored in list_savepoints(root.storage):
         document = stored.document
-        if document.job_uuid == root.job.job_uuid and any(document.checkpoint_id in part for part in line):
+        if document.job_uuid == root.job.job_uuid and any(document.checkpoint_id in part for part in numbers):
             yield _of_savepoint(stored)
 
 
@@ -214,6 +212,6 @@ def _moment(text: str) -> datetime:
 
 
 def _names(root: JobRoot, head: Head) -> str:
-    checkpoints = sorted({r.id for r in kept(head)})
+    checkpoints = sorted(r.id for r in line(head))
     savepoints = [s.document.name for s in list_savepoints(root.storage)]
     return f"checkpoints {checkpoints}, savepoints {savepoints}"

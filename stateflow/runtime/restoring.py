@@ -18,7 +18,7 @@ from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import (
     Proposal,
@@ -137,7 +137,7 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
         savepoint=target.savepoint.uri if target.savepoint else "", foreign=foreign, mode=mode,
         parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
         sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
-        dropped_checkpoints=[] if foreign else [r.id for r in kept(head) if r.id > target.checkpoint_id],
+        dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )  # fmt: skip
 
@@ -318,7 +318,7 @@ def _planned_target(root: JobRoot, head: Head, proposal: Proposal) -> Target:
             document.checkpoint_id, document.made_at, document.job_uuid, document.manifest, savepoint=stored
         )
     ref = EntryRef(id=proposal.target_checkpoint, sha256=proposal.target_sha256)
-    if ref not in kept(head):
+    if ref not in line(head):
         raise PlanOutdated("the checkpoint of the plan is not kept any more", hint="plan again, with another target",
                            checkpoint=ref.id)  # fmt: skip
     entry = root.log.read_checkpoint(ref)

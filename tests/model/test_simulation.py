@@ -15,7 +15,7 @@ from tests.model.rules import Violation
 
 _CHUNKS = 8
 _CHUNK = 2_500
-_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 600}
+_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 1500}
 _BOUND = 5_000
 
 _AT_LEAST = {
@@ -43,11 +43,13 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
 """What the directed searches are for."""
 
 _SEEDS = [
-    ("plain-none", 5),
-    ("unasked-savepoint", 2),
-    ("late-copies", 26),
-    ("outrun-request", 1),
-    ("half-fork", 144),
+    ("plain-none", 29),
+    ("unasked-savepoint", 4),
+    ("late-copies", 7),
+    ("outrun-request", 3),
+    ("half-fork", 128),
+    ("untold-savepoint", 46),
+    ("kept-unpublished", 15),
 ]
 """Histories that showed a mistake in the code, by the mutant that brings the mistake back."""
 
