@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
 from stateflow.environment import StreamExecutionEnvironment
@@ -23,9 +24,12 @@ __all__ = [
     "Context",
     "DeltaSink",
     "FileSource",
+    "FsStateBackend",
     "KeyedProcessFunction",
     "MapState",
     "MapStateDescriptor",
+    "MemoryStateBackend",
+    "RocksDBStateBackend",
     "RuntimeContext",
     "StreamExecutionEnvironment",
     "ValueState",

@@ -14,6 +14,14 @@ from typing import Any
 
 from stateflow.errors import ConfigError
 
+BACKENDS = ("rocksdb", "filesystem", "memory")
+LARGEST_INLINE = 1 << 20
+LARGEST_MEMORY_STATE = 24 << 20
+"""A manifest is read up to 64 MiB, its bytes are base64 there, and state is not all that is in it."""
+_INLINE_TOTAL = 16 << 20
+
+_ALIASES = {"state.backend.incremental": "state.incremental"}
+"""Other names of settings: one that Flink gives a value and a group cannot be both here."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _WORDS = {
@@ -60,6 +68,41 @@ class HistorySettings:
     """How many records of checkpoints and actions are kept for people."""
 
     retained: int = 10_000
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """What keeps keyed state.
+
+    Attributes:
+        backend: ``rocksdb``, ``filesystem`` or ``memory``. State that another one wrote is taken over.
+        incremental: whether RocksDB stores only files that the checkpoint before does not have.
+        memory_limit_bytes: the memory backend refuses more state than this, all operators and subtasks together.
+        inline_below_bytes: a subtask's state that is smaller goes into the manifest, with the filesystem backend.
+    """
+
+    backend: str = "rocksdb"
+    incremental: bool = True
+    memory_limit_bytes: int = 5 << 20
+    inline_below_bytes: int = 20 << 10
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError("there is no such state backend", hint=f"known: {', '.join(BACKENDS)}",
+                              name="state.backend", value=self.backend)  # fmt: skip
+        _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE)
+        _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE)
+
+    def shared_by(self, subtasks: int) -> StateSettings:
+        """The same, with no more state in a manifest than it can hold when each of so many subtasks puts some in."""
+        fair = max(1, _INLINE_TOTAL // subtasks)
+        return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))
+
+
+def _at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise ConfigError("a setting is too large", hint="state in a manifest is written and read in one piece",
+                          name=name, value=value, limit=limit)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,6 +158,7 @@ class Settings:
     checkpoints: CheckpointSettings = CheckpointSettings()
     requests: RequestSettings = RequestSettings()
     history: HistorySettings = HistorySettings()
+    state: StateSettings = StateSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()
@@ -141,7 +185,7 @@ def resolve(*layers: Mapping[str, Any]) -> Settings:
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged.update(layer)
+        merged.update({_ALIASES.get(name, name): value for name, value in layer.items()})
     settings: Settings = _build(Settings, "", merged)
     return settings
 

@@ -34,8 +34,9 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "Context", "DeltaSink", "FileSource", "KeyedProcessFunction", "MapState", "MapStateDescriptor",
-        "RuntimeContext", "StreamExecutionEnvironment", "ValueState", "ValueStateDescriptor",
+        "Context", "DeltaSink", "FileSource", "FsStateBackend", "KeyedProcessFunction", "MapState",
+        "MapStateDescriptor", "MemoryStateBackend", "RocksDBStateBackend", "RuntimeContext",
+        "StreamExecutionEnvironment", "ValueState", "ValueStateDescriptor",
     ]  # fmt: skip
 
 

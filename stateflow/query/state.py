@@ -17,9 +17,9 @@ from stateflow.clock import SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
+from stateflow.state.backends import Place, read_entries
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.keyed import state_id
-from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache
 from stateflow.storage import open_storage
 
@@ -95,14 +95,11 @@ def _subtask_entries(
 ) -> Iterator[StateEntry]:
     names, columns = layout
     cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
-    store = RocksDBBackend(scratch / str(subtask.subtask), cache, Base.of(subtask), RocksDBSettings())
-    try:
-        for stored, data in store.scan(b""):
-            name = names.get(stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES])
-            if name is None:
-                raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
-            parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES :])
-            map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-            yield StateEntry(name, parts[:columns], map_key, decode_untyped(data))
-    finally:
-        store.close()
+    place = Place(scratch / str(subtask.subtask), cache, RocksDBSettings())
+    for stored, data in read_entries(place, Base.of(subtask)):
+        name = names.get(stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES])
+        if name is None:
+            raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+        parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES :])
+        map_key = parts[columns + 1] if len(parts) > columns + 1 else None
+        yield StateEntry(name, parts[:columns], map_key, decode_untyped(data))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
@@ -27,6 +28,8 @@ from stateflow.runtime.specs import (
     input_prefix,
     output_prefix,
 )
+from stateflow.state import snapshots
+from stateflow.state.handles import Base
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,20 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         keying=operator.keying if operator else None, function=operator.function if operator else None,
         output=operator.schema if operator else None,
         sinks=tuple((s.sink, SinkContext(work.info.job_uuid, s.uid, schema)) for s in unit.sinks),
-        feeds=unit.feeds, bases=tuple(msgspec.msgpack.encode(b.parts) if b.parts else b"" for b in bases),
+        feeds=unit.feeds, bases=tuple(_packed(base) for base in bases),
         known_states=tuple(state.states) if state else (),
     )  # fmt: skip
+
+
+def _packed(base: Base) -> bytes:
+    """The parts of a base as they are sent. Of state that is in the manifest, each new subtask gets its own only: every
+    task is sent the bases of all."""
+    parts = base.parts
+    if base.rescales:
+        parts = tuple(
+            p if p.inline is None else replace(p, inline=snapshots.cut(p.inline, base.owned, p.snapshot)) for p in parts
+        )  # fmt: skip
+    return msgspec.msgpack.encode(parts) if parts else b""
 
 
 def flatten(reports: Sequence[TaskReport]) -> list[TaskReport]:

@@ -12,7 +12,7 @@ from stateflow.api.functions import KeyedProcessFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.config import RocksDBSettings
+from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.state.handles import StateSchema
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder
@@ -42,6 +42,7 @@ class BatchInfo:
     max_parallelism: int
     local_folder: Path
     rocksdb: RocksDBSettings
+    state: StateSettings
 
     @property
     def storage(self) -> Storage:

@@ -22,7 +22,7 @@ from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings
+from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.descriptors import ValueStateDescriptor
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import key_hash
@@ -282,6 +282,7 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
     batch = BatchInfo(
         job_uuid=ManualClock(1).new_id(), root_uri=(tmp_path / "root").as_uri(), generation=1, ordinal=1,
         processing_time=NOW, max_parallelism=M, local_folder=tmp_path / "local", rocksdb=RocksDBSettings(),
+        state=StateSettings(),
     )  # fmt: skip
     spec = LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
     rows = _sorted(unit, [Row("a", 1), Row("a", 2)])
