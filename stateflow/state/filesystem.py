@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stateflow import failpoints
 from stateflow.state.backend import Snapshot
 from stateflow.state.handles import StateFile
 from stateflow.state.memory import DictBackend
@@ -60,7 +59,6 @@ class FilesystemBackend(DictBackend):
         try:
             with path.open("wb") as file:
                 file.writelines(self.encoded())
-            failpoints.hit("task.snapshot")
             if path.stat().st_size < self._inline_below:
                 return Snapshot(inline=path.read_bytes())
             handle = self._cache.upload(path, key)

@@ -224,7 +224,7 @@ def test_a_damaged_base_file_is_refused_by_name_and_nothing_is_opened(
 def test_names_that_no_store_has_are_refused(shelf: RocksShelf, names: list[str]) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix())]
+    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix()).files]
     store.close()
     with pytest.raises(CorruptFile):
         shelf.open([StateFile(handle=handle, local_name=name) for name in names])
