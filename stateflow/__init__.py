@@ -9,10 +9,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
+from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
+from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
+from stateflow.api.side_outputs import OutputTag
+from stateflow.descriptors import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReduceFunction,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    Time,
+    ValueStateDescriptor,
+)
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.state.keyed import MapState, ValueState
+from stateflow.state.aggregating_state import AggregatingState
+from stateflow.state.list_state import ListState
+from stateflow.state.map_state import MapState
+from stateflow.state.reducing_state import ReducingState
+from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink
@@ -21,17 +39,34 @@ if TYPE_CHECKING:
 _LAZY = {"DeltaSink": "stateflow.connectors.delta", "FileSource": "stateflow.connectors.files"}
 
 __all__ = [
+    "AggregateFunction",
+    "AggregatingState",
+    "AggregatingStateDescriptor",
     "Context",
     "DeltaSink",
     "FileSource",
+    "FoldingStateDescriptor",
     "FsStateBackend",
+    "KeyedBroadcastProcessFunction",
+    "KeyedCoProcessFunction",
     "KeyedProcessFunction",
+    "ListState",
+    "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
     "MemoryStateBackend",
+    "OutputTag",
+    "ReduceFunction",
+    "ReducingState",
+    "ReducingStateDescriptor",
+    "RichFilterFunction",
+    "RichFlatMapFunction",
+    "RichMapFunction",
     "RocksDBStateBackend",
     "RuntimeContext",
+    "StateTtlConfig",
     "StreamExecutionEnvironment",
+    "Time",
     "ValueState",
     "ValueStateDescriptor",
 ]

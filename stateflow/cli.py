@@ -20,8 +20,9 @@ from rich.table import Table
 from stateflow import ops
 from stateflow.cli_recovery import fork, history, restore, savepoint, stop
 from stateflow.config import parse_assignments, read_toml
-from stateflow.environment import RunRequest, RunResult, run_job
+from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
+from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.run import BatchResult, JobRun
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, tell
 
@@ -89,6 +90,25 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
         f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s"
     )
+
+
+@main.command()
+@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML, as for run.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run.")
+@JSON
+def plan(job: Path, config: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Draw how a job would run: sources, shuffles, operators with keys and states, sinks. Starts nothing."""
+
+    def work() -> Drawing:
+        return draw_job(job, ((read_toml(config),) if config else ()) + (parse_assignments(assignments),))
+
+    drawing = or_fail(work)
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(drawing)))
+        return
+    for line in as_text(drawing):
+        click.echo(line)
 
 
 @main.command()

@@ -72,19 +72,22 @@ class HistorySettings:
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What keeps keyed state.
+    """What keeps keyed state, and what is done with it beside what functions do.
 
     Attributes:
         backend: ``rocksdb``, ``filesystem`` or ``memory``. State that another one wrote is taken over.
         incremental: whether RocksDB stores only files that the checkpoint before does not have.
         memory_limit_bytes: the memory backend refuses more state than this, all operators and subtasks together.
         inline_below_bytes: a subtask's state that is smaller goes into the manifest, with the filesystem backend.
+        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
+            live; a key group that is looked at counts as three.
     """
 
     backend: str = "rocksdb"
     incremental: bool = True
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
+    ttl_cleanup_entries: int = 1000
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

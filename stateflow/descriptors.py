@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from stateflow.errors import JobDefinitionError
@@ -10,44 +16,317 @@ from stateflow.errors import JobDefinitionError
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+In = TypeVar("In")
+Acc = TypeVar("Acc")
+Out = TypeVar("Out")
 
 _NAME_LIMIT = 100
 
 
+class Time:
+    """Durations with PyFlink's names; each is a `timedelta`."""
+
+    @staticmethod
+    def milliseconds(count: float) -> timedelta:
+        """`count` thousandths of a second."""
+        return timedelta(milliseconds=count)
+
+    @staticmethod
+    def seconds(count: float) -> timedelta:
+        """`count` seconds."""
+        return timedelta(seconds=count)
+
+    @staticmethod
+    def minutes(count: float) -> timedelta:
+        """`count` minutes."""
+        return timedelta(minutes=count)
+
+    @staticmethod
+    def hours(count: float) -> timedelta:
+        """`count` hours."""
+        return timedelta(hours=count)
+
+    @staticmethod
+    def days(count: float) -> timedelta:
+        """`count` days."""
+        return timedelta(days=count)
+
+
 @dataclass(frozen=True)
-class ValueStateDescriptor(Generic[T]):
-    """One value per key.
+class StateTtlConfig:
+    """How long an entry lives: a value, an element of a list, or an entry of a map. Made by `new_builder`.
+
+    Args:
+        ttl: at least a millisecond. An entry has expired once so much time has passed since it began to live.
+        background_cleanup: whether each batch removes some of what has expired.
+        cleanup_entries: how much a subtask looks at for this state per batch; ``state.ttl_cleanup_entries`` if None.
+    """
+
+    class UpdateType(Enum):
+        """What begins an entry's life anew."""
+
+        OnCreateAndWrite = "write"
+        OnReadAndWrite = "read"
+
+    class StateVisibility(Enum):
+        """What reading an expired entry that is still stored gives: nothing, or the entry, once."""
+
+        NeverReturnExpired = "never"
+        ReturnExpiredIfNotCleanedUp = "until-cleaned-up"
+
+    class TtlTimeCharacteristic(Enum):
+        """Which time passes: the batch's processing time, or the subtask's watermark."""
+
+        ProcessingTime = "processing"
+        EventTime = "event"
+
+    ttl: timedelta
+    update_type: UpdateType = UpdateType.OnCreateAndWrite
+    state_visibility: StateVisibility = StateVisibility.NeverReturnExpired
+    ttl_time_characteristic: TtlTimeCharacteristic = TtlTimeCharacteristic.ProcessingTime
+    background_cleanup: bool = True
+    cleanup_entries: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ttl, timedelta) or self.ttl < timedelta(milliseconds=1):
+            raise JobDefinitionError(
+                "a time to live must be a duration of at least a millisecond", ttl=self.ttl
+            )
+        if self.cleanup_entries is not None and self.cleanup_entries < 1:
+            raise JobDefinitionError("a clean-up looks at one entry or more", hint="disable_cleanup_in_background "
+                                     "switches it off", entries=self.cleanup_entries)  # fmt: skip
+
+    @property
+    def milliseconds(self) -> int:
+        """The time to live."""
+        return self.ttl // timedelta(milliseconds=1)
+
+    @staticmethod
+    def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:
+        """A builder with Flink's defaults. Raises JobDefinitionError when `ttl` is no duration above zero."""
+        return StateTtlConfigBuilder(StateTtlConfig(ttl))
+
+
+class StateTtlConfigBuilder:
+    """Builds a `StateTtlConfig` step by step, as PyFlink's builder does."""
+
+    def __init__(self, config: StateTtlConfig) -> None:
+        self._config = config
+
+    def set_update_type(self, update_type: StateTtlConfig.UpdateType) -> StateTtlConfigBuilder:
+        """What begins an entry's life anew."""
+        return self._with(update_type=update_type)
+
+    def update_ttl_on_create_and_write(self) -> StateTtlConfigBuilder:
+        """Only writing begins an entry's life anew; the default."""
+        return self.set_update_type(StateTtlConfig.UpdateType.OnCreateAndWrite)
+
+    def update_ttl_on_read_and_write(self) -> StateTtlConfigBuilder:
+        """Reading does so too."""
+        return self.set_update_type(StateTtlConfig.UpdateType.OnReadAndWrite)
+
+    def set_state_visibility(self, state_visibility: StateTtlConfig.StateVisibility) -> StateTtlConfigBuilder:
+        """What reading an expired entry gives."""
+        return self._with(state_visibility=state_visibility)
+
+    def never_return_expired(self) -> StateTtlConfigBuilder:
+        """An expired entry is never seen; the default."""
+        return self.set_state_visibility(StateTtlConfig.StateVisibility.NeverReturnExpired)
+
+    def return_expired_if_not_cleaned_up(self) -> StateTtlConfigBuilder:
+        """An expired entry may be read once more, if it is still there."""
+        return self.set_state_visibility(StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp)
+
+    def set_ttl_time_characteristic(
+        self, characteristic: StateTtlConfig.TtlTimeCharacteristic
+    ) -> StateTtlConfigBuilder:
+        """Which time passes."""
+        return self._with(ttl_time_characteristic=characteristic)
+
+    def use_processing_time(self) -> StateTtlConfigBuilder:
+        """The batch's processing time; the default."""
+        return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.ProcessingTime)
+
+    def use_event_time(self) -> StateTtlConfigBuilder:
+        """The subtask's watermark."""
+        return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.EventTime)
+
+    def cleanup_incrementally(self, cleanup_size: int) -> StateTtlConfigBuilder:
+        """How much a subtask looks at per batch to find what has expired."""
+        return self._with(cleanup_entries=cleanup_size)
+
+    def disable_cleanup_in_background(self) -> StateTtlConfigBuilder:
+        """Expired entries are only removed when they are read, and in full snapshots."""
+        return self._with(background_cleanup=False)
+
+    def build(self) -> StateTtlConfig:
+        """The configuration."""
+        return self._config
+
+    def _with(self, **changes: Any) -> StateTtlConfigBuilder:
+        return StateTtlConfigBuilder(replace(self._config, **changes))
+
+
+class ReduceFunction(ABC, Generic[T]):
+    """Combines two values to one of the same type."""
+
+    @abstractmethod
+    def reduce(self, value1: T, value2: T) -> T:
+        """The two values as one."""
+
+
+class AggregateFunction(ABC, Generic[In, Acc, Out]):
+    """Collects values in an accumulator, which is what state keeps, and makes a result of it."""
+
+    @abstractmethod
+    def create_accumulator(self) -> Acc:
+        """An accumulator without any value."""
+
+    @abstractmethod
+    def add(self, value: In, accumulator: Acc) -> Acc:
+        """The accumulator with `value` in it; it may be the same object, changed."""
+
+    @abstractmethod
+    def get_result(self, accumulator: Acc) -> Out:
+        """What the accumulator stands for."""
+
+    @abstractmethod
+    def merge(self, acc_a: Acc, acc_b: Acc) -> Acc:
+        """Two accumulators as one; needed where windows merge."""
+
+
+@dataclass(frozen=True)
+class StateDescriptor:
+    """What all states have.
 
     Args:
         name: identifies the state within its operator, over all versions of the job.
-        value_type: type of the value; everything read is decoded as exactly this type.
+        ttl: how long an entry lives; for ever if None.
+        queryable: the name under which the state can be asked for from outside; empty if it cannot.
     """
 
     name: str
-    value_type: type[T] | Any
+    ttl: StateTtlConfig | None = field(default=None, kw_only=True)
+    queryable: str = field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        if not isinstance(self.name, str) or not 0 < len(self.name) <= _NAME_LIMIT:
+            raise JobDefinitionError("a state's name must be a text of 1 to 100 characters", name=self.name)
+        if not isinstance(self.queryable, str) or len(self.queryable) > _NAME_LIMIT:
+            raise JobDefinitionError("a state's queryable name must be a text of at most 100 characters",
+                                     name=self.name, queryable=self.queryable)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class MapStateDescriptor(Generic[K, V]):
+class ValueStateDescriptor(StateDescriptor, Generic[T]):
+    """One value per key.
+
+    Args:
+        value_type: type of the value; everything read is decoded as exactly this type.
+        default: what a key without a value has. Each key gets a copy.
+    """
+
+    value_type: type[T] | Any
+    default: T | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class ListStateDescriptor(StateDescriptor, Generic[T]):
+    """A list per key, which may be larger than memory; adding to it reads nothing.
+
+    Args:
+        element_type: type of the elements.
+    """
+
+    element_type: type[T] | Any
+
+
+@dataclass(frozen=True)
+class MapStateDescriptor(StateDescriptor, Generic[K, V]):
     """A map per key, which may be larger than memory.
 
     Args:
-        name: identifies the state within its operator, over all versions of the job.
         key_type: str, int, float, bool, bytes, date or datetime; entries come back in its order.
         value_type: type of the values.
     """
 
-    name: str
     key_type: type[K] | Any
     value_type: type[V] | Any
 
+
+@dataclass(frozen=True)
+class ReducingStateDescriptor(StateDescriptor, Generic[T]):
+    """One value per key, to which each added value is reduced.
+
+    Args:
+        reduce_function: a `ReduceFunction`, or a function of two values.
+        value_type: type of the values.
+    """
+
+    reduce_function: ReduceFunction[T] | Callable[[T, T], T]
+    value_type: type[T] | Any
+
+    @property
+    def reduce(self) -> Callable[[T, T], T]:
+        """The function."""
+        given = self.reduce_function
+        return given.reduce if isinstance(given, ReduceFunction) else given
+
+
+@dataclass(frozen=True)
+class AggregatingStateDescriptor(StateDescriptor, Generic[In, Acc, Out]):
+    """One accumulator per key, in which added values are collected.
+
+    Args:
+        agg_function: how.
+        accumulator_type: type of the accumulator, which is what is stored.
+    """
+
+    agg_function: AggregateFunction[In, Acc, Out]
+    accumulator_type: type[Acc] | Any
+
+
+@dataclass(frozen=True)
+class FoldingStateDescriptor(StateDescriptor, Generic[In, Acc]):
+    """Deprecated, as in Flink: an aggregating state whose result is its accumulator.
+
+    Args:
+        initial_value: what the first value is folded into. Each key gets a copy.
+        fold_function: of the accumulator and a value, gives the new accumulator.
+        accumulator_type: type of the accumulator.
+    """
+
+    initial_value: Acc
+    fold_function: Callable[[Acc, In], Acc]
+    accumulator_type: type[Acc] | Any
+
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        super().__post_init__()
+        warnings.warn("FoldingStateDescriptor is deprecated: use AggregatingStateDescriptor, which finds the same "
+                      "stored state", DeprecationWarning, stacklevel=3)  # fmt: skip
+
+    @property
+    def aggregating(self) -> AggregatingStateDescriptor[In, Acc, Acc]:
+        """The same state as what it should be declared as."""
+        return AggregatingStateDescriptor(
+            self.name, _Fold(self.initial_value, self.fold_function), self.accumulator_type, ttl=self.ttl,
+            queryable=self.queryable,
+        )  # fmt: skip
 
 
-def _check_name(name: str) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= _NAME_LIMIT:
-        raise JobDefinitionError("a state's name must be a text of 1 to 100 characters", name=name)
+@dataclass(frozen=True)
+class _Fold(AggregateFunction[In, Acc, Acc]):
+    initial_value: Acc
+    fold_function: Callable[[Acc, In], Acc]
+
+    def create_accumulator(self) -> Acc:
+        return copy.deepcopy(self.initial_value)
+
+    def add(self, value: In, accumulator: Acc) -> Acc:
+        return self.fold_function(accumulator, value)
+
+    def get_result(self, accumulator: Acc) -> Acc:
+        return accumulator
+
+    def merge(self, acc_a: Acc, acc_b: Acc) -> Acc:
+        raise JobDefinitionError("a fold cannot merge two accumulators", hint="use an AggregateFunction")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stateflow.api.backends import StateBackend
+from stateflow.api.collection import CollectionSource
 from stateflow.api.graph import Graph, SourceNode
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
@@ -18,7 +19,8 @@ from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
 from stateflow.runtime.assembly import assemble, load_job, open_job
-from stateflow.runtime.local import LocalExecutor, refuse_transforms
+from stateflow.runtime.drawing import Drawing, draw
+from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.operator import innermost
 from stateflow.runtime.plan import plan_job
@@ -89,6 +91,14 @@ class StreamExecutionEnvironment:
                                      given=repr(source), uid=uid)  # fmt: skip
         return DataStream(self.graph, self.graph.add_source(SourceNode(uid, source, source.schema)))
 
+    def from_collection(self, rows: Iterable[Any], row_class: type[Any], *, uid: str = "") -> DataStream:
+        """A stream of rows that the job file has itself: bounded, for tests and examples, with Spark or without.
+
+        Args:
+            rows: objects of `row_class`. A later run goes on behind the rows that were read, by their number.
+        """
+        return self.from_source(CollectionSource(rows, row_class), uid=uid)
+
     def parameter(self, name: str, default: str | None = None) -> str:
         """A ``job.NAME`` setting. Raises JobDefinitionError when it has no value and no default."""
         value = self.parameters.get(name, default)
@@ -151,10 +161,20 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], .
     return open_job(env.graph, settings, open_storage(job_root), SystemClock())
 
 
+def draw_job(job_file: Path, layers: tuple[dict[str, Any], ...] = ()) -> Drawing:
+    """How the job of a job file would run; starts nothing and needs no job root.
+
+    Raises JobDefinitionError or ConfigError.
+    """
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    return draw(env.graph, settings, needs_spark(env.graph))
+
+
 def run_job(request: RunRequest) -> RunResult:
     """Runs a job file until it is caught up or a bound is reached. Raises StateflowError.
 
-    Sources that Spark reads run on Spark; a source that this process can read runs in this process.
+    A job runs on Spark when Spark reads one of its sources, or when it has Spark expressions and all of its sources
+    allow that; otherwise in this process.
     """
     clock = SystemClock()
     began = clock.monotonic()
@@ -162,11 +182,20 @@ def run_job(request: RunRequest) -> RunResult:
     env, settings = declare(module.build, request.job_file.stem, request.layers)
     env.graph.check()
     storage = open_storage(request.job_root)
-    if isinstance(env.graph.sources[0].source, LocalSource):
+    if not needs_spark(env.graph):
         run, reached = _run_here(env.graph, settings, storage, request)
     else:
         run, reached = _run_on_spark(env.graph, settings, storage, request)
     return _result(run, reached, clock.monotonic() - began)
+
+
+def needs_spark(graph: Graph) -> bool:
+    """Whether the job cannot run in this process."""
+    sources = [node.source for node in graph.sources]
+    if any(isinstance(source, Source) for source in sources):
+        return True
+    may = all(isinstance(source, LocalSource) and source.may_use_spark for source in sources)
+    return may and any(map(has_transform, graph.consumed))
 
 
 def _run_here(graph: Graph, settings: Settings, storage: Storage, request: RunRequest) -> tuple[JobRun, str]:
@@ -174,15 +203,15 @@ def _run_here(graph: Graph, settings: Settings, storage: Storage, request: RunRe
     run = JobRun(assemble(graph, settings, storage, SystemClock()), LocalExecutor())
     run.start(request.note)
     request.on_start(run)
-    source = graph.sources[0].source
-    assert isinstance(source, LocalSource)
-    return run, run_local(run, source, request.on_batch)
+    sources = {n.uid: n.source for n in graph.sources if isinstance(n.source, LocalSource)}
+    return run, run_local(run, sources, request.on_batch)
 
 
 def _run_on_spark(
     graph: Graph, settings: Settings, storage: Storage, request: RunRequest
 ) -> tuple[JobRun, str]:
     # Spark takes a second to import, and runs without it do not need it.
+    from stateflow.connectors.python import PythonSource
     from stateflow.runtime.exchange import check_transforms
     from stateflow.runtime.session import open_session
     from stateflow.runtime.spark import SparkExecutor
@@ -191,14 +220,17 @@ def _run_on_spark(
     spark = open_session(settings, request.job_file)
     check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
     check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
-    source = graph.sources[0].source
-    assert isinstance(source, Source)
-    source.check(spark)
+    sources = {
+        n.uid: PythonSource(n.source) if isinstance(n.source, LocalSource) else n.source
+        for n in graph.sources
+    }
+    for source in sources.values():
+        source.check(spark)
     check_transforms(spark, plan_job(graph, settings.parallelism))
     run = JobRun(assemble(graph, settings, storage, SystemClock()), SparkExecutor())
     run.start(request.note)
     request.on_start(run)
-    return run, SparkRun(spark, run, request.on_batch).run()
+    return run, SparkRun(spark, run, sources, request.on_batch).run()
 
 
 def _result(run: JobRun, reached: str, seconds: float) -> RunResult:

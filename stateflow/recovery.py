@@ -306,9 +306,11 @@ def _note_fork(root: JobRoot, source: JobRoot, point: Target, ask: ForkAsk, took
         facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
     )  # fmt: skip
     write_action(root.storage, record, "made")
+    own = point.job_uuid == source.job.job_uuid
     here = ActionRecord(
-        seq=point.checkpoint_id, kind="fork", at=record.at, by=record.by, reason=ask.reason, took_ms=took_ms,
-        bytes=record.bytes, facts={"into": ask.into, "base": str(point.checkpoint_id)},
+        seq=point.checkpoint_id if own else source.head().entry.seq, kind="fork",
+        at=record.at, by=record.by, reason=ask.reason, took_ms=took_ms,
+        bytes=record.bytes, facts={"into": ask.into, "base": str(point.checkpoint_id if own else 0)},
     )  # fmt: skip
     write_action(source.storage, here, root.job.job_uuid)
 

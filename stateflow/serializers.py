@@ -30,6 +30,9 @@ _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (
     0x31,
 )
 _VALUE_FORMAT = b"\x01"
+_MOMENT_FORMAT = b"\x02"
+_MOMENT_BYTES = 8
+_ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for moments without a zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND = datetime.timedelta(microseconds=1)
@@ -73,10 +76,8 @@ class ValueSerializer(Generic[T]):
 
     def decode(self, data: bytes) -> T:
         """The value in `data`. Raises CorruptFile when it is not of the declared type."""
-        if data[:1] != _VALUE_FORMAT:
-            raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
         try:
-            return self._decoder.decode(memoryview(data)[1:])
+            return self._decoder.decode(data[1:] if data[:1] == _VALUE_FORMAT else _payload(data))
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
                               declared=self.type_name, reason=str(e)) from e  # fmt: skip
@@ -84,12 +85,35 @@ class ValueSerializer(Generic[T]):
 
 def decode_untyped(data: bytes) -> Any:
     """The value in `data` as plain dictionaries, lists, numbers and texts. Raises CorruptFile."""
-    if data[:1] != _VALUE_FORMAT:
-        raise CorruptFile("a stored value has an unknown format", format=data[:1].hex())
     try:
-        return msgspec.msgpack.decode(memoryview(data)[1:])
+        return msgspec.msgpack.decode(_payload(data))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
+
+
+def moment_of(data: bytes) -> int | None:
+    """The moment that a stored value lives from, in milliseconds since 1970; None when it has none. Raises
+    CorruptFile."""
+    if data[:1] != _MOMENT_FORMAT:
+        return None
+    _payload(data)
+    moment: int = struct.unpack_from(">Q", data, 1)[0] - _ZERO
+    return moment
+
+
+def with_moment(data: bytes, moment: int) -> bytes:
+    """A stored value that lives from `moment` on, whichever moment it had."""
+    return _MOMENT_FORMAT + struct.pack(">Q", moment + _ZERO) + _payload(data)
+
+
+def _payload(data: bytes) -> bytes:
+    """The msgpack in a stored value, behind its format and its moment; a copy, which costs less than a memoryview."""
+    kind = data[:1]
+    if kind == _VALUE_FORMAT:
+        return data[1:]
+    if kind != _MOMENT_FORMAT or len(data) <= _MOMENT_BYTES:
+        raise CorruptFile("a stored value has an unknown format", format=kind.hex())
+    return data[1 + _MOMENT_BYTES :]
 
 
 def describe_type(value_type: Any) -> str:

@@ -7,25 +7,47 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.state.keyed import KeyedState, MapState, ValueState
+from stateflow.api.side_outputs import OutputTag, SideOutputs
+from stateflow.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from stateflow.errors import StateError
+from stateflow.state.aggregating_state import AggregatingState
+from stateflow.state.keyed import KeyedState
+from stateflow.state.list_state import ListState
+from stateflow.state.map_state import MapState
+from stateflow.state.reducing_state import ReducingState
+from stateflow.state.value_state import ValueState
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+Acc = TypeVar("Acc")
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Which subtask of which operator works, and what time it is for the whole batch."""
+    """Which subtask of which operator works, and what time it is for the whole batch.
+
+    Attributes:
+        epoch: number of the batch along the job's state, over all runs, restores and forks.
+        watermark: milliseconds since 1970; None before there is one.
+    """
 
     uid: str
     subtask: int
     parallelism: int
     max_parallelism: int
     processing_time: datetime
+    epoch: int = 0
+    watermark: int | None = None
 
 
 class RuntimeContext:
@@ -39,22 +61,52 @@ class RuntimeContext:
         """The declared value state. Raises StateError when the name is taken by another kind or type."""
         return self._state.value_state(descriptor)
 
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """The declared list state. Raises StateError as `get_state` does."""
+        return self._state.list_state(descriptor)
+
     def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """The declared map state. Raises StateError when the name is taken by another kind or type."""
+        """The declared map state. Raises StateError as `get_state` does."""
         return self._state.map_state(descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """The declared reducing state. Raises StateError as `get_state` does."""
+        return self._state.reducing_state(descriptor)
+
+    def get_aggregating_state(
+        self, descriptor: AggregatingStateDescriptor[In, Acc, Out]
+    ) -> AggregatingState[In, Acc, Out]:
+        """The declared aggregating state. Raises StateError as `get_state` does."""
+        return self._state.aggregating_state(descriptor)
+
+    def get_folding_state(
+        self, descriptor: FoldingStateDescriptor[In, Acc]
+    ) -> AggregatingState[In, Acc, Acc]:
+        """Deprecated: the aggregating state that folds. Raises StateError as `get_state` does."""
+        return self._state.folding_state(descriptor)
 
 
 class Context:
     """Given with each row."""
 
-    __slots__ = ("_key", "info")
+    __slots__ = ("_key", "_side", "info")
 
     def __init__(self, info: TaskInfo) -> None:
         self.info = info
         self._key: tuple[Any, ...] = ()
+        self._side = SideOutputs()
+
+    def output(self, tag: OutputTag[T], row: T) -> None:
+        """Emits a row into a side output. It goes nowhere when the job does not use that output."""
+        self._side.add(tag, row)
 
     def get_current_key(self) -> Any:
-        """The row's key: the column's value, or a tuple when the key has several columns."""
+        """The row's key: the column's value, or a tuple when the key has several columns.
+
+        Raises StateError for a row of a broadcast stream.
+        """
+        if not self._key:
+            raise StateError("there is no current key", hint="rows of a broadcast stream have none")
         return self._key[0] if len(self._key) == 1 else self._key
 
     def current_processing_time(self) -> datetime:
@@ -65,20 +117,20 @@ class Context:
         """For the runtime only."""
         self._key = key
 
+    def take_side_outputs(self) -> dict[str, list[Any]]:
+        """For the runtime only: the rows by the tag's name, once."""
+        return self._side.take()
 
-class KeyedProcessFunction(Generic[In, Out]):
-    """A function over the rows of a keyed stream.
 
-    An object of it lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
-    state. Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+class KeyedFunction(Generic[Out]):
+    """What all functions over keyed rows have.
+
+    An object of one lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
+    state.
     """
 
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, before the first row. Declare state here."""
-
-    def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
-        """Called for each row; returns, or yields, rows of the declared output class."""
-        raise NotImplementedError(f"{type(self).__name__} has no process_element")
 
     def on_batch_end(self, ctx: Context) -> Iterable[Out] | None:
         """Called for each key that had rows in the batch, after the last of them."""
@@ -86,3 +138,14 @@ class KeyedProcessFunction(Generic[In, Out]):
 
     def close(self) -> None:
         """Called once per batch and subtask, after the last row, also when a row failed."""
+
+
+class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
+    """A function over the rows of a keyed stream.
+
+    Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+    """
+
+    def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
+        """Called for each row; returns, or yields, rows of the declared output class."""
+        raise NotImplementedError(f"{type(self).__name__} has no process_element")

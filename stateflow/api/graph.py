@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stateflow.api.functions import KeyedProcessFunction
+from stateflow.api.functions import KeyedFunction
+from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
+from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
 from stateflow.api.source import LocalSource, Source
 from stateflow.errors import JobDefinitionError
@@ -33,6 +35,31 @@ class TransformNode:
     schema: RowSchema
 
 
+@dataclass(frozen=True, eq=False)
+class RowsNode:
+    """The rows that a stateless function makes of each row of `parent`."""
+
+    parent: Node
+    step: RowStep
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows."""
+        return self.step.schema
+
+
+@dataclass(frozen=True, eq=False)
+class UnionNode:
+    """The rows of several streams with the same columns."""
+
+    parents: tuple[Node, ...]
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows; their class is that of the first stream."""
+        return self.parents[0].schema
+
+
 @dataclass(frozen=True)
 class Keying:
     """How a stream is keyed and ordered.
@@ -48,18 +75,51 @@ class Keying:
     types: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Edge:
+    """One input of an operator.
+
+    Attributes:
+        keying: None when every subtask gets all rows.
+    """
+
+    node: Node
+    keying: Keying | None
+
+
 @dataclass(frozen=True, eq=False)
 class ProcessNode:
-    """A keyed stateful operator."""
+    """A keyed stateful operator.
+
+    Attributes:
+        inputs: one; or the two of connected streams, of which the second may be broadcast.
+        name: what people call its function.
+    """
 
     uid: str
-    parent: Node
-    keying: Keying
-    function: KeyedProcessFunction[Any, Any]
+    inputs: tuple[Edge, ...]
+    function: KeyedFunction[Any]
+    schema: RowSchema
+    name: str = ""
+
+    @property
+    def keying(self) -> Keying:
+        """How its first input is keyed; the types are those of its state."""
+        keying = self.inputs[0].keying
+        assert keying is not None
+        return keying
+
+
+@dataclass(frozen=True, eq=False)
+class SideOutputNode:
+    """What an operator emits beside its main output."""
+
+    parent: ProcessNode
+    tag: OutputTag[Any]
     schema: RowSchema
 
 
-Node = SourceNode | TransformNode | ProcessNode
+Node = SourceNode | TransformNode | RowsNode | UnionNode | ProcessNode | SideOutputNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +138,7 @@ class Graph:
     sources: list[SourceNode] = field(default_factory=list)
     operators: list[ProcessNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
+    side_outputs: list[SideOutputNode] = field(default_factory=list)
 
     def add_source(self, node: SourceNode) -> SourceNode:
         """Registers a source. Raises JobDefinitionError for a uid that is taken."""
@@ -97,9 +158,24 @@ class Graph:
         self.sinks.append(node)
         return node
 
+    def side_output(self, parent: ProcessNode, tag: OutputTag[Any]) -> SideOutputNode:
+        """The operator's output of that name, always the same node.
+
+        Raises JobDefinitionError when it was asked for with another row class.
+        """
+        for node in self.side_outputs:
+            if node.parent is parent and node.tag.name == tag.name:
+                if node.tag != tag:
+                    raise JobDefinitionError("a side output has two row classes", hint="use one OutputTag object",
+                                             uid=parent.uid, tag=tag.name)  # fmt: skip
+                return node
+        node = SideOutputNode(parent, tag, RowSchema.of(tag.row_class))
+        self.side_outputs.append(node)
+        return node
+
     def shadowed(self) -> Graph:
         """The same graph, every sink of which publishes to the table beside its own."""
-        return Graph(self.sources, self.operators, [replace(s, sink=s.sink.shadow()) for s in self.sinks])
+        return replace(self, sinks=[replace(s, sink=s.sink.shadow()) for s in self.sinks])
 
     def check(self) -> None:
         """Raises JobDefinitionError when nothing could run."""
@@ -107,9 +183,16 @@ class Graph:
             raise JobDefinitionError("the job reads nothing", hint="call env.from_source in build")
         if not self.operators and not self.sinks:
             raise JobDefinitionError("the job does nothing", hint="end a stream with process or sink_to")
-        if len(self.sources) > 1:
-            raise JobDefinitionError("this version runs jobs with one source", hint="union the inputs in one source, "
-                                     "or make two jobs", sources=[s.uid for s in self.sources])  # fmt: skip
+        used = {source.uid for node in self.consumed for source in sources_of(node)}
+        idle = [s.uid for s in self.sources if s.uid not in used]
+        if idle:
+            raise JobDefinitionError("a source is read by nothing", hint="use its stream, or remove the source",
+                                     sources=idle)  # fmt: skip
+
+    @property
+    def consumed(self) -> list[Node]:
+        """The nodes whose rows operators and sinks take, in order of declaration."""
+        return [e.node for o in self.operators for e in o.inputs] + [s.parent for s in self.sinks]
 
     def _check_uid(self, kind: str, uid: str) -> None:
         if not uid:
@@ -135,10 +218,51 @@ def keying(parent: Node, columns: tuple[str, ...], order_by: tuple[str, ...]) ->
     return Keying(columns, order_by, types)
 
 
+def parents_of(node: Node) -> tuple[Node, ...]:
+    """The nodes whose rows `node` is made of."""
+    if isinstance(node, SourceNode):
+        return ()
+    if isinstance(node, UnionNode):
+        return node.parents
+    if isinstance(node, ProcessNode):
+        return tuple(edge.node for edge in node.inputs)
+    return (node.parent,)
+
+
+def sources_of(node: Node) -> list[SourceNode]:
+    """The sources whose rows can reach `node`."""
+    if isinstance(node, SourceNode):
+        return [node]
+    return [source for parent in parents_of(node) for source in sources_of(parent)]
+
+
 def level_of(node: Node) -> int:
     """How many shuffles lie between the sources and the rows that `node` produces."""
-    if isinstance(node, SourceNode):
-        return 0
-    if isinstance(node, TransformNode):
-        return level_of(node.parent)
-    return level_of(node.parent) + 1
+    before = max((level_of(parent) for parent in parents_of(node)), default=0)
+    return before + 1 if isinstance(node, ProcessNode) else before
+
+
+def is_emitted(node: Node) -> bool:
+    """Whether tasks make the rows of `node`: an operator's output, main or side, and row functions right behind it."""
+    while isinstance(node, RowsNode):
+        node = node.parent
+    return isinstance(node, ProcessNode | SideOutputNode)
+
+
+def leaves_of(node: Node) -> list[Node]:
+    """The sources and emitted nodes that the rows of `node` are made of, in order; one may come several times."""
+    if isinstance(node, SourceNode) or is_emitted(node):
+        return [node]
+    return [leaf for parent in parents_of(node) for leaf in leaves_of(parent)]
+
+
+def maker_of(node: Node) -> tuple[ProcessNode, str, tuple[RowStep, ...]]:
+    """Of an emitted node: the operator, the name of its output, and the row functions behind that."""
+    steps: tuple[RowStep, ...] = ()
+    while isinstance(node, RowsNode):
+        steps = (node.step, *steps)
+        node = node.parent
+    if isinstance(node, SideOutputNode):
+        return node.parent, node.tag.name, steps
+    assert isinstance(node, ProcessNode)
+    return node, "", steps

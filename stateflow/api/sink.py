@@ -79,8 +79,9 @@ class SinkTable(Protocol):
 
     table_id: str
     version: int
-    token: int
-    """The last checkpoint that this application published; 0 when there is none."""
+    token: int | None
+    """The last checkpoint that this application published; 0 when there is none. None of what keeps no token, as
+    a terminal: the log's word counts then, and what was published just before a run died comes again."""
 
     def missing(self, committables: list[Committable]) -> list[str]:
         """Paths of those files that are not there with their size."""

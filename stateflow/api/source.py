@@ -57,6 +57,8 @@ class LocalSource(ABC):
     """A source that the runner without Spark can read."""
 
     schema: RowSchema
+    may_use_spark: bool = False
+    """Whether a job that has Spark expressions, and no source that Spark reads, may run on Spark to read this one."""
 
     @property
     @abstractmethod

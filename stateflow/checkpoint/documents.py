@@ -10,6 +10,8 @@ from enum import StrEnum
 from stateflow.state.handles import Committable, Document, FileHandle, StateSchema, SubtaskState
 
 FORMAT_VERSION = 1
+NOT_BEGUN = "-"
+"""The offset of a source that had nothing yet, as Spark's offset log has it."""
 
 
 class JobFormat(Document, frozen=True, kw_only=True):
@@ -51,7 +53,7 @@ class SourcePosition(Document, frozen=True, kw_only=True):
     uid: str
     description: str
     offset: str
-    """The source's own JSON, as Spark's offset log holds it."""
+    """The source's own JSON, as Spark's offset log holds it; ``-`` when it had nothing yet."""
 
 
 class SparkPosition(Document, frozen=True, kw_only=True):
@@ -79,6 +81,9 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Bytes of state that compactions wrote for it: old data in new files."""
     full_bytes: int = 0
     """Bytes of state that it refers to."""
+    epoch: int = 0
+    """One more than that of the checkpoint that its batch started from, over restores and forks: state that a batch
+    appends to has it in its keys, and so keeps its order."""
 
 
 class PendingOutput(Document, frozen=True, kw_only=True):

@@ -56,7 +56,8 @@ class TableHandle(Protocol):
 
     table_id: str
     version: int
-    token: int
+    token: int | None
+    """The last checkpoint that was published; None of what cannot remember it."""
 
     def missing(self, committables: list[Committable]) -> list[str]:
         """Those of the files that are not there with their size."""
@@ -101,7 +102,9 @@ def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head
         table = sink.open_table()
         _check_identity(sink.uid, table, output.known)
         failpoints.hit("publish.before")
-        decision = decide(table.token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
+        decision = decide(
+            _token(table, output.known), output.known.checkpoint_id, output.checkpoint_id, head.entry.seq
+        )
         if decision is Decision.ALREADY:
             return _standing(table, table.version, output)
         if decision is not Decision.PUBLISH:
@@ -118,10 +121,15 @@ def check_standing(sink: PublishingSink, known: PublishedOutput, log: Checkpoint
     """Raises Fenced or SinkDiverged unless the sink stands where the log says, with nothing pending."""
     table = sink.open_table()
     _check_identity(sink.uid, table, known)
-    if table.token != known.checkpoint_id:
+    token = _token(table, known)
+    if token != known.checkpoint_id:
         # As for the next checkpoint, which will have a higher number than everything that is known.
-        decision = decide(table.token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
+        decision = decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
         raise _refusal(decision, sink.uid, table, log)
+
+
+def _token(table: TableHandle, known: PublishedOutput) -> int:
+    return known.checkpoint_id if table.token is None else table.token
 
 
 def _standing(table: TableHandle, version: int, output: Output) -> PublishedOutput:
@@ -145,14 +153,14 @@ def _check_files(uid: str, table: TableHandle, output: Output) -> None:
 
 def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:
     if decision is Decision.WENT_BACK:
-        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? rewind the "
-                            "job to the same point", sink=uid, token=table.token)  # fmt: skip
+        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? take the "
+                            "job back to the same point: stateflow restore", sink=uid, token=table.token)  # fmt: skip
     if decision is Decision.FOREIGN:
         return SinkDiverged("the sink's table holds output of a checkpoint that the job gave up, or its log lost",
                             hint="go back in the table to the version before it", sink=uid,
                             token=table.token)  # fmt: skip
     newest = log.read_head()
-    if newest is not None and newest.entry.seq >= table.token:
+    if newest is not None and table.token is not None and newest.entry.seq >= table.token:
         return Fenced(
             "a newer run published to the sink", hint="let the other run work", sink=uid, token=table.token
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from stateflow.checkpoint.documents import EntryRef, Manifest, SourcePosition
+from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.history import ActionRecord, read_history
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
@@ -176,7 +176,7 @@ def line_of(restores: Mapping[int, int], newest: int) -> list[range]:
 def _is_before(positions: list[SourcePosition], uid: str, limit: Any) -> bool:
     for position in positions:
         if position.uid == uid:
-            return not_behind(_parsed(position.offset), limit)
+            return position.offset == NOT_BEGUN or not_behind(_parsed(position.offset), limit)
     raise ConfigError("there is no such source", hint="a source's uid comes before the =", uid=uid,
                       known=[p.uid for p in positions])  # fmt: skip
 

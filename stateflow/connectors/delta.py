@@ -188,7 +188,7 @@ class DeltaSinkTable(SinkTable):
     def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
         self.table_id = head.metadata.id
         self.version = head.version
-        self.token = head.token
+        self.token: int = head.token
         self._root = root
         self._context = context
         self._head = head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,7 @@ from stateflow.config import SourceSettings
 from stateflow.errors import StorageError
 
 _START = "start"
+_numbers = count(1)
 
 
 class PythonSource(Source):
@@ -28,6 +30,8 @@ class PythonSource(Source):
     def __init__(self, source: LocalSource) -> None:
         self.source = source
         self.schema = source.schema
+        # Spark looks a source up by its name whenever it plans.
+        self._name = f"stateflow_python_source_{next(_numbers)}"
 
     @property
     def description(self) -> str:
@@ -37,19 +41,19 @@ class PythonSource(Source):
         """There is nothing to compare before reading."""
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        data_source = _data_source(self.source, limits)
+        data_source = _data_source(self._name, self.source, limits)
         spark.dataSource.register(data_source)
         return spark.readStream.format(data_source.name()).load()
 
 
-def _data_source(source: LocalSource, limits: SourceSettings) -> type[DataSource]:
+def _data_source(name: str, source: LocalSource, limits: SourceSettings) -> type[DataSource]:
     """A data source class that carries `source`: Spark takes a class, and sends it to its Python processes."""
-    ddl = source.schema.ddl
+    ddl, given_name = source.schema.ddl, name
 
     class LocalDataSource(DataSource):
         @classmethod
         def name(cls) -> str:
-            return "stateflow_python_source"
+            return given_name
 
         def schema(self) -> str:
             return ddl

@@ -18,8 +18,9 @@ from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
 from stateflow.state.backends import Place, read_entries
-from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.keyed import state_id
+from stateflow.state.handles import Base, StateSchema, SubtaskState
+from stateflow.state.keyed import state_names
+from stateflow.state.list_state import POSITION_BYTES
 from stateflow.state.transfer import HostCache
 from stateflow.storage import open_storage
 
@@ -33,14 +34,17 @@ class StateEntry:
     Attributes:
         state: name of the state.
         key: the key columns.
-        map_key: the map's key; None for a value state.
-        value: as plain dictionaries, lists, numbers and texts.
+        map_key: the map's key; None for other states.
+        value: as plain dictionaries, lists, numbers and texts. A list's elements are entries each, in their order;
+            of an aggregating state, it is the accumulator. Time to live is not looked at.
+        namespace: None for the void one.
     """
 
     state: str
     key: tuple[Any, ...]
     map_key: Any
     value: Any
+    namespace: Any = None
 
 
 def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Iterator[StateEntry]:
@@ -84,22 +88,26 @@ def _operator(manifest: Manifest, uid: str) -> OperatorState:
 
 
 def _entries(root: JobRoot, operator: OperatorState) -> Iterator[StateEntry]:
-    names = {state_id(schema.name): schema.name for schema in operator.states}
+    names = state_names(operator.states)
     with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
         for subtask in operator.subtasks:
             yield from _subtask_entries(root, subtask, Path(scratch), (names, len(operator.key_types)))
 
 
 def _subtask_entries(
-    root: JobRoot, subtask: SubtaskState, scratch: Path, layout: tuple[dict[bytes, str], int]
+    root: JobRoot, subtask: SubtaskState, scratch: Path, layout: tuple[dict[bytes, StateSchema | None], int]
 ) -> Iterator[StateEntry]:
     names, columns = layout
     cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
     place = Place(scratch / str(subtask.subtask), cache, RocksDBSettings())
     for stored, data in read_entries(place, Base.of(subtask)):
-        name = names.get(stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES])
-        if name is None:
+        state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
+        if state not in names:
             raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
-        parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES :])
+        schema = names[state]
+        if schema is None:
+            continue
+        end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
+        parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
         map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-        yield StateEntry(name, parts[:columns], map_key, decode_untyped(data))
+        yield StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])

@@ -109,8 +109,8 @@ def _writer() -> str:
 
 
 def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
-    """(uid, description) of each source."""
-    return ((plan.source.uid, plan.source.source.description),)
+    """(uid, description) of each source, in order of uids."""
+    return tuple((node.uid, node.source.description) for node in plan.sources)
 
 
 def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:

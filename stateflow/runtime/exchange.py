@@ -8,25 +8,41 @@ Expressions are SQL texts: every method of a Column is a call to the JVM, and a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from stateflow.api.graph import Node, TransformNode
+from stateflow.api.functions import TaskInfo
+from stateflow.api.graph import Keying, Node, RowsNode, SourceNode, TransformNode, UnionNode, leaves_of
+from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.plan import JobPlan, Level, Unit, producer
+from stateflow.runtime.plan import JobPlan, Level, Unit
+from stateflow.runtime.row_steps import steps_in_frame
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
+    BROADCAST_ORDER,
     CONTROL,
     GROUP_SHIFT,
+    INPUT,
     ORDER,
+    PHASE,
+    PHASE_SHIFT,
     POSITION,
+    POSITION_SHIFT,
     REPORT,
+    SOURCE,
+    SOURCE_PHASE,
     TARGET,
     UNIT,
+    BatchInfo,
     input_prefix,
     output_prefix,
 )
@@ -35,41 +51,131 @@ from stateflow.runtime.task import Barrier
 _ROUTES = "_sf_routes"
 
 
-def first_exchange(level: Level, source: DataFrame, barrier: Barrier, max_parallelism: int) -> DataFrame:
-    """The input of the first level's tasks, from the batch's source frame."""
-    router = _Router(level, max_parallelism)
-    frames = []
-    for index, node in enumerate(level.inputs):
-        frame = apply_transforms(node, source)
-        frames.append(router.route(index, node, frame, "monotonically_increasing_id()"))
-    frames.append(router.barriers(source.sparkSession, barrier))
+def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
+    """The frames of a job's sources as one: a query has one frame, and one line of Spark's offset log per source.
+
+    Args:
+        frames: in the order in which positions are kept.
+    """
+    if len(frames) == 1:
+        return frames[0][1]
+    payload = [
+        (index, name, _quoted(f"s{index}_{name}"), kind)
+        for index, (node, _) in enumerate(frames)
+        for name, kind in ((c.name, c.spark_type) for c in node.schema.columns)
+    ]
+    union: DataFrame | None = None
+    for at, (_, frame) in enumerate(frames):
+        columns = [
+            f"{_quoted(name) if index == at else f'CAST(NULL AS {kind})'} AS {column}"
+            for index, name, column, kind in payload
+        ]
+        tagged = frame.selectExpr(f"{at} AS {SOURCE}", *columns)
+        union = tagged if union is None else union.union(tagged)
+    assert union is not None
+    return union
+
+
+def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
+    """The rows of each source, out of a batch of what `source_frame` made."""
+    if len(sources) == 1:
+        return {sources[0]: rows}
+    return {
+        node: rows.where(f"{SOURCE} = {index}").selectExpr(
+            *(f"{_quoted(f's{index}_{name}')} AS {_quoted(name)}" for name in node.schema.names)
+        )
+        for index, node in enumerate(sources)
+    }
+
+
+def reads_of_source(level: Level) -> int:
+    """How many times the tasks' input reads the batch's source frame."""
+    return sum(len(leaves_of(node)) for node in level.inputs)
+
+
+def first_exchange(
+    level: Level, sources: Mapping[Node, DataFrame], barrier: Barrier, info: BatchInfo
+) -> DataFrame:
+    """The input of the first level's tasks, from the batch's source frames."""
+    router = _Router(level, info.max_parallelism)
+    expressions = Expressions(lambda node: sources[node], _frame_info(info))
+    frames = [router.route(node, expressions.frame(node), _ARRIVAL) for node in level.inputs]
+    frames.append(router.barriers(frames[0].sparkSession, barrier))
     return router.exchange(frames)
 
 
-def next_exchange(level: Level, before: Level, emitted: DataFrame, max_parallelism: int) -> DataFrame:
+def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo) -> DataFrame:
     """The input of a later level's tasks, from what the level before emitted."""
-    router = _Router(level, max_parallelism)
-    control = emitted.where(f"{CONTROL} IS NOT NULL")
-    frames = [router.controls(control)]
-    for index, node in enumerate(level.inputs):
-        rows, position = _rows_of(node, before, emitted)
-        frames.append(router.route(index, node, rows, position))
+    router = _Router(level, info.max_parallelism)
+    frames = [router.controls(emitted.where(f"{CONTROL} IS NOT NULL"))]
+    expressions = Expressions(lambda node: _emitted_rows(node, before, emitted), _frame_info(info))
+    for node in level.inputs:
+        if leaves_of(node) == [node]:
+            rows = _emitted_rows(node, before, emitted, POSITION, PHASE)
+            frames.append(router.route(node, rows, _EMITTED))
+        else:
+            # Expressions see no phase. Without timers, all that a task emits is of this one.
+            frames.append(router.route(node, expressions.frame(node), _ARRIVAL))
     return router.exchange(frames)
 
 
-def apply_transforms(node: Node, frame: DataFrame) -> DataFrame:
-    """`frame` after the Spark expressions between its producer and `node`, with exactly the declared columns."""
-    if not isinstance(node, TransformNode):
-        return frame
-    before = apply_transforms(node.parent, frame)
-    try:
-        result = node.function(before)
-    except StateflowError:
-        raise
-    except Exception as e:
-        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
-                            function=getattr(node.function, "__qualname__", repr(node.function))) from e  # fmt: skip
-    return conform(result, node.schema)
+def _frame_info(info: BatchInfo) -> TaskInfo:
+    return TaskInfo("", 0, 0, info.max_parallelism, info.processing_time)
+
+
+class Expressions:
+    """The frames of nodes between those whose rows there are and the tasks that take them.
+
+    Args:
+        leaf: the frame of a source or of an emitted node.
+        info: what row functions are told, but for the number of their partition.
+    """
+
+    def __init__(self, leaf: Callable[[Node], DataFrame], info: TaskInfo) -> None:
+        self._leaf = leaf
+        self._info = info
+
+    def frame(self, node: Node) -> DataFrame:
+        """The rows of `node`, with exactly its columns."""
+        if leaves_of(node) == [node]:
+            return self._leaf(node)
+        if isinstance(node, TransformNode):
+            return conform(self._transformed(node), node.schema)
+        if isinstance(node, RowsNode):
+            return self._stepped(node)
+        assert isinstance(node, UnionNode)
+        first, *others = map(self.frame, node.parents)
+        for other in others:
+            first = first.union(other)
+        return first
+
+    def _transformed(self, node: TransformNode) -> DataFrame:
+        before = self.frame(node.parent)
+        try:
+            return node.function(before)  # type: ignore[no-any-return]
+        except StateflowError:
+            raise
+        except Exception as e:
+            raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
+                                function=getattr(node.function, "__qualname__", "")) from e  # fmt: skip
+
+    def _stepped(self, node: RowsNode) -> DataFrame:
+        """One Python function for all row functions behind each other."""
+        steps: tuple[RowStep, ...] = ()
+        at: Node = node
+        while isinstance(at, RowsNode):
+            steps = (at.step, *steps)
+            at = at.parent
+        function = partial(_run_steps, steps, at.schema, self._info)
+        return self.frame(at).mapInArrow(function, node.schema.ddl)
+
+
+def _run_steps(
+    steps: tuple[RowStep, ...], schema: RowSchema, info: TaskInfo, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    return steps_in_frame(steps, schema, replace(info, subtask=context.partitionId()), batches)
 
 
 def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
@@ -77,8 +183,12 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
 
     Raises UserCodeError or SchemaMismatch.
     """
-    for node in {id(unit.input): unit.input for unit in plan.units}.values():
-        apply_transforms(node, spark.createDataFrame([], producer(node).schema.ddl))
+    # Nothing runs, so nobody asks what time it is.
+    nobody = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
+    expressions = Expressions(lambda node: spark.createDataFrame([], node.schema.ddl), nobody)
+    for level in plan.levels:
+        for node in level.inputs:
+            expressions.frame(node)
 
 
 def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:
@@ -94,16 +204,48 @@ def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:
     return frame.select(*schema.names)
 
 
-def _rows_of(node: Node, before: Level, emitted: DataFrame) -> tuple[DataFrame, str]:
-    """The rows that reach `node`, and the expression for their position."""
-    maker = producer(node)
-    index = next(i for i, u in enumerate(before.units) if u.operator is maker)
-    rows = emitted.where(f"{UNIT} = {index}")
-    prefix = output_prefix(index)
-    columns = [f"{_quoted(prefix + name)} AS {_quoted(name)}" for name in maker.schema.names]
-    if node is maker:
-        return rows.selectExpr(*columns, POSITION), POSITION
-    return apply_transforms(node, rows.selectExpr(*columns)), "monotonically_increasing_id()"
+def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> DataFrame:
+    """The rows of a node that the tasks before emitted, and further columns."""
+    number = next(n for n, outlet in enumerate(before.fed) if outlet.node is node)
+    prefix = output_prefix(number)
+    columns = [f"{_quoted(prefix + name)} AS {_quoted(name)}" for name in node.schema.names]
+    return emitted.where(f"{UNIT} = {number}").selectExpr(*columns, *more)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Expressions for where a row stands among the others.
+
+    Attributes:
+        position: grows with the order of arrival.
+        together: how many of its lower bits count rows that came together.
+    """
+
+    position: str
+    phase: str
+    together: int
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Expressions for the way of an input's rows to one subtask."""
+
+    target: str
+    order: str
+    number: int
+
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]:
+        return ((TARGET, self.target), (ORDER, self.order), (INPUT, str(self.number)))
+
+    @property
+    def struct(self) -> str:
+        return f"named_struct({', '.join(f'{name!r}, {expression}' for name, expression in self.columns)})"
+
+
+_ARRIVAL = _Place("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
+"""Of rows without a place of their own. Spark's number has the partition above 33 bits."""
+_EMITTED = _Place(POSITION, PHASE, POSITION_SHIFT)
 
 
 class _Router:
@@ -118,44 +260,47 @@ class _Router:
             for c in n.schema.columns
         ]
 
-    def route(self, index: int, node: Node, frame: DataFrame, position: str) -> DataFrame:
-        """One input's rows, once for each unit that takes them."""
-        units = [unit for unit in self._level.units if unit.input is node]
-        prefix = input_prefix(index)
+    def route(self, node: Node, frame: DataFrame, place: _Place) -> DataFrame:
+        """One input's rows, once for each subtask that takes them."""
+        units = [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
+        prefix = input_prefix(self._level.inputs.index(node))
         renamed = {_quoted(prefix + name): _quoted(name) for name in node.schema.names}
         values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
         nothing = [f"CAST(NULL AS BINARY) AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}"]
-        if any(unit.operator is None for unit in units):
+        if any(unit.operator is None for unit in units) and place.position != POSITION:
             # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
-            frame = frame.selectExpr("*", f"{position} AS {POSITION}")
-            position = POSITION
-        if len(units) == 1:
-            target, order = self._route(units[0], position)
-            return frame.selectExpr(f"{target} AS {TARGET}", f"{order} AS {ORDER}", f"{position} AS {POSITION}",
-                                    *nothing, *values)  # fmt: skip
-        routes = ", ".join(
-            f"named_struct('{TARGET}', {target}, '{ORDER}', {order})"
-            for target, order in (self._route(unit, position) for unit in units)
-        )
-        exploded = frame.selectExpr(f"explode(array({routes})) AS {_ROUTES}", f"{position} AS {POSITION}",
-                                    *nothing, *values)  # fmt: skip
+            frame = frame.selectExpr("*", f"{place.position} AS {POSITION}")
+            place = replace(place, position=POSITION)
+        routes = [
+            route
+            for unit in units
+            for number, edge in enumerate(unit.inputs)
+            if edge.node is node
+            for route in self._routes(unit, number, edge.keying, place)
+        ]
+        position = f"{place.position} AS {POSITION}"
+        if len(routes) == 1:
+            columns = [f"{expression} AS {name}" for name, expression in routes[0].columns]
+            return frame.selectExpr(*columns, position, *nothing, *values)
+        structs = ", ".join(route.struct for route in routes)
+        exploded = frame.selectExpr(f"explode(array({structs})) AS {_ROUTES}", position, *nothing, *values)
         names = [c for c, _ in self._payload]
         return exploded.selectExpr(
-            f"{_ROUTES}.{TARGET}", f"{_ROUTES}.{ORDER}", POSITION, CONTROL, REPORT, *names
+            *(f"{_ROUTES}.{name}" for name in (TARGET, ORDER, INPUT)), POSITION, CONTROL, REPORT, *names
         )
 
     def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
         """A barrier from the driver for each task."""
         data = msgspec.msgpack.encode(barrier).hex()
         return spark.range(0, self._level.targets, 1, 1).selectExpr(
-            f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0L AS {POSITION}",
+            f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}", f"0L AS {POSITION}",
             f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._nulls(),
         )  # fmt: skip
 
     def controls(self, frame: DataFrame) -> DataFrame:
         """Barriers and reports from the tasks of the level before."""
-        return frame.selectExpr(f"CAST({TARGET} AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", POSITION, CONTROL,
-                                REPORT, *self._nulls())  # fmt: skip
+        return frame.selectExpr(f"CAST({TARGET} AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}",
+                                POSITION, CONTROL, REPORT, *self._nulls())  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
         """The frames together, each row with its subtask, sorted."""
@@ -165,40 +310,59 @@ class _Router:
         parts = union.repartitionById(self._level.targets, TARGET)
         keys = [F.expr(text) for text in (ORDER, *self._tie_breakers(), POSITION)]
         sorted_parts = parts.sortWithinPartitions(*keys)
-        return sorted_parts.selectExpr(ORDER, CONTROL, REPORT, *(c for c, _ in self._payload))
+        inputs = (INPUT,) if self._level.connects else ()
+        return sorted_parts.selectExpr(ORDER, *inputs, CONTROL, REPORT, *(c for c, _ in self._payload))
 
     def _nulls(self) -> list[str]:
         return [f"CAST(NULL AS {kind}) AS {c}" for c, kind in self._payload]
 
-    def _route(self, unit: Unit, position: str) -> tuple[str, str]:
-        if unit.operator is None:
-            return f"CAST(pmod({position}, {self._level.parallelism}) + {unit.first_target} AS INT)", "0L"
-        digest = f"xxhash64({', '.join(_quoted(c) for c in unit.operator.keying.columns)})"
+    def _routes(self, unit: Unit, number: int, keying: Keying | None, place: _Place) -> list[_Route]:
+        if keying is not None:
+            return [self._keyed(unit, number, keying, place)]
+        targets = range(unit.first_target, unit.first_target + self._level.parallelism)
+        if unit.operator is not None:
+            return [_Route(str(target), f"{BROADCAST_ORDER}L", number) for target in targets]
+        # A relay keeps the order of arrival of what came together.
+        spread = f"shiftright({place.position}, {place.together})" if unit.is_relay else place.position
+        target = f"CAST(pmod({spread}, {self._level.parallelism}) + {unit.first_target} AS INT)"
+        return [_Route(target, f"shiftleft(CAST({place.phase} AS BIGINT), {PHASE_SHIFT})", number)]
+
+    def _keyed(self, unit: Unit, number: int, keying: Keying, place: _Place) -> _Route:
+        digest = f"xxhash64({', '.join(_quoted(c) for c in keying.columns)})"
         group = f"pmod({digest}, {self._max_parallelism}L)"
         # As keygroups.subtask_of has it.
         target = f"CAST(({group} * {self._level.parallelism}) DIV {self._max_parallelism} + {unit.first_target} AS INT)"
-        order = f"shiftleft({group}, {GROUP_SHIFT}) | shiftrightunsigned({digest}, {64 - GROUP_SHIFT})"
-        return target, order
+        order = (
+            f"shiftleft(CAST({place.phase} AS BIGINT), {PHASE_SHIFT}) | shiftleft({group}, {GROUP_SHIFT}) | "
+            f"shiftrightunsigned({digest}, {64 - GROUP_SHIFT})"
+        )
+        return _Route(target, order, number)
 
     def _tie_breakers(self) -> list[str]:
-        """Key columns, because two keys may have one `_order`; then the declared order."""
-        return [
-            text
-            for index, node in enumerate(self._level.inputs)
-            for unit in self._level.units
-            if unit.input is node and unit.operator
-            for text in self._sort_columns(unit, input_prefix(index))
-        ]
+        """Key columns, because two keys may have one `_order`; then the declared order, then the input."""
+        columns = [text for unit in self._level.units if unit.operator for text in self._sort_columns(unit)]
+        return [*columns, INPUT] if self._level.connects else columns
 
-    def _sort_columns(self, unit: Unit, prefix: str) -> list[str]:
-        assert unit.operator is not None
-        keying = unit.operator.keying
-        columns = [_quoted(prefix + name) for name in (*keying.columns, *keying.order_by)]
+    def _sort_columns(self, unit: Unit) -> list[str]:
+        keyed = [(n, e.node, e.keying) for n, e in enumerate(unit.inputs) if e.keying]
+        # Keys, and orders, of several inputs are of the same types.
+        columns = [
+            self._of_input([(n, _quoted(input_prefix(self._level.inputs.index(node)) + name))
+                            for (n, node, _), name in zip(keyed, names, strict=True)])
+            for names in zip(*((*k.columns, *k.order_by) for _, _, k in keyed), strict=True)
+        ]  # fmt: skip
         if len(self._level.units) == 1:
             return columns
         # Other units' rows share these columns, and must not be sorted by them.
         last = unit.first_target + self._level.parallelism - 1
         return [f"IF({TARGET} BETWEEN {unit.first_target} AND {last}, {column}, NULL)" for column in columns]
+
+    def _of_input(self, columns: list[tuple[int, str]]) -> str:
+        """The column of the input that a row came by."""
+        if len(columns) == 1:
+            return columns[0][1]
+        whens = " ".join(f"WHEN {number} THEN {column}" for number, column in columns)
+        return f"CASE {INPUT} {whens} END"
 
 
 def _quoted(name: str) -> str:

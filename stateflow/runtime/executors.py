@@ -11,19 +11,24 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
+from stateflow.api.graph import maker_of
+from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import bases_of
-from stateflow.runtime.plan import JobPlan, Level
+from stateflow.runtime.plan import JobPlan, Level, Outlet, Unit
 from stateflow.runtime.specs import (
     CONTROL,
+    PHASE,
     POSITION,
     REPORT,
     TARGET,
     UNIT,
     BatchInfo,
+    InputSpec,
     LevelSpec,
+    OutletSpec,
     UnitSpec,
     input_prefix,
     output_prefix,
@@ -44,12 +49,16 @@ class BatchWork:
 class Executor(ABC):
     """Runs every level of a batch over its rows and returns the reports of all tasks."""
 
+    reads_by_spark: bool = False
+    """Whether Spark reads the sources, so that positions are in Spark's words."""
+
     @abstractmethod
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         """Runs the batch.
 
         Args:
-            rows: the source's rows of this batch: a frame for Spark, row objects otherwise.
+            rows: the sources' rows of this batch: for Spark a frame, as `source_frame` makes it; otherwise row objects
+                by the source's uid.
         """
 
 
@@ -59,11 +68,10 @@ def output_schema(level: Level, last: bool) -> pa.Schema:
     if last:
         return pa.schema([report])
     fields = [pa.field(UNIT, pa.int32()), pa.field(TARGET, pa.int64()), pa.field(POSITION, pa.int64()),
-              pa.field(CONTROL, pa.binary()), report]  # fmt: skip
-    for index, unit in enumerate(level.units):
-        if unit.feeds and unit.operator:
-            prefix = output_prefix(index)
-            fields += [pa.field(prefix + c.name, c.arrow_type) for c in unit.operator.schema.columns]
+              pa.field(PHASE, pa.int64()), pa.field(CONTROL, pa.binary()), report]  # fmt: skip
+    for number, outlet in enumerate(level.fed):
+        prefix = output_prefix(number)
+        fields += [pa.field(prefix + c.name, c.arrow_type) for c in outlet.node.schema.columns]
     return pa.schema(fields)
 
 
@@ -86,15 +94,14 @@ def level_specs(work: BatchWork) -> list[LevelSpec]:
 def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
     unit = level.units[index]
     operator = unit.operator
-    schema = operator.schema if operator else unit.input.schema
     state = work.base.get(unit.uid)
     bases = bases_of(state, level.parallelism, work.info.max_parallelism)
     return UnitSpec(
-        uid=unit.uid, prefix=input_prefix(level.inputs.index(unit.input)), input=unit.input.schema,
-        keying=operator.keying if operator else None, function=operator.function if operator else None,
-        output=operator.schema if operator else None,
-        sinks=tuple((s.sink, SinkContext(work.info.job_uuid, s.uid, schema)) for s in unit.sinks),
-        feeds=unit.feeds, bases=tuple(_packed(base) for base in bases),
+        uid=unit.uid, inputs=tuple(
+            InputSpec(input_prefix(level.inputs.index(e.node)), e.node.schema, e.keying) for e in unit.inputs
+        ), function=operator.function if operator else None,
+        outlets=tuple(_outlet_spec(outlet, unit, level, work.info) for outlet in unit.outlets),
+        bases=tuple(_packed(base) for base in bases),
         known_states=tuple(state.states) if state else (),
     )  # fmt: skip
 
@@ -108,6 +115,14 @@ def _packed(base: Base) -> bytes:
             p if p.inline is None else replace(p, inline=snapshots.cut(p.inline, base.owned, p.snapshot)) for p in parts
         )  # fmt: skip
     return msgspec.msgpack.encode(parts) if parts else b""
+
+
+def _outlet_spec(outlet: Outlet, unit: Unit, level: Level, info: BatchInfo) -> OutletSpec:
+    schema = outlet.node.schema
+    # What a unit without an operator takes has been worked on already.
+    tag, steps = maker_of(outlet.node)[1:] if unit.operator else (MAIN, ())
+    sinks = tuple((s.sink, SinkContext(info.job_uuid, s.uid, schema)) for s in outlet.sinks)
+    return OutletSpec(tag, steps, schema, sinks, level.fed.index(outlet) if outlet.feeds else None)
 
 
 def flatten(reports: Sequence[TaskReport]) -> list[TaskReport]:

@@ -1,26 +1,30 @@
-"""A whole run without Spark, over a source that can be read in this process."""
+"""A whole run without Spark, over sources that can be read in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stateflow.api.source import LocalSource
-from stateflow.checkpoint.documents import SourcePosition
+from stateflow.checkpoint.documents import NOT_BEGUN, SourcePosition
 from stateflow.runtime import stores
 from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 
 
-def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult], None]) -> str:
-    """Runs batches until the source has nothing more or a bound is reached; returns which.
+def run_local(
+    run: JobRun, sources: Mapping[str, LocalSource], on_batch: Callable[[BatchResult], None]
+) -> str:
+    """Runs batches until no source has anything more or a bound is reached; returns which.
 
     Args:
         run: started.
+        sources: by uid.
         on_batch: called after each committed and published batch.
     """
     bounds = Bounds(run.job.settings.run, run.job.root.clock)
     try:
-        reached = _until_reached(run, source, bounds, on_batch)
+        reached = _until_reached(run, sources, bounds, on_batch)
         run.finish()
     finally:
         run.abandon()
@@ -29,17 +33,32 @@ def run_local(run: JobRun, source: LocalSource, on_batch: Callable[[BatchResult]
 
 
 def _until_reached(
-    run: JobRun, source: LocalSource, bounds: Bounds, on_batch: Callable[[BatchResult], None]
+    run: JobRun, sources: Mapping[str, LocalSource], bounds: Bounds, on_batch: Callable[[BatchResult], None]
 ) -> str:
-    uid, description = run.job.sources[0]
     while bounds.reached is None:
         if run.stopped:
             return STOPPED
-        position = run.positions[0].offset if run.positions else None
-        found = source.read(position, run.job.settings.source)
-        if found is None:
+        rows, positions = _read(run, sources)
+        if not rows:
             return CAUGHT_UP
-        here = SourcePosition(uid=uid, description=description, offset=found.position)
-        on_batch(run.run_batch(found.rows, lambda _, here=here: Positions([here])))  # type: ignore[misc]
+        here = Positions(positions)
+        on_batch(run.run_batch(rows, lambda _, here=here: here))  # type: ignore[misc]
         bounds.count_batch()
     return STOPPED if run.stopped else bounds.reached
+
+
+def _read(
+    run: JobRun, sources: Mapping[str, LocalSource]
+) -> tuple[dict[str, Sequence[Any]], list[SourcePosition]]:
+    """A slice of each source that has one, and where all sources stand then."""
+    before = {p.uid: p.offset for p in run.positions}
+    rows: dict[str, Sequence[Any]] = {}
+    positions = []
+    for uid, description in run.job.sources:
+        offset = before.get(uid, NOT_BEGUN)
+        found = sources[uid].read(None if offset == NOT_BEGUN else offset, run.job.settings.source)
+        if found is not None:
+            rows[uid] = found.rows
+            offset = found.position
+        positions.append(SourcePosition(uid=uid, description=description, offset=offset))
+    return rows, positions

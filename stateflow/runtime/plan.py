@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from stateflow.api.graph import Graph, Node, ProcessNode, SinkNode, SourceNode, TransformNode, level_of
+from stateflow.api.graph import (
+    Edge,
+    Graph,
+    Node,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    is_emitted,
+    leaves_of,
+    level_of,
+    maker_of,
+    sources_of,
+)
 from stateflow.checkpoint.coordinator import Participant
-from stateflow.errors import JobDefinitionError
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """Something that a unit's tasks emit.
+
+    Attributes:
+        node: the emitted node, or the source, whose rows these are.
+        sinks: those that take the rows in the same task.
+        feeds: whether a unit of the next level consumes the rows.
+    """
+
+    node: Node
+    sinks: tuple[SinkNode, ...]
+    feeds: bool
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Something that runs in tasks: a keyed operator with the sinks behind it, or a sink on an unkeyed stream.
+    """Something that runs in tasks: a keyed operator with the sinks behind it, a sink on an unkeyed stream, or a relay,
+    which only carries rows over a level that they have no work in.
 
     Attributes:
         first_target: global index of its subtask 0 within its level.
-        feeds: whether a unit of the next level consumes what it emits.
+        inputs: one; or two, of connected streams.
     """
 
     uid: str
     level: int
     first_target: int
-    input: Node
+    inputs: tuple[Edge, ...]
     operator: ProcessNode | None
-    sinks: tuple[SinkNode, ...]
-    feeds: bool
+    outlets: tuple[Outlet, ...]
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it only carries rows on."""
+        return self.operator is None and any(o.feeds for o in self.outlets)
 
 
 @dataclass(frozen=True)
@@ -40,17 +73,31 @@ class Level:
         """Number of tasks."""
         return len(self.units) * self.parallelism
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Node, ...]:
         """The distinct nodes whose rows the units take."""
-        return tuple(dict.fromkeys(u.input for u in self.units))
+        return tuple(dict.fromkeys(e.node for u in self.units for e in u.inputs))
+
+    @cached_property
+    def fed(self) -> tuple[Outlet, ...]:
+        """The outlets that units of the next level consume; an outlet's place here is its number."""
+        return tuple(o for u in self.units for o in u.outlets if o.feeds)
+
+    @property
+    def connects(self) -> bool:
+        """Whether a unit has several inputs, so that rows say which they came by."""
+        return any(len(u.inputs) > 1 for u in self.units)
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that a batch runs."""
+    """Everything that a batch runs.
 
-    source: SourceNode
+    Attributes:
+        sources: in order of uids, so that their order in the job file means nothing.
+    """
+
+    sources: tuple[SourceNode, ...]
     levels: tuple[Level, ...]
     parallelism: int
 
@@ -64,6 +111,18 @@ class JobPlan:
         """Spark type names of the key columns, by operator."""
         return {u.uid: list(u.operator.keying.types) for u in self.units if u.operator}
 
+    @property
+    def first_units(self) -> frozenset[str]:
+        """Uids of units of the first level whose rows, together, are those of every source once."""
+        counted: set[str] = set()
+        chosen = []
+        for unit in self.levels[0].units:
+            found = {s.uid for e in unit.inputs for s in sources_of(e.node)}
+            if not found & counted:
+                counted |= found
+                chosen.append(unit.uid)
+        return frozenset(chosen)
+
     def participants(self) -> list[Participant]:
         """Who must report on a barrier."""
         result: list[Participant] = []
@@ -75,30 +134,76 @@ class JobPlan:
         return result
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """A unit before its level is laid out."""
+
+    uid: str
+    level: int
+    inputs: tuple[Edge, ...]
+    operator: ProcessNode | None
+    nodes: tuple[Node, ...]
+    sinks: tuple[SinkNode, ...]
+
+
 def plan_job(graph: Graph, parallelism: int) -> JobPlan:
     """Arranges a checked graph in levels. Raises JobDefinitionError when it cannot run."""
     graph.check()
-    chained = {id(s): s for s in graph.sinks if isinstance(s.parent, ProcessNode)}
-    makers: list[tuple[str, Node, ProcessNode | None, tuple[SinkNode, ...]]] = [
-        (o.uid, o.parent, o, tuple(s for s in chained.values() if s.parent is o)) for o in graph.operators
-    ]
-    makers += [(s.uid, s.parent, None, (s,)) for s in graph.sinks if id(s) not in chained]
-    fed = {id(producer(parent)) for _, parent, _, _ in makers}
-    by_level: dict[int, list[Unit]] = {}
-    for uid, parent, operator, sinks in makers:
-        number = level_of(parent) + 1
-        units = by_level.setdefault(number, [])
-        units.append(
-            Unit(uid, number, len(units) * parallelism, parent, operator, sinks, id(operator) in fed)
+    drafts = _drafts(graph)
+    relays = _relays(drafts)
+    drafts += relays
+    fed = {(leaf, draft.level - 1) for draft in drafts for leaf in _leaves(draft)}
+    numbers = sorted({draft.level for draft in drafts})
+    levels = []
+    for number in numbers:
+        here = [draft for draft in drafts if draft.level == number]
+        units = tuple(_unit(draft, index * parallelism, fed) for index, draft in enumerate(here))
+        levels.append(Level(number, units, parallelism))
+    return JobPlan(tuple(sorted(graph.sources, key=lambda s: s.uid)), tuple(levels), parallelism)
+
+
+def _drafts(graph: Graph) -> list[_Draft]:
+    used = dict.fromkeys(leaf for node in graph.consumed for leaf in leaves_of(node) if is_emitted(leaf))
+    drafts = []
+    for operator in graph.operators:
+        nodes = tuple(node for node in used if maker_of(node)[0] is operator)
+        sinks = tuple(s for s in graph.sinks if s.parent in nodes)
+        # What nobody takes is still compared with its class.
+        drafts.append(
+            _Draft(operator.uid, level_of(operator), operator.inputs, operator, nodes or (operator,), sinks)
         )
-    if not by_level:
-        raise JobDefinitionError("the job does nothing", hint="end a stream with process or sink_to")
-    levels = tuple(Level(n, tuple(by_level[n]), parallelism) for n in sorted(by_level))
-    return JobPlan(graph.sources[0], levels, parallelism)
+    for sink in graph.sinks:
+        if not is_emitted(sink.parent):
+            edges = (Edge(sink.parent, None),)
+            drafts.append(_Draft(sink.uid, level_of(sink.parent) + 1, edges, None, (sink.parent,), (sink,)))
+    return drafts
 
 
-def producer(node: Node) -> SourceNode | ProcessNode:
-    """The source or operator whose rows reach `node`, through Spark expressions or directly."""
-    while isinstance(node, TransformNode):
-        node = node.parent
-    return node
+def _relays(drafts: Iterable[_Draft]) -> list[_Draft]:
+    """A row moves one level at a time: only then do the barriers that a task hears tell of all that it reads."""
+    found: dict[tuple[Node, int], _Draft] = {}
+    for draft in drafts:
+        for leaf in _leaves(draft):
+            for level in range(level_of(leaf) + 1, draft.level):
+                # No user's uid begins like this.
+                uid = f"~relay-{level}-{len(found)}"
+                found.setdefault((leaf, level), _Draft(uid, level, (Edge(leaf, None),), None, (leaf,), ()))
+    return list(found.values())
+
+
+def _leaves(draft: _Draft) -> list[Node]:
+    return [leaf for edge in draft.inputs for leaf in leaves_of(edge.node)]
+
+
+def _unit(draft: _Draft, first_target: int, fed: set[tuple[Node, int]]) -> Unit:
+    outlets = tuple(
+        Outlet(node, tuple(s for s in draft.sinks if s.parent is node), _feeds(draft, node, fed))
+        for node in draft.nodes
+    )
+    return Unit(draft.uid, draft.level, first_target, draft.inputs, draft.operator, outlets)
+
+
+def _feeds(draft: _Draft, node: Node, fed: set[tuple[Node, int]]) -> bool:
+    # A sink on a source's stream has that stream as its outlet, and sends it nowhere.
+    sends = draft.operator is not None or not draft.sinks
+    return sends and (node, draft.level) in fed

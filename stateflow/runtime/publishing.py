@@ -74,7 +74,9 @@ class Publisher:
         Raises MissingFile when there is none, or when another sink has output from there on already.
         """
         tables = {uid: sink.open_table() for uid, sink in self._sinks.items()}
-        ahead = [u for u, t in tables.items() if max(t.token, self._known(head, u).checkpoint_id) >= lost]
+        ahead = [
+            u for u, t in tables.items() if max(t.token or 0, self._known(head, u).checkpoint_id) >= lost
+        ]
         older = [ref for ref in head.entry.retained if ref.id < lost]
         if ahead or not older:
             raise MissingFile("output that is not yet published was deleted, and the run cannot go back by itself",
@@ -100,7 +102,8 @@ class Publisher:
     def _is_lost(self, pending: PendingOutput, head: Head) -> bool:
         table = self._sinks[pending.sink].open_table()
         known = self._known(head, pending.sink)
-        decision = decide(table.token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
+        token = known.checkpoint_id if table.token is None else table.token
+        decision = decide(token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
         return decision is Decision.PUBLISH and bool(table.missing(pending.committables))
 
     def _known(self, head: Head, uid: str) -> PublishedOutput:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.source import LocalSource, Source
-from stateflow.checkpoint.documents import EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
+from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -349,13 +349,16 @@ def _check_fits(job: Job, manifest: Manifest, target: Target) -> None:
 def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:
     now = {p.uid: p.offset for p in head.entry.sources}
     contents = _read_since(job.root, head, manifest)
-    source = job.plan.source.source
+    sources = {node.uid: node.source for node in job.plan.sources}
     changes = []
     for position in manifest.sources:
+        source = sources.get(position.uid)
         held = None
-        if isinstance(source, Source) and contents is not None:
+        if position.offset == NOT_BEGUN:
+            pass
+        elif isinstance(source, Source) and contents is not None:
             held = source.holds(position.offset, contents)
-        elif isinstance(source, LocalSource):
+        elif isinstance(source, LocalSource) and manifest.spark is None:
             held = source.holds(position.offset)
         changes.append(
             SourceChange(uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held)

@@ -94,9 +94,10 @@ def _take_back(sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog
             raise SinkDiverged("the sink's table is not the one that was to go back", hint="restore it", sink=sink.uid,
                                known=intent.table_id, found=table.table_id)  # fmt: skip
         version = table.version
-        if table.token > seq:
-            raise _ahead(sink.uid, table.token, log)
-        if table.token < seq:
+        token = table.token or 0
+        if token > seq:
+            raise _ahead(sink.uid, token, log)
+        if token < seq:
             # A paused driver may have published since the plan was made: the content of `to_version` is what counts,
             # not the way there.
             to_version = None if intent.to_version == version else intent.to_version

@@ -75,7 +75,7 @@ class BatchResult:
     """What one committed batch did.
 
     Attributes:
-        rows_in: rows that came to the job's first operator or sink, after the transforms before it.
+        rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
         increment_bytes: of state files that were stored for it, those of a compaction apart.
         compaction_bytes: of state files that a compaction wrote, which hold old data.
         full_bytes: of all state that it consists of.
@@ -127,6 +127,7 @@ class JobRun:
         self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)
         self._ordinal = 0
+        self._epoch = 0
         self._base: dict[str, OperatorState] = {}
         self._desk: RequestDesk
         self.head: Head
@@ -159,6 +160,7 @@ class JobRun:
         self.restored = self._check(self.head, self.manifest, checked)
         self.stood_at = self.head.stand
         self._base = self.restored.operators
+        self._epoch = self.manifest.epoch if self.manifest else 0
         self._sweep_sinks()
 
     def _trim_history(self) -> None:
@@ -283,10 +285,23 @@ class JobRun:
         plan, max_parallelism = self.job.plan, self.job.root.job.max_parallelism
         wanted = Wanted(plan.parallelism, max_parallelism, plan.key_types, self.job.sources)
         restored = plan_restore(head.checkpoint_id, manifest, wanted)
+        self._check_reader(manifest)
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
         return restored
+
+    def _check_reader(self, manifest: Manifest | None) -> None:
+        """Spark and the runner without it write positions in words of their own."""
+        if (
+            manifest is None
+            or not manifest.sources
+            or (manifest.spark is not None) == self._executor.reads_by_spark
+        ):
+            return
+        before = "on Spark" if manifest.spark is not None else "without Spark"
+        raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
+                          "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip
 
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""
@@ -329,7 +344,7 @@ class JobRun:
         return BatchInfo(
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
             ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
-            local_folder=settings.local_folder, rocksdb=settings.rocksdb,
+            local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
             state=settings.state.shared_by(len(self.job.plan.participants())),
         )  # fmt: skip
 
@@ -343,6 +358,7 @@ class JobRun:
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
             compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
             full_bytes=state_bytes(s for o in operators for s in o.subtasks),
+            epoch=self._epoch + 1,
         )  # fmt: skip
 
     def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
@@ -360,6 +376,7 @@ class JobRun:
         self.head = outcome.head
         self._ordinal = pending.ordinal
         self._base = {o.uid: o for o in manifest.operators}
+        self._epoch = manifest.epoch
         self._publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
 
@@ -372,7 +389,7 @@ class JobRun:
         self._publisher.publish_pending(self.head)
 
     def _result(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> BatchResult:
-        first = {u.uid for u in self.job.plan.levels[0].units[:1]}
+        first = self.job.plan.first_units
         written = {sink: sum(c.rows for c in files) for sink, files in pending.output().items()}
         return BatchResult(
             checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,

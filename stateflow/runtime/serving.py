@@ -163,7 +163,7 @@ class RequestDesk:
         """A stop with a savepoint is in the history as that savepoint."""
         at = point.checkpoint.id if point.checkpoint else 0
         write_action(self._root.storage, ActionRecord(
-            seq=at, kind="stop", at=self._root.clock.now().isoformat(timespec="seconds"), by=asked.by,
+            seq=at, kind="stop", at=self._root.clock.now().isoformat(timespec="milliseconds"), by=asked.by,
             reason=asked.reason, facts={"run": str(self._generation), "request": asked.id},
         ), asked.id)  # fmt: skip
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.runtime.exchange import first_exchange, next_exchange
+from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_source, split_sources
 from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.specs import REPORT, LevelSpec
 from stateflow.runtime.task import Barrier, run_level
@@ -21,8 +21,10 @@ from stateflow.runtime.task import Barrier, run_level
 class SparkExecutor(Executor):
     """Builds the frames of a batch and collects its reports."""
 
+    reads_by_spark = True
+
     def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
-        """Runs the batch over the frame `rows`, which must be what the source gives for it."""
+        """Runs the batch over the frame `rows`, which must be what the sources give for it."""
         specs = level_specs(work)
         with ExitStack() as persisted:
             frame = _level_frame(self._first(rows, work, persisted), specs[0])
@@ -30,17 +32,15 @@ class SparkExecutor(Executor):
                 # Control rows and every input of the next level read it: unpersisted, each would run the tasks again.
                 frame = _persist(frame, persisted)
                 before = work.plan.levels[at - 1]
-                frame = _level_frame(
-                    next_exchange(level, before, frame, work.info.max_parallelism), specs[at]
-                )
+                frame = _level_frame(next_exchange(level, before, frame, work.info), specs[at])
             collected = frame.select(REPORT).collect()
         return decode_reports(bytes(row[0]) for row in collected)
 
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
-        source = _persist(rows, persisted) if len(level.inputs) > 1 else rows
+        source = _persist(rows, persisted) if reads_of_source(level) > 1 else rows
         barrier = Barrier(work.info.generation, work.info.ordinal)
-        return first_exchange(level, source, barrier, work.info.max_parallelism)
+        return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
 
 
 def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:

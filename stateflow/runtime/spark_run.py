@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
@@ -16,6 +16,8 @@ from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
 from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
+from stateflow.runtime.exchange import source_frame
+from stateflow.runtime.row_steps import failure_in
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 from stateflow.runtime.seeding import SparkLocation, source_positions
 from stateflow.runtime.session import is_local
@@ -59,12 +61,20 @@ class SparkRun:
 
     Args:
         run: started; its executor is Spark's.
+        sources: by uid.
         on_batch: called after each committed and published batch.
     """
 
-    def __init__(self, spark: SparkSession, run: JobRun, on_batch: Callable[[BatchResult], None]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        run: JobRun,
+        sources: Mapping[str, Source],
+        on_batch: Callable[[BatchResult], None],
+    ) -> None:
         self._spark = spark
         self._run = run
+        self._sources = sources
         self._on_batch = on_batch
         self._bounds = Bounds(run.job.settings.run, run.job.root.clock)
         self._location = self._seeded_location()
@@ -80,15 +90,15 @@ class SparkRun:
         return reached
 
     def _until_reached(self) -> str:
-        source = self._run.job.plan.source.source
-        assert isinstance(source, Source)
+        # Spark falls back to one batch per query when a single source does not know where "available now" ends.
+        ends_by_itself = all(source.ends_by_itself for source in self._sources.values())
         reached = self._bounds.reached
         while reached is None:
-            outcome = self._query(source)
+            outcome = self._query()
             if outcome.error is not None:
                 raise outcome.error
             reached = outcome.reached
-            if reached is None and (source.ends_by_itself or outcome.batches == 0):
+            if reached is None and (ends_by_itself or outcome.batches == 0):
                 reached = CAUGHT_UP
         return reached
 
@@ -102,12 +112,17 @@ class SparkRun:
         failpoints.hit("start.seeded")
         return location
 
-    def _query(self, source: Source) -> _Outcome:
+    def _frame(self) -> DataFrame:
+        limits = self._run.job.settings.source
+        nodes = self._run.job.plan.sources
+        return source_frame([(node, self._sources[node.uid].stream(self._spark, limits)) for node in nodes])
+
+    def _query(self) -> _Outcome:
         outcome = _Outcome()
         finished = threading.Event()
-        frame = source.stream(self._spark, self._run.job.settings.source)
         query = (
-            frame.writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
+            self._frame()
+            .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
             # Hadoop takes a path literally: percent signs of a real URI would become part of the name.
             .option("checkpointLocation", f"file://{self._location.folder}")
             .trigger(availableNow=True)
@@ -154,7 +169,10 @@ def _query_id(hexadecimal: str) -> str:
 
 
 def _as_ours(error: BaseException) -> StateflowError:
-    """An error of Spark's as one of ours: a new run may do better."""
+    """An error of Spark's as one of ours: a new run may do better, unless a row function failed."""
+    failure = failure_in(str(error))
+    if failure is not None:
+        return failure
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
     return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
                        "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip

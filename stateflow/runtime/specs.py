@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
 
-from stateflow.api.functions import KeyedProcessFunction
+from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Keying
+from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings, StateSettings
@@ -21,18 +22,37 @@ ORDER = "_sf_order"
 CONTROL = "_sf_control"
 TARGET = "_sf_target"
 POSITION = "_sf_position"
+INPUT = "_sf_input"
+PHASE = "_sf_phase"
+SOURCE = "_sf_source"
 UNIT = "_sf_unit"
 REPORT = "_sf_report"
 
-GROUP_SHIFT = 47
-"""`ORDER` is key group times 2^47, plus 47 bits of the key's hash: a key's rows lie together, key groups in order."""
+GROUP_SHIFT = 46
+"""`ORDER` is phase, then key group, then 46 bits of the key's hash: within a phase, a key's rows lie together, and key
+groups are in order."""
+GROUP_MASK = (1 << 15) - 1
+PHASE_SHIFT = 61
+"""Phase 0 is what the level before emitted while it applied its own phase 0; all else, rows of sources first of all, is
+phase 1. What separates them is that time advances in between."""
+SOURCE_PHASE = 1
+POSITION_SHIFT = 40
+"""Of what tasks emit, the position is the task's number, then 40 bits that count its rows."""
+BROADCAST_ORDER = -1
+"""Sorts before every keyed row."""
 BARRIER_ORDER = (1 << 63) - 1
 """Sorts behind every row: a barrier ends a batch's input."""
 
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """The batch and the job, as tasks need to know them."""
+    """The batch and the job, as tasks need to know them.
+
+    Attributes:
+        state: with no more inline state for a subtask than all of them can have in a manifest.
+        epoch: number of the batch along the job's state.
+        watermark: milliseconds since 1970; None before there is one.
+    """
 
     job_uuid: str
     root_uri: str
@@ -42,7 +62,9 @@ class BatchInfo:
     max_parallelism: int
     local_folder: Path
     rocksdb: RocksDBSettings
-    state: StateSettings
+    state: StateSettings = field(default_factory=StateSettings)
+    epoch: int = 0
+    watermark: int | None = None
 
     @property
     def storage(self) -> Storage:
@@ -55,25 +77,62 @@ class BatchInfo:
 
 
 @dataclass(frozen=True)
+class InputSpec:
+    """One input of a unit.
+
+    Attributes:
+        prefix: of the columns that carry its rows.
+        keying: None for a broadcast stream, and for a unit without an operator.
+    """
+
+    prefix: str
+    schema: RowSchema
+    keying: Keying | None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that carry its rows."""
+        return [self.prefix + name for name in self.schema.names]
+
+
+@dataclass(frozen=True)
+class OutletSpec:
+    """Something that a unit emits.
+
+    Attributes:
+        tag: the name of the operator's side output; empty for the main one.
+        steps: row functions behind it.
+        number: by which the next level knows it; None when it takes nothing of it.
+    """
+
+    tag: str
+    steps: tuple[RowStep, ...]
+    schema: RowSchema
+    sinks: tuple[tuple[Sink, SinkContext], ...]
+    number: int | None
+
+
+@dataclass(frozen=True)
 class UnitSpec:
     """One unit of a level.
 
     Attributes:
-        prefix: of the columns that carry its input rows.
+        inputs: one; or two, of connected streams, of which the first is keyed.
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
     """
 
     uid: str
-    prefix: str
-    input: RowSchema
-    keying: Keying | None
-    function: KeyedProcessFunction[object, object] | None
-    output: RowSchema | None
-    sinks: tuple[tuple[Sink, SinkContext], ...]
-    feeds: bool
+    inputs: tuple[InputSpec, ...]
+    function: KeyedFunction[object] | None
+    outlets: tuple[OutletSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
+
+    @property
+    def keying(self) -> Keying | None:
+        """How the first input is keyed; the types are those of the state."""
+        return self.inputs[0].keying
 
 
 @dataclass(frozen=True)
@@ -98,6 +157,6 @@ def input_prefix(index: int) -> str:
     return f"i{index}_"
 
 
-def output_prefix(index: int) -> str:
-    """Prefix of the columns of what a level's `index`-th unit emits."""
-    return f"u{index}_"
+def output_prefix(number: int) -> str:
+    """Prefix of the columns of what a level's outlet emits."""
+    return f"u{number}_"

@@ -7,7 +7,8 @@ attempt in the name, so a retried, killed or speculative attempt changes nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,28 +17,40 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.api.functions import TaskInfo
+from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkWriter, Writing
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
+from stateflow.runtime.row_steps import RowChain
 from stateflow.runtime.rows import to_batch
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
+    BROADCAST_ORDER,
     CONTROL,
+    INPUT,
     ORDER,
+    PHASE,
+    PHASE_SHIFT,
     POSITION,
+    POSITION_SHIFT,
     REPORT,
+    SOURCE_PHASE,
     TARGET,
     UNIT,
     LevelSpec,
+    OutletSpec,
     UnitSpec,
     output_prefix,
 )
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, SubtaskState
 from stateflow.state.memory import check_limit
+
+Emitted = Mapping[str, list[Any]]
+"""Rows by the output's name."""
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -77,27 +90,30 @@ class _Task:
         self._attempt = attempt
         self._index, self._subtask = divmod(partition, spec.parallelism)
         self._unit: UnitSpec = spec.units[self._index]
-        self._columns = [self._unit.prefix + name for name in self._unit.input.names]
+        self._columns = [column for each in self._unit.inputs for column in each.columns]
+        self._info = TaskInfo(self._unit.uid, self._subtask, spec.parallelism, spec.batch.max_parallelism,
+                              spec.batch.processing_time, spec.batch.epoch, spec.batch.watermark)  # fmt: skip
         owned = range_of(self._subtask, spec.parallelism, spec.batch.max_parallelism)
         parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
         self._base = Base(self._subtask, owned, parts)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: KeyedStateBackend | None = None
         self._operator: KeyedOperator | None = None
+        self._chains: dict[int, RowChain] = {}
         self._writers: dict[str, SinkWriter] = {}
         self._barriers: list[Barrier] = []
         self._carried: list[TaskReport] = []
         self._compaction_bytes = 0
         self._rows_in = 0
         self._rows_out = 0
+        self._sent = 0
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Works off some of the sorted input."""
         order = batch.column(ORDER).to_numpy()
         rows = int(np.searchsorted(order, BARRIER_ORDER, side="left"))
-        if rows:
-            data = batch.slice(0, rows)
-            yield from self._emit(self._process(order[:rows], [data.column(c) for c in self._columns]))
+        for start, end in _phases(order[:rows]):
+            yield from self._process(order[start:end], batch.slice(start, end - start))
         if rows < len(order):
             self._take_control(batch.slice(rows))
 
@@ -105,10 +121,13 @@ class _Task:
         """Ends the batch: the operator's end, snapshot, sink files, report."""
         self._check_barriers()
         if self._operator is not None:
-            yield from self._emit(self._operator.finish())
+            yield from self._emit(self._operator.finish(), SOURCE_PHASE)
+            self._operator.clean_up(self._level.batch.state.ttl_cleanup_entries)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
             self._opened_backend()
+        for chain in self._chains.values():
+            chain.close()
         failpoints.hit("task.processed")
         report = self._report(self._snapshot(), self._close_writers())
         failpoints.hit("task.sink-closed")
@@ -116,6 +135,9 @@ class _Task:
 
     def abandon(self) -> None:
         """Lets go of everything after a failure."""
+        for chain in self._chains.values():
+            with contextlib.suppress(StateflowError):
+                chain.close()
         if self._operator is not None:
             with contextlib.suppress(StateflowError):  # the failure before it is the one to tell
                 self._operator.abandon()
@@ -130,19 +152,29 @@ class _Task:
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
-    def _process(self, order: np.ndarray[Any, Any], columns: list[pa.Array]) -> pa.RecordBatch | None:
-        self._rows_in += len(order)
+    def _process(self, order: np.ndarray[Any, Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Rows of one phase, or broadcast rows."""
+        columns = [batch.column(c) for c in self._columns]
+        is_broadcast = order[0] == BROADCAST_ORDER
+        # Every subtask gets all of those.
+        self._rows_in += 0 if is_broadcast and self._subtask else len(order)
+        phase = SOURCE_PHASE if is_broadcast else int(order[0] >> PHASE_SHIFT)
         if self._unit.function is None:
-            return pa.RecordBatch.from_arrays(columns, schema=self._unit.input.arrow)
-        return self._to_batch(self._opened_operator().process(order, columns))
+            (outlet,) = self._unit.outlets
+            self._rows_out += len(order)
+            yield from self._send_rows(
+                outlet, pa.RecordBatch.from_arrays(columns, schema=outlet.schema.arrow), phase
+            )
+        elif is_broadcast:
+            yield from self._emit(self._opened_operator().broadcast(columns), phase)
+        else:
+            which = batch.column(INPUT).to_numpy() if len(self._unit.inputs) > 1 else None
+            yield from self._emit(self._opened_operator().process(order, columns, which), phase)
 
     def _opened_operator(self) -> KeyedOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
-            batch = self._level.batch
-            info = TaskInfo(self._unit.uid, self._subtask, self._level.parallelism, batch.max_parallelism,
-                            batch.processing_time)  # fmt: skip
-            self._operator = KeyedOperator(self._unit, info, self._opened_backend())
+            self._operator = KeyedOperator(self._unit, self._info, self._opened_backend())
         return self._operator
 
     def _opened_backend(self) -> KeyedStateBackend:
@@ -154,22 +186,31 @@ class _Task:
             failpoints.hit("task.restored")
         return self._backend
 
-    def _to_batch(self, rows: list[Any]) -> pa.RecordBatch | None:
-        assert self._unit.output is not None
-        return to_batch(rows, self._unit.output) if rows else None
+    def _emit(self, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
+        assert self._operator is not None
+        emitted: Emitted = {MAIN: main, **self._operator.take_side_outputs()}
+        self._rows_out += sum(map(len, emitted.values()))
+        for index, outlet in enumerate(self._unit.outlets):
+            rows = emitted.get(outlet.tag)
+            if rows and outlet.steps:
+                rows = self._chain(index, outlet).apply(rows)
+            if rows:
+                yield from self._send_rows(outlet, to_batch(rows, outlet.schema), phase)
 
-    def _emit(self, result: pa.RecordBatch | list[Any] | None) -> Iterator[pa.RecordBatch]:
-        rows = self._to_batch(result) if isinstance(result, list) else result
-        if rows is None:
-            return
-        for sink, context in self._unit.sinks:
+    def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
+        if index not in self._chains:
+            self._chains[index] = RowChain(outlet.steps, self._info)
+        return self._chains[index]
+
+    def _send_rows(self, outlet: OutletSpec, rows: pa.RecordBatch, phase: int) -> Iterator[pa.RecordBatch]:
+        """To the sinks, and to the next level."""
+        for sink, context in outlet.sinks:
             writer = self._writers.get(context.uid)
             if writer is None:
                 writer = self._writers[context.uid] = sink.writer(context, self._writing())
             writer.write(rows)
-        if self._unit.feeds:
-            yield self._data_batch(rows)
-        self._rows_out += len(rows)
+        if outlet.number is not None:
+            yield self._data_batch(outlet.number, rows, phase)
 
     def _writing(self) -> Writing:
         batch = self._level.batch
@@ -243,15 +284,23 @@ class _Task:
             POSITION: [0] * count,
         })  # fmt: skip
 
-    def _data_batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        first = (self._partition << 40) + self._rows_out
+    def _data_batch(self, number: int, rows: pa.RecordBatch, phase: int) -> pa.RecordBatch:
+        first = (self._partition << POSITION_SHIFT) + self._sent
+        self._sent += len(rows)
         columns: dict[str, Any] = {
-            UNIT: np.full(len(rows), self._index, np.int32),
+            UNIT: np.full(len(rows), number, np.int32),
             POSITION: np.arange(first, first + len(rows), dtype=np.int64),
+            PHASE: np.full(len(rows), phase, np.int64),
         }
-        prefix = output_prefix(self._index)
+        prefix = output_prefix(number)
         columns |= {prefix + name: rows.column(name) for name in rows.schema.names}
         return _filled(self._level.output, len(rows), columns)
+
+
+def _phases(order: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """Where broadcast rows, phase 0 and phase 1 begin and end, without those that have no rows."""
+    cuts = np.searchsorted(order, [0, SOURCE_PHASE << PHASE_SHIFT]).tolist()
+    return [(a, b) for a, b in pairwise([0, *cuts, len(order)]) if a < b]
 
 
 def _filled(schema: pa.Schema, length: int, columns: dict[str, Any]) -> pa.RecordBatch:

@@ -38,6 +38,14 @@ class StateSchema(Document, frozen=True, kw_only=True):
     kind: str
     value_type: str
     key_type: str = ""
+    queryable: str = ""
+    """The name under which it can be asked for; empty if it cannot."""
+    ttl_time: str = ""
+    """Which time its entries live in, ``processing`` or ``event``; empty when they live for ever."""
+    ttl_since: int | None = None
+    """Since when, in milliseconds of that time; None before there was a watermark."""
+    ttl_index: bool = False
+    """Whether there may be expiry entries: it has a time to live, or had one."""
 
 
 class SubtaskState(Document, frozen=True, kw_only=True):

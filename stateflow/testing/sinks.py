@@ -118,7 +118,7 @@ class _Table:
         self._versions = _versions(folder)
         self.table_id = str(self._versions[0]["id"])
         self.version = len(self._versions) - 1
-        self.token = max((v["token"] for v in self._versions if self._is_ours(v)), default=0)
+        self.token: int | None = max((v["token"] for v in self._versions if self._is_ours(v)), default=0)
 
     def missing(self, committables: list[Committable]) -> list[str]:
         return [c.path for c in committables if not self._has(c)]

@@ -63,7 +63,9 @@ def _commands() -> dict[str, click.Command]:
 def test_each_command_says_what_it_does_and_takes(words: str) -> None:
     shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
-    assert "--job-root URI" in shown.output and "[required]" in shown.output
+    # The one command that looks at a job file alone.
+    needs_root = words != "plan"
+    assert ("--job-root URI" in shown.output and "[required]" in shown.output) == needs_root
     for option in command.params:
         if isinstance(option, click.Argument):
             assert (option.metavar or option.human_readable_name) in shown.output
@@ -360,3 +362,35 @@ def test_a_process_ends_with_the_code_and_keeps_its_streams_apart(bench: Bench) 
     ended = stateflow(bench.command("--log-format", "json"), bench.folder)
     assert ended.returncode == 0 and ended.stdout.startswith("job: 3 batches")
     _json_lines(ended.stderr)
+
+
+# -- plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_shows_the_job_and_starts_nothing(bench: Bench) -> None:
+    before = bench.on_disk()
+    shown = invoke("plan", str(bench.job), "--set", "parallelism=3")
+    assert shown.exit_code == 0, shown.output
+    lines = [line.strip() for line in shown.output.splitlines()]
+    assert lines[0].endswith("without Spark, parallelism 3, 4096 key groups")
+    assert "source rows: ScriptedSource[Row]" in lines and "shuffle 1, to 3 tasks" in lines
+    assert "takes rows, keyed by key string" in lines and "sink totals: FolderSink of sum" in lines
+    assert bench.on_disk() == before
+
+
+def test_a_plan_for_programs_has_the_same_facts(bench: Bench) -> None:
+    told = json.loads(invoke("plan", str(bench.job), "--json").output)
+    (level,) = told["levels"]
+    (unit,) = level["units"]
+    assert (unit["uid"], unit["inputs"][0]["key"], unit["states"][0]["kind"]) == (
+        "sum",
+        ["key string"],
+        "value",
+    )
+    assert unit["sinks"] == [{"uid": "totals", "sink": "FolderSink", "rows": "sum"}]
+
+
+def test_a_plan_tells_the_mistake_of_a_job(bench: Bench) -> None:
+    bench.write("def build(env):\n    pass\n")
+    shown = invoke("plan", str(bench.job))
+    assert shown.exit_code == 2 and "error [job-definition]: the job reads nothing" in shown.output

@@ -44,8 +44,8 @@ JOBS = {
     ),
     "no such key column": _job(STREAM + "rows.key_by('kye')", "no such column", "'kye'", "key, number"),
     "no such order column": _job(STREAM + "rows.key_by('key', order_by=['time'])", "no such column", "'time'"),
-    "a second source": _job(
-        STREAM + "more = env.from_source(source(), uid='more')\n    more.sink_to(sink(), uid='out')", "one source",
+    "a source that nothing reads": _job(
+        STREAM + "more = env.from_source(source(), uid='more')\n    rows.sink_to(sink(), uid='out')", "read by nothing",
         "'more'",
     ),
     "an expression without Spark": _job(

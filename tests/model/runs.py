@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 from stateflow.checkpoint.coordinator import Participant
@@ -229,7 +228,8 @@ class OneOperator:
     key_types: dict[str, list[str]] = field(default_factory=lambda: {_OPERATOR: _KEY_TYPES})
     levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Unit(_OPERATOR),)),))
 
-    source: Any = field(default_factory=lambda: SimpleNamespace(source=None))
+    sources: tuple[Any, ...] = ()
+    first_units: frozenset[str] = frozenset({_OPERATOR})
 
     def participants(self) -> list[Participant]:
         """Who must report on a barrier."""

@@ -65,7 +65,7 @@ class Ran:
         job = assemble(env.graph, settings, open_storage(str(folder / "root")), self.clock)
         self.run = JobRun(replace(job, recorder=self.recorder), LocalExecutor())
         self.run.start()
-        run_local(self.run, source, self._batch)
+        run_local(self.run, {"rows": source}, self._batch)
 
     def _batch(self, result: BatchResult) -> None:
         self.results.append(result)

@@ -68,7 +68,7 @@ class Bench:
         assert isinstance(source, ScriptedSource)
         try:
             run.start()
-            run_local(run, source, lambda result: None)
+            run_local(run, {"rows": source}, lambda result: None)
         finally:
             stores.close_all()
         return run
@@ -133,7 +133,7 @@ def _stopped_before_settling(bench: Bench) -> JobRun:
     source = env.graph.sources[0].source
     assert isinstance(source, ScriptedSource)
     run.start()
-    run_local(run, source, lambda result: None)
+    run_local(run, {"rows": source}, lambda result: None)
     return run
 
 

@@ -91,6 +91,7 @@ class Watched(KeyedStateBackend):
         self.inside = inside
         self.gets = 0
         self.multi_gets = 0
+        self.scans = 0
         self.scanned = 0
         self.written = 0
 
@@ -103,6 +104,7 @@ class Watched(KeyedStateBackend):
         return self.inside.multi_get(keys)
 
     def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        self.scans += 1
         return map(self._count, self.inside.scan_range(lower, upper))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
@@ -114,6 +116,11 @@ class Watched(KeyedStateBackend):
 
     def close(self) -> None:
         self.inside.close()
+
+    @property
+    def reads(self) -> int:
+        """How often it was asked for anything that it holds."""
+        return self.gets + self.multi_gets + self.scans
 
     def _count(self, entry: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
         self.scanned += 1

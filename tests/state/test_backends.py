@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -329,6 +330,17 @@ def test_a_hostile_stream_is_a_corrupt_file(tmp_path: Path, kind: str, inline: b
     assert refused.value.facts["file"] == ("a-snapshot" if inline else state.files[0].handle.key)
     left = [p for p in (tmp_path / "host").iterdir() if p.name != "cache"]
     assert left == []
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_stream_takes_no_memory(kind: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptFile):
+            _decoded(HOSTILE[kind])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 STORAGE = MemoryStorage()

@@ -10,7 +10,10 @@ import pytest
 
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
 from stateflow.errors import JobDefinitionError, StateError
-from stateflow.state.keyed import KeyedState, MapState, ValueState, state_id
+from stateflow.state.current import state_id
+from stateflow.state.keyed import KeyedState
+from stateflow.state.map_state import MapState
+from stateflow.state.value_state import ValueState
 from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched, address, switch
 
 COUNT = ValueStateDescriptor("count", int)

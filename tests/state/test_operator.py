@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import inspect
 import math
@@ -22,8 +23,15 @@ from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings, StateSettings
-from stateflow.descriptors import ValueStateDescriptor
+from stateflow.config import RocksDBSettings
+from stateflow.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import key_hash
 from stateflow.runtime.operator import KeyedOperator
@@ -33,13 +41,18 @@ from stateflow.runtime.specs import (
     CONTROL,
     GROUP_SHIFT,
     ORDER,
+    PHASE_SHIFT,
     REPORT,
+    SOURCE_PHASE,
     BatchInfo,
+    InputSpec,
     LevelSpec,
+    OutletSpec,
     UnitSpec,
 )
 from stateflow.runtime.task import Barrier, run_level
 from stateflow.state.memory import DictBackend
+from tests.state.test_state_kinds import Mean
 
 M = 128
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -74,8 +87,8 @@ def _unit(function: KeyedProcessFunction[Any, Any], row_class: type[Any] = Row, 
           output: type[Any] = Out) -> UnitSpec:  # fmt: skip
     schema = RowSchema.of(row_class)
     types = tuple(schema.column(c).spark_type for c in columns)
-    return UnitSpec(uid="op", prefix="i0_", input=schema, keying=Keying(tuple(columns), (), types), function=function,
-                    output=RowSchema.of(output), sinks=(), feeds=False, bases=(b"",))  # fmt: skip
+    return UnitSpec(uid="op", inputs=(InputSpec("i0_", schema, Keying(tuple(columns), (), types)),), function=function,
+                    outlets=(OutletSpec("", (), RowSchema.of(output), (), None),), bases=(b"",))  # fmt: skip
 
 
 def _operator(unit: UnitSpec, store: DictBackend | None = None) -> KeyedOperator:
@@ -87,7 +100,8 @@ def _order(values: tuple[Any, ...], types: Sequence[str]) -> int:
     if None in values:
         return 0
     digest = key_hash(values, types)
-    return (digest % M) << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
+    phase = SOURCE_PHASE << PHASE_SHIFT
+    return phase | (digest % M) << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
 
 
 def _sorted(unit: UnitSpec, rows: Iterable[Any]) -> list[tuple[int, Any]]:
@@ -99,7 +113,7 @@ def _sorted(unit: UnitSpec, rows: Iterable[Any]) -> list[tuple[int, Any]]:
 
 def _feed(operator: KeyedOperator, unit: UnitSpec, rows: Sequence[tuple[int, Any]]) -> list[Any]:
     order = np.array([o for o, _ in rows], dtype=np.int64)
-    return operator.process(order, to_batch([r for _, r in rows], unit.input).columns)
+    return operator.process(order, to_batch([r for _, r in rows], unit.inputs[0].schema).columns)
 
 
 # -- keys and calls -----------------------------------------------------------------------------------------------
@@ -187,6 +201,47 @@ def test_a_function_may_return_nothing_a_list_or_a_generator() -> None:
     assert operator.finish() == []
 
 
+class Fleeting(KeyedProcessFunction[Row, Any]):
+    """What it knows of a key lives for a minute."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        minute = StateTtlConfig.new_builder(datetime.timedelta(minutes=1)).build()
+        self.seen = ctx.get_reducing_state(ReducingStateDescriptor("seen", max, int, ttl=minute))
+        self.all = ctx.get_list_state(ListStateDescriptor("all", int, ttl=minute))
+        self.names = ctx.get_map_state(MapStateDescriptor("names", str, int, ttl=minute))
+        self.mean = ctx.get_aggregating_state(
+            AggregatingStateDescriptor("mean", Mean(), list[int], ttl=minute)
+        )
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Any]:
+        self.seen.add(row.number)
+        self.all.add(row.number)
+        self.names.put(str(row.number), row.number)
+        self.mean.add(row.number)
+        yield self.seen.get(), list(self.all.get()), list(self.names.keys()), self.mean.get()
+
+
+def test_state_lives_by_the_batch_s_time_and_the_clean_up_removes_what_is_left() -> None:
+    unit, store = _unit(Fleeting()), DictBackend()
+
+    def batch(epoch: int, seconds: int, *numbers: int) -> list[Any]:
+        nonlocal unit
+        now = NOW + datetime.timedelta(seconds=seconds)
+        operator = KeyedOperator(unit, TaskInfo("op", 0, 1, M, now, epoch), store)
+        found = _feed(operator, unit, _sorted(unit, [Row("a", n) for n in numbers])) + operator.finish()
+        operator.clean_up(1000)
+        unit = dataclasses.replace(unit, known_states=tuple(operator.schemas))
+        return found
+
+    assert batch(1, 0, 8)[-1] == (8, [8], ["8"], 8.0)
+    assert batch(2, 59, 4)[-1] == (8, [8, 4], ["4", "8"], 6.0)
+    assert batch(3, 60, 2)[-1] == (8, [4, 2], ["2", "4"], 14 / 3)
+    assert batch(4, 119) == []
+    assert len(store.entries) == 2 * (1 + 1 + 1 + 1)
+    assert batch(5, 120) == []
+    assert store.entries == {}
+
+
 # -- errors -------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +252,24 @@ def test_a_null_key_names_operator_column_and_row() -> None:
     facts = refused.value.facts
     assert (facts["operator"], facts["column"]) == ("op", "key")
     assert "77" in str(facts["row"])
+
+
+@pytest.mark.parametrize(("declared", "stored"), [
+    (datetime.date, pa.array([19_000, 1 << 30], pa.date32())),
+    (datetime.datetime, pa.array([0, 1 << 62], pa.timestamp("us", "UTC"))),
+    (str, pa.Array.from_buffers(pa.string(), 2, pa.array([b"a", b"\xff"]).buffers())),
+])  # fmt: skip
+def test_a_key_that_cannot_be_read_names_operator_column_and_row(
+    declared: type[Any], stored: pa.Array
+) -> None:
+    row_class = msgspec.defstruct("Row", [("key", declared), ("number", int)])
+    unit = _unit(Trace(), row_class)
+    order = np.array([0, 1 << GROUP_SHIFT], dtype=np.int64)
+    with pytest.raises(StateError, match="a key cannot be read") as refused:
+        _operator(unit).process(order, [stored, pa.array([5, 77])])
+    facts = refused.value.facts
+    assert (facts["operator"], facts["columns"]) == ("op", ["key"])
+    assert "77" in str(facts["row"]) and "unreadable" in str(facts["row"])
 
 
 class Failing(Trace):
@@ -282,12 +355,11 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
     batch = BatchInfo(
         job_uuid=ManualClock(1).new_id(), root_uri=(tmp_path / "root").as_uri(), generation=1, ordinal=1,
         processing_time=NOW, max_parallelism=M, local_folder=tmp_path / "local", rocksdb=RocksDBSettings(),
-        state=StateSettings(),
     )  # fmt: skip
     spec = LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
     rows = _sorted(unit, [Row("a", 1), Row("a", 2)])
-    columns = to_batch([r for _, r in rows], unit.input).columns
-    names = [ORDER, CONTROL, REPORT, *(unit.prefix + n for n in unit.input.names)]
+    columns = to_batch([r for _, r in rows], unit.inputs[0].schema).columns
+    names = [ORDER, CONTROL, REPORT, *(n for n in unit.inputs[0].columns)]
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
     given = [
         pa.RecordBatch.from_arrays(
@@ -295,7 +367,7 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
         ),
         pa.RecordBatch.from_arrays(
             [pa.array([BARRIER_ORDER]), pa.array([barrier]), pa.nulls(1, pa.binary()),
-             *(pa.nulls(1, c.arrow_type) for c in unit.input.columns)], names=names
+             *(pa.nulls(1, c.arrow_type) for c in unit.inputs[0].schema.columns)], names=names
         ),
     ]  # fmt: skip
     (answer,) = run_level(spec, 0, "a1", given)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from stateflow import OutputTag
+from stateflow.api.graph import maker_of
 from stateflow.api.streams import DataStream
 from stateflow.checkpoint.coordinator import Participant
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.runtime.plan import JobPlan, plan_job, producer
+from stateflow.runtime.plan import JobPlan, plan_job
 from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
 
 
@@ -20,7 +22,15 @@ def _rows(env: StreamExecutionEnvironment) -> DataStream:
 def _shape(plan: JobPlan) -> list[list[tuple[str, int, bool, list[str]]]]:
     """Per level and unit: uid, first target, whether it feeds another unit, its sinks."""
     return [
-        [(u.uid, u.first_target, u.feeds, [s.uid for s in u.sinks]) for u in level.units]
+        [
+            (
+                u.uid,
+                u.first_target,
+                any(o.feeds for o in u.outlets),
+                [s.uid for o in u.outlets for s in o.sinks],
+            )
+            for u in level.units
+        ]
         for level in plan.levels
     ]
 
@@ -54,7 +64,8 @@ def test_what_an_operator_emits_is_the_next_level_s_input() -> None:
     _keyed(first.transform(lambda df: df), "second").sink_to(Nowhere(), uid="b")
     plan = plan_job(env.graph, 2)
     assert _shape(plan) == [[("first", 0, True, ["a"])], [("second", 0, False, ["b"])]]
-    assert producer(plan.levels[1].units[0].input) is env.graph.operators[0]
+    (outlet,) = plan.levels[0].fed
+    assert outlet.node is env.graph.operators[0]
     assert [level.number for level in plan.levels] == [1, 2]
 
 
@@ -91,3 +102,49 @@ def test_every_subtask_reports_and_has_heard_every_task_before() -> None:
         Participant("a", 0), Participant("a", 1), Participant("b", 0), Participant("b", 1),
         Participant("c", 0, before), Participant("c", 1, before),
     ]  # fmt: skip
+
+
+def test_a_side_output_and_row_functions_behind_an_operator_run_in_its_task() -> None:
+    env = environment()
+    stream = _keyed(_rows(env), "op")
+    side = stream.get_side_output(OutputTag("late", Row))
+    side.sink_to(Nowhere(), uid="late")
+    stream.filter(len).map(len).sink_to(Nowhere(), uid="out")
+    _keyed(side, "second")
+    plan = plan_job(env.graph, 2)
+    assert _shape(plan) == [[("op", 0, True, ["late", "out"])], [("second", 0, False, [])]]
+    assert [maker_of(o.node)[1] for o in plan.levels[0].units[0].outlets] == ["late", ""]
+    assert [o.feeds for o in plan.levels[0].units[0].outlets] == [True, False]
+
+
+def test_rows_are_relayed_over_every_level_that_they_have_no_work_in() -> None:
+    """Once for all who wait for them: only then do the barriers that a task hears tell of all that it reads."""
+    env = environment()
+    rows = _rows(env)
+    second = _keyed(_keyed(rows, "first"), "second")
+    _keyed(second.union(rows), "third")
+    rows.union(second).sink_to(Nowhere(), uid="out")
+    plan = plan_job(env.graph, 2)
+    assert [[(u.uid, u.is_relay) for u in level.units] for level in plan.levels] == [
+        [("first", False), ("~relay-1-0", True)],
+        [("second", False), ("~relay-2-1", True)],
+        [("third", False), ("out", False)],
+    ]
+    assert [len(p.upstream) for p in plan.participants()] == [0] * 4 + [4] * 4 + [4] * 4
+    assert plan.first_units == {"first"}
+
+
+def test_rows_of_each_source_are_counted_once() -> None:
+    env = environment()
+    rows, more = _rows(env), env.from_source(Nothing(), uid="more")
+    _keyed(rows, "a")
+    _keyed(rows.union(more), "b")
+    more.sink_to(Nowhere(), uid="c")
+    assert plan_job(env.graph, 2).first_units == {"a", "c"}
+
+
+def test_sources_are_in_order_of_uids_whatever_the_order_in_the_job_file_is() -> None:
+    env = environment()
+    z, a = env.from_source(Nothing(), uid="z"), env.from_source(Nothing(), uid="a")
+    z.union(a).sink_to(Nowhere(), uid="out")
+    assert [s.uid for s in plan_job(env.graph, 1).sources] == ["a", "z"]

@@ -1,0 +1,99 @@
+"""A sink that prints, for looking at a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
+from stateflow.errors import JobDefinitionError
+from stateflow.state.handles import Committable
+
+_ROW_LIMIT = 500
+"""Characters of a row: what is to be printed is kept in the log until it is."""
+
+
+class PrintSink(Sink):
+    """Prints the rows of a committed batch on the driver's standard output, one in a line: ``(1,4)``.
+
+    The lines travel with the checkpoint, in its log entry, so at most `limit` rows of each subtask and batch are
+    printed, and the first 500 characters of each. Standard output remembers nothing: what was printed just before a run
+    died is printed again by the next one.
+    """
+
+    def __init__(self, limit: int = 100) -> None:
+        if limit < 0:
+            raise JobDefinitionError("a limit of printed rows is below 0", hint="0 prints how many there were",
+                                     limit=limit)  # fmt: skip
+        self.limit = limit
+
+    def check(self, context: SinkContext) -> str | None:
+        return _table_id(context)
+
+    def prepare(self, context: SinkContext) -> str:
+        return _table_id(context)
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        return _Lines(self.limit, writing.subtask)
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        return _StandardOutput(_table_id(context))
+
+    def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        return []
+
+    def shadow(self) -> Sink:
+        return self
+
+
+def _table_id(context: SinkContext) -> str:
+    return f"standard output of {context.uid}"
+
+
+class _Lines(SinkWriter):
+    def __init__(self, limit: int, subtask: int) -> None:
+        self._limit = limit
+        self._subtask = subtask
+        self._lines: list[str] = []
+        self._rows = 0
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self._rows += len(rows)
+        for row in rows.slice(0, max(0, self._limit - len(self._lines))).to_pylist():
+            self._lines.append(f"({','.join(map(str, row.values()))})"[:_ROW_LIMIT])
+
+    def close(self) -> list[Committable]:
+        if not self._rows:
+            return []
+        more = self._rows - len(self._lines)
+        lines = [*self._lines, *([f"… and {more:,} more rows"] if more else [])]
+        text = "".join(f"{line}\n" for line in lines)
+        return [
+            Committable(path=f"lines-{self._subtask}", size=len(text.encode()), rows=self._rows, stats=text)
+        ]
+
+
+class _StandardOutput:
+    """No table: it has one version, and keeps no token."""
+
+    version = 0
+    token: int | None = None
+
+    def __init__(self, table_id: str) -> None:
+        self.table_id = table_id
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        return []
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        sys.stdout.write("".join(c.stats for c in committables))
+        sys.stdout.flush()
+        return self.version
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        return SinkRewind(self.version, None, None, None, ())
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        return self.version

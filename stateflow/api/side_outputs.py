@@ -1,0 +1,49 @@
+"""Side outputs: rows that a function emits beside its main output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from stateflow.errors import JobDefinitionError
+
+T = TypeVar("T")
+
+MAIN = ""
+"""Stands where a tag's name stands, for the main output."""
+
+
+@dataclass(frozen=True)
+class OutputTag(Generic[T]):
+    """Names a side output of an operator.
+
+    Args:
+        name: of the output, within its operator.
+        row_class: class of its rows.
+    """
+
+    name: str
+    row_class: type[T]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise JobDefinitionError("an output tag needs a name", hint="OutputTag(\"late\", LateRow)",
+                                     given=repr(self.name))  # fmt: skip
+
+
+class SideOutputs:
+    """What a function put into its side outputs since it was last asked."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[Any]] = {}
+
+    def add(self, tag: OutputTag[Any], row: Any) -> None:
+        """Appends a row to the output that `tag` names."""
+        self._rows.setdefault(tag.name, []).append(row)
+
+    def take(self) -> dict[str, list[Any]]:
+        """The rows by the tag's name; they are forgotten here."""
+        rows, self._rows = self._rows, {}
+        return rows

@@ -1,0 +1,117 @@
+"""One stored value for the current key: what value, reducing and aggregating states are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from stateflow.serializers import ValueSerializer
+from stateflow.state.current import ABSENT, VOID_NAMESPACE, CurrentKey, state_id
+from stateflow.state.handles import StateSchema
+from stateflow.state.ttl import Ttl
+
+T = TypeVar("T")
+
+
+class Cell(Generic[T]):
+    """Decodes the current key's value when it is first asked for, and encodes it when the next key comes.
+
+    Args:
+        entries: what the state works on.
+        schema: what is declared.
+        value_type: of what is stored.
+        ttl: None when values live for ever.
+        default: what a key without a value has.
+    """
+
+    def __init__(self, entries: CurrentKey, schema: StateSchema, value_type: Any, ttl: Ttl | None = None,
+                 default: T | None = None) -> None:  # fmt: skip
+        self.id = state_id(schema.name)
+        self.schema = schema
+        self.ttl = ttl
+        self._entries = entries
+        serializer: ValueSerializer[T] = ValueSerializer(value_type)
+        self._encode, self._decode = serializer.encode, serializer.decode
+        self._default = None if default is None else self._encode(default)
+        self._prefetched: dict[bytes, bytes | None] = {}
+        self._value: T | None = None
+        self._stored_key: bytes | None = None
+        self._changed = False
+
+    def clear(self) -> None:
+        """Removes the current key's value."""
+        key = self._entries.stored_key(self.id) if self._stored_key is None else self._stored_key
+        self._changed = False
+        self._stored_key = None
+        if self.ttl is None:
+            self._entries.pending[key] = None
+        else:
+            self.ttl.remove(key, self._known(key))
+        self._prefetched.pop(key, None)
+
+    def prefetch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
+        """Reads the values of many keys at once."""
+        stored = [group + self.id + key + VOID_NAMESPACE for group, key in keys]
+        self._prefetched = dict(zip(stored, self._entries.backend.multi_get(stored), strict=True))
+
+    def give_back(self) -> None:
+        """Hands the current key's change over, and forgets the key."""
+        if self._stored_key is None:
+            return
+        if self._changed:
+            key, data = self._stored_key, self._encode(self._value)  # type: ignore[arg-type]
+            if self.ttl is None:
+                self._entries.pending[key] = data
+            else:
+                self.ttl.write(key, data, self._known(key))
+            # A key that comes back later must see this change, not what was prefetched before it.
+            self._prefetched.pop(key, None)
+            self._changed = False
+        self._stored_key = None
+        self._value = None
+
+    def forget_prefetched(self) -> None:
+        """Drops what `prefetch` read."""
+        self._prefetched = {}
+
+    def _get(self) -> T | None:
+        if self._stored_key is None:
+            self._load()
+        return self._value
+
+    def _set(self, value: T) -> None:
+        if self._stored_key is None:
+            self._stored_key = self._entries.stored_key(self.id)
+        self._value = value
+        self._changed = True
+
+    def _load(self) -> None:
+        key = self._entries.stored_key(self.id)
+        data = self._prefetched.get(key, ABSENT)
+        if data is ABSENT:
+            data = self._entries.read(key)
+        if self.ttl is not None and data is not None and not self._lives(self.ttl, key, data):
+            if self.ttl.returns_expired:
+                # Not kept: it is seen once.
+                self._value = self._decode(data)
+                return
+            data = None
+        if data is None:
+            data = self._default
+        self._value = None if data is None else self._decode(data)
+        self._stored_key = key
+
+    def _lives(self, ttl: Ttl, key: bytes, data: bytes) -> bool:
+        """Does what reading `data` does; False when its time was over, and it is removed."""
+        expired = ttl.expired(data)
+        ttl.admit(key, data)
+        if key in self._entries.pending:
+            self._prefetched.pop(key, None)
+        else:
+            self._prefetched[key] = data
+        return not expired
+
+    def _known(self, key: bytes) -> bytes | None:
+        """The stored value, when it is at hand."""
+        data = self._entries.pending.get(key, ABSENT)
+        return self._prefetched.get(key) if data is ABSENT else data

@@ -1,0 +1,101 @@
+"""What all states of a subtask work on: the current key, the batch's times, and changes that are not written yet.
+
+A stored key is ``key group (2 bytes) | state id (4) | key | namespace | user key``. The state id is a hash of the
+state's name: two subtasks agree on it without talking, and it stays when other states come or go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+import xxhash
+
+from stateflow.errors import StateError
+from stateflow.serializers import encode_key
+from stateflow.state.backend import KeyedStateBackend
+
+ADDRESS_BYTES = 6
+"""Key group and state id: what stands in front of the key."""
+VOID_NAMESPACE = b"\x00"
+ABSENT: Any = object()
+_SLICE = 1000
+
+
+def state_id(name: str) -> bytes:
+    """Four bytes that stand for a state's name in stored keys."""
+    return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
+
+
+def encode_namespace(namespace: object) -> bytes:
+    """A namespace as part of a stored key; None is the void one. Raises StateError for what cannot be part of a key."""
+    return encode_key((namespace,))
+
+
+@dataclass(frozen=True)
+class BatchTime:
+    """When a batch is, in each sense that state knows.
+
+    Attributes:
+        epoch: number of the batch along the job's state: one more than that of the checkpoint it starts from.
+        processing_time: milliseconds since 1970.
+        watermark: the same; None before there is one.
+    """
+
+    epoch: int = 0
+    processing_time: int = 0
+    watermark: int | None = None
+
+
+class CurrentKey:
+    """The current key of a subtask, and how its entries are read and changed."""
+
+    def __init__(self, backend: KeyedStateBackend, time: BatchTime) -> None:
+        self.backend = backend
+        self.time = time
+        self.pending: dict[bytes, bytes | None] = {}
+        """Changes of this stretch, by stored key; None removes."""
+        self.address: tuple[bytes, bytes] | None = None
+        """Key group and key, while there is a current key."""
+        self.namespace = VOID_NAMESPACE
+
+    def write_through(self) -> None:
+        """Hands collected changes to the backend."""
+        self.backend.write(self.pending)
+        self.pending.clear()
+
+    def write_some(self) -> None:
+        """The same, once there are many: what walks over a large state must not collect it in memory."""
+        if len(self.pending) >= _SLICE:
+            self.write_through()
+
+    def read(self, stored_key: bytes) -> bytes | None:
+        """The bytes of an entry, changes of this stretch included."""
+        data = self.pending.get(stored_key, ABSENT)
+        return self.backend.get(stored_key) if data is ABSENT else data
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Entries of the current namespace as they are now, in order of keys; later changes are not seen.
+
+        Args:
+            prefix: from `stored_key`.
+        """
+        self.write_through()
+        found = self.backend.scan(prefix)
+        if self.namespace == VOID_NAMESPACE:
+            return found
+        # A text is encoded with a zero at its end, or with a zero and 0xff where it has a zero itself: what goes on
+        # with 0xff belongs to a longer text, and sorts behind everything of this one.
+        end = len(prefix)
+        return takewhile(lambda entry: entry[0][end : end + 1] != b"\xff", found)
+
+    def stored_key(self, state: bytes) -> bytes:
+        """The current key's entry, or prefix of entries, of one state. Raises StateError without a key."""
+        if self.address is None:
+            raise StateError("state was used without a key", hint="state belongs to a key: use it in "
+                             "process_element, not in open or close")  # fmt: skip
+        group, key = self.address
+        return group + state + key + self.namespace

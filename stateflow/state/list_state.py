@@ -1,0 +1,90 @@
+"""A list per key.
+
+An element lies under ``… | epoch (8 bytes) | index (4)``: the batch that added it, and how many elements this subtask
+had added to the state in it. So adding is a write that needs to know nothing of the list, and elements keep their
+order over batches, restores and forks, since epochs only grow along a job's state.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+from stateflow.descriptors import ListStateDescriptor
+from stateflow.errors import StateError
+from stateflow.serializers import ValueSerializer, describe_type
+from stateflow.state.current import CurrentKey, state_id
+from stateflow.state.handles import StateSchema
+from stateflow.state.ttl import Ttl
+
+T = TypeVar("T")
+
+POSITION_BYTES = 12
+"""Epoch and index, behind the namespace."""
+
+
+class ListState(Generic[T]):
+    """A list for the current key; adding to it never reads it, and it is never loaded as a whole."""
+
+    def __init__(
+        self, entries: CurrentKey, descriptor: ListStateDescriptor[T], ttl: Ttl | None = None
+    ) -> None:
+        self.id = state_id(descriptor.name)
+        self.schema = StateSchema(
+            name=descriptor.name, kind="list", value_type=describe_type(descriptor.element_type),
+            queryable=descriptor.queryable,
+        )  # fmt: skip
+        self.ttl = ttl
+        self._entries = entries
+        self._serializer: ValueSerializer[T] = ValueSerializer(descriptor.element_type)
+        self._epoch = struct.pack(">Q", entries.time.epoch)
+        self._added = 0
+
+    def get(self) -> Iterator[T]:
+        """The elements in the order in which they were added, as they are now: later changes are not seen."""
+        found = self._entries.scan(self._entries.stored_key(self.id))
+        return (self._serializer.decode(data) for key, data in found if self._admits(key, data))
+
+    def add(self, value: T) -> None:
+        """Adds an element at the end. Raises StateError for None."""
+        if value is None:
+            raise StateError("a list's element cannot be None", state=self.schema.name)
+        prefix = self._entries.stored_key(self.id)
+        key, data = prefix + self._epoch + struct.pack(">I", self._added), self._serializer.encode(value)
+        self._added += 1
+        if self.ttl is None:
+            self._entries.pending[key] = data
+        else:
+            self.ttl.write(key, data, None)
+
+    def add_all(self, values: Iterable[T]) -> None:
+        """Adds elements at the end, in their order."""
+        for value in values:
+            self.add(value)
+
+    def update(self, values: Iterable[T]) -> None:
+        """Replaces the list."""
+        # They may come from this very list, and None among them must change nothing.
+        self._replace(list(values))
+
+    def clear(self) -> None:
+        """Removes every element."""
+        for key, data in self._entries.scan(self._entries.stored_key(self.id)):
+            if self.ttl is None:
+                self._entries.pending[key] = None
+            else:
+                self.ttl.remove(key, data)
+            self._entries.write_some()
+
+    def give_back(self) -> None:
+        """Nothing is kept for the current key."""
+
+    def _replace(self, values: list[T]) -> None:
+        if any(value is None for value in values):
+            raise StateError("a list's element cannot be None", state=self.schema.name)
+        self.clear()
+        self.add_all(values)
+
+    def _admits(self, key: bytes, data: bytes) -> bool:
+        return self.ttl is None or self.ttl.admit_scanned(key, data)

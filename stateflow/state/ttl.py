@@ -1,0 +1,138 @@
+"""Time to live: when an entry has expired, and the index in which expired entries are found without looking at state.
+
+A stored value carries the moment from which it lives, not the one at which it expires: so a time to live can be
+added, changed and removed on restore. The index has an entry for each of them,
+``key group | expiry id | moment (8 bytes) | rest of the stored key``, and is a hint: whoever finds an entry through it
+looks at the value before removing it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from stateflow.descriptors import StateTtlConfig
+from stateflow.serializers import moment_of, with_moment
+from stateflow.state.current import ADDRESS_BYTES, BatchTime, CurrentKey, state_id
+from stateflow.state.handles import StateSchema
+
+_GROUP_BYTES, _MOMENT_BYTES = 2, 8
+_ZERO = 1 << 63
+
+
+def expiry_id(name: str) -> bytes:
+    """What stands in the place of the state id in a state's expiry entries."""
+    return state_id(f"{name}\0expiry")
+
+
+class Ttl:
+    """The time to live of one state's entries, in one batch.
+
+    Args:
+        entries: what the state works on.
+        name: of the state.
+        config: as it is declared now.
+        stored: the state as the base knows it; None when it is new.
+    """
+
+    def __init__(
+        self, entries: CurrentKey, name: str, config: StateTtlConfig, stored: StateSchema | None
+    ) -> None:
+        self.config = config
+        self.id = expiry_id(name)
+        self.characteristic = config.ttl_time_characteristic.value
+        self.now = _now(entries.time, config.ttl_time_characteristic)
+        self.since = self.now
+        """No entry lives from an earlier moment: since then the state has had a time to live, in this kind of time.
+        What was written before, with a moment or without, counts from here."""
+        if stored is not None and stored.ttl_time == self.characteristic and stored.ttl_since is not None:
+            self.since = stored.ttl_since
+        self.returns_expired = (
+            config.state_visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+        )
+        self._renews = config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
+        self._milliseconds = config.milliseconds
+        self._entries = entries
+
+    def lives_from(self, data: bytes) -> int | None:
+        """The moment from which an entry counts; None while there is no time."""
+        moment = moment_of(data)
+        if moment is None or self.since is None:
+            return self.since
+        return max(moment, self.since)
+
+    def expired(self, data: bytes) -> bool:
+        """Whether an entry's time is over."""
+        begin = self.lives_from(data)
+        return begin is not None and self.is_over(begin)
+
+    def is_over(self, begin: int) -> bool:
+        """Whether the time of what lives from `begin` is over."""
+        return self.now is not None and begin + self._milliseconds <= self.now
+
+    def admit(self, key: bytes, data: bytes) -> bool:
+        """Reads an entry: whether it may be seen. An expired one is removed; one that lives may live on for it."""
+        if self.expired(data):
+            self.remove(key, data)
+            return self.returns_expired
+        if self._renews:
+            self._renew(key, data)
+        return True
+
+    def admit_scanned(self, key: bytes, data: bytes) -> bool:
+        """The same for an entry of a scan, which may have been changed since the scan began."""
+        if not self._renews and not self.expired(data):
+            return True
+        if self._entries.read(key) != data:
+            return self.returns_expired or not self.expired(data)
+        admitted = self.admit(key, data)
+        self._entries.write_some()
+        return admitted
+
+    def write(self, key: bytes, data: bytes, old: bytes | None) -> None:
+        """Sets an entry, which lives from now on.
+
+        Args:
+            old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
+        """
+        begin = self.since if self.now is None else self.now
+        before = None if old is None else moment_of(old)
+        if begin is None:
+            self._entries.pending[key] = data
+            return
+        self._entries.pending[key] = with_moment(data, begin)
+        if before != begin:
+            self._forget(key, before)
+        self._entries.pending[self.index_key(begin, key)] = b""
+
+    def remove(self, key: bytes, old: bytes | None) -> None:
+        """Removes an entry; `old` as in `write`."""
+        self._entries.pending[key] = None
+        self._forget(key, None if old is None else moment_of(old))
+
+    def index_key(self, moment: int, key: bytes) -> bytes:
+        """The expiry entry of what is stored under `key` and lives from `moment`."""
+        return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", moment + _ZERO) + key[ADDRESS_BYTES:]
+
+    def _renew(self, key: bytes, data: bytes) -> None:
+        moment = moment_of(data)
+        if self.now is not None and (moment is None or moment < self.now):
+            self.write(key, data, data)
+
+    def _forget(self, key: bytes, moment: int | None) -> None:
+        if moment is not None:
+            self._entries.pending[self.index_key(moment, key)] = None
+
+
+def indexed(index_key: bytes, state: bytes) -> tuple[int, bytes]:
+    """The moment in an expiry entry's key, and the stored key of the entry of `state` that it stands for."""
+    at = ADDRESS_BYTES + _MOMENT_BYTES
+    (moment,) = struct.unpack(">Q", index_key[ADDRESS_BYTES:at])
+    return moment - _ZERO, index_key[:_GROUP_BYTES] + state + index_key[at:]
+
+
+def _now(time: BatchTime, characteristic: StateTtlConfig.TtlTimeCharacteristic) -> int | None:
+    return (
+        time.watermark
+        if characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
+        else time.processing_time
+    )

@@ -1,0 +1,43 @@
+"""One value per key."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from stateflow.descriptors import ValueStateDescriptor
+from stateflow.serializers import describe_type
+from stateflow.state.cell import Cell
+from stateflow.state.current import CurrentKey
+from stateflow.state.handles import StateSchema
+from stateflow.state.ttl import Ttl
+
+T = TypeVar("T")
+
+
+class ValueState(Cell[T]):
+    """One value for the current key."""
+
+    def __init__(
+        self, entries: CurrentKey, descriptor: ValueStateDescriptor[T], ttl: Ttl | None = None
+    ) -> None:
+        schema = StateSchema(
+            name=descriptor.name, kind="value", value_type=describe_type(descriptor.value_type),
+            queryable=descriptor.queryable,
+        )  # fmt: skip
+        super().__init__(entries, schema, descriptor.value_type, ttl, descriptor.default)
+
+    def value(self) -> T | None:
+        """The current key's value; the default, or None, when it has none. Change it by `update`, not in place."""
+        if self._stored_key is None:
+            self._load()
+        return self._value
+
+    def update(self, value: T | None) -> None:
+        """Sets the current key's value; None clears it."""
+        if value is None:
+            self.clear()
+            return
+        if self._stored_key is None:
+            self._stored_key = self._entries.stored_key(self.id)
+        self._value = value
+        self._changed = True

@@ -1,0 +1,77 @@
+"""Rows that are printed: after their commit, and no more than what was asked for."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from stateflow.api.printing import PrintSink
+from stateflow.api.schema import RowSchema
+from stateflow.api.sink import SinkContext, Writing
+from stateflow.checkpoint.documents import PublishedOutput
+from stateflow.checkpoint.log import CheckpointLog
+from stateflow.checkpoint.publish import Output, check_standing, publish
+from stateflow.runtime.publishing import BoundSink
+from stateflow.state.handles import Committable
+from stateflow.storage import MemoryStorage
+from tests.unit.kit import JOB, Row, head
+
+CONTEXT = SinkContext(JOB.job_uuid, "print", RowSchema.of(Row))
+KNOWN = PublishedOutput(table_id="standard output of print", version=0, checkpoint_id=5)
+
+
+def _written(limit: int, *sizes: int) -> list[Committable]:
+    writer = PrintSink(limit).writer(CONTEXT, Writing(1, 1, 0, "a"))
+    for size in sizes:
+        writer.write(pa.RecordBatch.from_pylist([{"key": "a", "number": n} for n in range(size)]))
+    return writer.close()
+
+
+def _publish(committables: list[Committable], known: PublishedOutput = KNOWN) -> PublishedOutput:
+    sink = BoundSink(PrintSink(), CONTEXT)
+    return publish(sink, Output(8, committables, known), CheckpointLog(MemoryStorage(), JOB), head(8))
+
+
+def test_nothing_is_printed_before_it_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _written(100, 2, 1)
+    assert capsys.readouterr().out == ""
+    assert _publish(lines).checkpoint_id == 8
+    assert capsys.readouterr().out == "(a,0)\n(a,1)\n(a,0)\n"
+
+
+def test_what_the_log_does_not_know_to_be_printed_is_printed_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = _written(100, 1)
+    _publish(lines)
+    _publish(lines)
+    assert capsys.readouterr().out == "(a,0)\n(a,0)\n"
+
+
+def test_a_start_finds_the_terminal_wherever_the_log_says(capsys: pytest.CaptureFixture[str]) -> None:
+    check_standing(BoundSink(PrintSink(), CONTEXT), KNOWN, CheckpointLog(MemoryStorage(), JOB), head(8))
+    assert capsys.readouterr().out == ""
+
+
+def test_rows_above_the_limit_are_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    _publish(_written(2, 1, 5000))
+    assert capsys.readouterr().out == "(a,0)\n(a,0)\n… and 4,999 more rows\n"
+
+
+def test_a_long_row_is_cut() -> None:
+    writer = PrintSink().writer(CONTEXT, Writing(1, 1, 0, "a"))
+    writer.write(pa.RecordBatch.from_pylist([{"key": "x" * 10_000}]))
+    (lines,) = writer.close()
+    assert len(lines.stats) == 501
+
+
+def test_a_subtask_without_rows_has_nothing_to_print() -> None:
+    assert _written(100) == []
+
+
+def test_each_print_is_a_table_of_its_own() -> None:
+    """A restore refuses two sinks with one table."""
+    other = SinkContext(JOB.job_uuid, "other", RowSchema.of(Row))
+    sink = PrintSink()
+    assert sink.check(CONTEXT) == sink.prepare(CONTEXT) == sink.open_table(CONTEXT).table_id
+    assert sink.open_table(other).table_id != sink.open_table(CONTEXT).table_id
