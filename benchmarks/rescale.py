@@ -109,7 +109,7 @@ def _open(work: _Opening) -> tuple[float, float, int]:
     cache = HostCache(homes[work.base.subtask], storage, SystemClock(), homes if work.base.rescales else ())
     store = RocksDBBackend(work.host / f"store-{work.base.subtask}", cache, work.base, RocksDBSettings())
     opened = time.monotonic()
-    files = store.snapshot(work.snapshot)
+    files = list(store.snapshot(work.snapshot).files)
     took = time.monotonic() - opened
     store.close()
     written = sum(f.handle.size for f in files if f.handle.key.startswith(work.snapshot))
@@ -139,7 +139,7 @@ def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> Subta
     for ordinal, batch in enumerate((numbers, some, some), 1):
         for chunk in _chunks(batch):
             store.write({_key(owned.first + n % len(owned), n): os.urandom(size.value_bytes) for n in chunk})
-        files = store.snapshot(prefix.format(ordinal))
+        files = list(store.snapshot(prefix.format(ordinal)).files)
     store.close()
     return SubtaskState(
         subtask=subtask, first_group=owned.first, last_group=owned.last, snapshot="base", files=files

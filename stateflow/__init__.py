@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
@@ -45,6 +46,7 @@ __all__ = [
     "DeltaSink",
     "FileSource",
     "FoldingStateDescriptor",
+    "FsStateBackend",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -52,6 +54,7 @@ __all__ = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "MemoryStateBackend",
     "OutputTag",
     "ReduceFunction",
     "ReducingState",
@@ -59,6 +62,7 @@ __all__ = [
     "RichFilterFunction",
     "RichFlatMapFunction",
     "RichMapFunction",
+    "RocksDBStateBackend",
     "RuntimeContext",
     "StateTtlConfig",
     "StreamExecutionEnvironment",

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import Origin, SinkMode
+from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.proposal import Proposal, StateAction
 from stateflow.checkpoint.retention import SavepointRule
 from stateflow.config import parse_assignments, parse_duration, read_toml
@@ -144,7 +145,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     click.echo(f"  made {document.made_at} by {document.by}, {document.origin.value}"
                + (f": {document.reason}" if document.reason else ""))  # fmt: skip
     for operator in document.manifest.operators:
-        size = sum(f.handle.size for s in operator.subtasks for f in s.files)
+        size = state_bytes(operator.subtasks)
         states = ", ".join(f"{s.name}: {s.kind} of {s.value_type}" for s in operator.states)
         click.echo(
             f"  state of {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}"

@@ -14,6 +14,14 @@ from typing import Any
 
 from stateflow.errors import ConfigError
 
+BACKENDS = ("rocksdb", "filesystem", "memory")
+LARGEST_INLINE = 1 << 20
+LARGEST_MEMORY_STATE = 24 << 20
+"""A manifest is read up to 64 MiB, its bytes are base64 there, and state is not all that is in it."""
+_INLINE_TOTAL = 16 << 20
+
+_ALIASES = {"state.backend.incremental": "state.incremental"}
+"""Other names of settings: one that Flink gives a value and a group cannot be both here."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _WORDS = {
@@ -63,6 +71,44 @@ class HistorySettings:
 
 
 @dataclass(frozen=True)
+class StateSettings:
+    """What keeps keyed state, and what is done with it beside what functions do.
+
+    Attributes:
+        backend: ``rocksdb``, ``filesystem`` or ``memory``. State that another one wrote is taken over.
+        incremental: whether RocksDB stores only files that the checkpoint before does not have.
+        memory_limit_bytes: the memory backend refuses more state than this, all operators and subtasks together.
+        inline_below_bytes: a subtask's state that is smaller goes into the manifest, with the filesystem backend.
+        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
+            live; a key group that is looked at counts as three.
+    """
+
+    backend: str = "rocksdb"
+    incremental: bool = True
+    memory_limit_bytes: int = 5 << 20
+    inline_below_bytes: int = 20 << 10
+    ttl_cleanup_entries: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigError("there is no such state backend", hint=f"known: {', '.join(BACKENDS)}",
+                              name="state.backend", value=self.backend)  # fmt: skip
+        _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE)
+        _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE)
+
+    def shared_by(self, subtasks: int) -> StateSettings:
+        """The same, with no more state in a manifest than it can hold when each of so many subtasks puts some in."""
+        fair = max(1, _INLINE_TOTAL // subtasks)
+        return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))
+
+
+def _at_most(name: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise ConfigError("a setting is too large", hint="state in a manifest is written and read in one piece",
+                          name=name, value=value, limit=limit)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class RocksDBSettings:
     """Memory and compaction of one store.
 
@@ -76,18 +122,6 @@ class RocksDBSettings:
     write_buffer_bytes: int = 64 << 20
     block_cache_bytes: int = 64 << 20
     compact_at_files: int = 20
-
-
-@dataclass(frozen=True)
-class StateSettings:
-    """What is done with state beside what functions do.
-
-    Attributes:
-        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
-            live; a key group that is looked at counts as three.
-    """
-
-    ttl_cleanup_entries: int = 1000
 
 
 @dataclass(frozen=True)
@@ -154,7 +188,7 @@ def resolve(*layers: Mapping[str, Any]) -> Settings:
     """
     merged: dict[str, Any] = {}
     for layer in layers:
-        merged.update(layer)
+        merged.update({_ALIASES.get(name, name): value for name, value in layer.items()})
     settings: Settings = _build(Settings, "", merged)
     return settings
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stateflow.api.backends import StateBackend
 from stateflow.api.collection import CollectionSource
 from stateflow.api.graph import Graph, SourceNode
 from stateflow.api.source import LocalSource, Source
@@ -111,6 +112,16 @@ class StreamExecutionEnvironment:
         Dots of a setting's name are written as two underscores: ``checkpoints__retained=5``.
         """
         self.defaults.update({name.replace("__", "."): value for name, value in settings.items()})
+
+    def set_state_backend(self, backend: StateBackend) -> None:
+        """What keeps keyed state by default; a settings file and the command line win over it.
+
+        Raises JobDefinitionError for something that is none, such as Flink's own classes.
+        """
+        if not isinstance(backend, StateBackend):
+            raise JobDefinitionError("this is no state backend", hint="MemoryStateBackend(), FsStateBackend() or "
+                                     "RocksDBStateBackend(), from stateflow", given=repr(backend))  # fmt: skip
+        self.defaults.update(backend.settings)
 
 
 def declare(

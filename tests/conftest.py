@@ -14,8 +14,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The conformance suite is part of the library, and still says what it compared.
-pytest.register_assert_rewrite("stateflow.testing.storage")
+# The conformance suites are part of the library, and still say what they compared.
+pytest.register_assert_rewrite("stateflow.testing.storage", "stateflow.testing.state_backend")
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
 settings.register_profile(

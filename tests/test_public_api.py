@@ -35,10 +35,12 @@ def test_the_names_are_sorted_and_there() -> None:
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
         "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
-        "FileSource", "FoldingStateDescriptor", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
+        "FileSource", "FoldingStateDescriptor", "FsStateBackend", "KeyedBroadcastProcessFunction",
+        "KeyedCoProcessFunction",
         "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
-        "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
-        "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
+        "MemoryStateBackend", "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
+        "RichFilterFunction",
+        "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "StateTtlConfig",
         "StreamExecutionEnvironment", "Time", "ValueState",
         "ValueStateDescriptor",
     ]  # fmt: skip

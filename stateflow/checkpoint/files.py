@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
-from stateflow.errors import MissingFile, StorageError
-from stateflow.state.handles import FileHandle
+from stateflow.errors import InternalError, MissingFile, StorageError
+from stateflow.state.handles import FileHandle, SubtaskState
 from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
@@ -19,8 +19,13 @@ _READERS = min(8, os.cpu_count() or 1)
 
 
 def write_manifest(storage: Storage, folder: str, manifest: Manifest) -> FileHandle:
-    """Stores the manifest below `folder` (a data folder of its own attempt) and returns its handle."""
+    """Stores the manifest below `folder` (a data folder of its own attempt) and returns its handle.
+
+    Raises InternalError for one that could never be read: a checkpoint that has it would be the end of the job.
+    """
     data, _ = seal(manifest)
+    if len(data) > LIMIT:
+        raise InternalError("a manifest is larger than what is read of one", size=len(data), limit=LIMIT)
     return write_bytes(storage, f"{folder}manifest.json", data)
 
 
@@ -82,3 +87,10 @@ def files_of(manifest: Manifest) -> list[FileHandle]:
     states = [f.handle for o in manifest.operators for s in o.subtasks for f in s.files]
     sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
     return list(dict.fromkeys(states + sources))
+
+
+def state_bytes(states: Iterable[SubtaskState]) -> int:
+    """How much state these are: stored files, each counted once, and what is in the manifest itself."""
+    states = list(states)
+    files = {f.handle.key: f.handle.size for s in states for f in s.files}
+    return sum(files.values()) + sum(len(s.inline) for s in states if s.inline is not None)

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from stateflow.checkpoint.documents import Manifest, SinkMode
+from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.log import Head
 from stateflow.errors import ConfigError
 from stateflow.state.handles import Document
@@ -126,11 +127,7 @@ def state_changes(
     changes = []
     for uid in sorted(stored.keys() | wanted):
         state = stored.get(uid)
-        size = (
-            sum({f.handle.key: f.handle.size for s in state.subtasks for f in s.files}.values())
-            if state
-            else 0
-        )
+        size = state_bytes(state.subtasks) if state else 0
         action = (
             StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
         )

@@ -9,7 +9,7 @@ from itertools import pairwise
 from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.keygroups import range_of
-from stateflow.state.handles import Base
+from stateflow.state.handles import Base, check_known
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> N
 
 
 def _check_operator(state: OperatorState, key_types: list[str]) -> None:
+    check_known(state.subtasks)
     if state.key_types != key_types:
         raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
                            hint="cast the columns back, or give the operator a new uid", uid=state.uid,

@@ -108,8 +108,10 @@ class StoredSavepoint:
 
     @property
     def size(self) -> int:
-        """Bytes of its files, each counted once."""
-        return sum({f.key: f.size for f in files_of(self.document.manifest)}.values())
+        """Bytes of its files, each counted once, and of the state in its document."""
+        operators = self.document.manifest.operators
+        inline = sum(len(s.inline) for o in operators for s in o.subtasks if s.inline is not None)
+        return inline + sum({f.key: f.size for f in files_of(self.document.manifest)}.values())
 
     def verify(self) -> None:
         """Raises MissingFile or CorruptFile unless every file is there with its size and hash."""

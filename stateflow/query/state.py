@@ -17,10 +17,10 @@ from stateflow.clock import SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
+from stateflow.state.backends import Place, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.keyed import state_names
 from stateflow.state.list_state import POSITION_BYTES
-from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache
 from stateflow.storage import open_storage
 
@@ -99,18 +99,15 @@ def _subtask_entries(
 ) -> Iterator[StateEntry]:
     names, columns = layout
     cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
-    store = RocksDBBackend(scratch / str(subtask.subtask), cache, Base.of(subtask), RocksDBSettings())
-    try:
-        for stored, data in store.scan(b""):
-            state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
-            if state not in names:
-                raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
-            schema = names[state]
-            if schema is None:
-                continue
-            end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
-            parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
-            map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-            yield StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])
-    finally:
-        store.close()
+    place = Place(scratch / str(subtask.subtask), cache, RocksDBSettings())
+    for stored, data in read_entries(place, Base.of(subtask)):
+        state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
+        if state not in names:
+            raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+        schema = names[state]
+        if schema is None:
+            continue
+        end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
+        parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
+        map_key = parts[columns + 1] if len(parts) > columns + 1 else None
+        yield StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateflow.api.graph import maker_of
 from stateflow.api.side_outputs import MAIN
@@ -32,6 +33,8 @@ from stateflow.runtime.specs import (
     input_prefix,
     output_prefix,
 )
+from stateflow.state import snapshots
+from stateflow.state.handles import Base
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,20 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
             InputSpec(input_prefix(level.inputs.index(e.node)), e.node.schema, e.keying) for e in unit.inputs
         ), function=operator.function if operator else None,
         outlets=tuple(_outlet_spec(outlet, unit, level, work.info) for outlet in unit.outlets),
-        bases=tuple(msgspec.msgpack.encode(b.parts) if b.parts else b"" for b in bases),
+        bases=tuple(_packed(base) for base in bases),
         known_states=tuple(state.states) if state else (),
     )  # fmt: skip
+
+
+def _packed(base: Base) -> bytes:
+    """The parts of a base as they are sent. Of state that is in the manifest, each new subtask gets its own only: every
+    task is sent the bases of all."""
+    parts = base.parts
+    if base.rescales:
+        parts = tuple(
+            p if p.inline is None else replace(p, inline=snapshots.cut(p.inline, base.owned, p.snapshot)) for p in parts
+        )  # fmt: skip
+    return msgspec.msgpack.encode(parts) if parts else b""
 
 
 def _outlet_spec(outlet: Outlet, unit: Unit, level: Level, info: BatchInfo) -> OutletSpec:

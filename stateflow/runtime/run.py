@@ -19,7 +19,7 @@ from stateflow.checkpoint.documents import (
     SparkPosition,
 )
 from stateflow.checkpoint.entries import Commit, pending_of
-from stateflow.checkpoint.files import check_stored, files_of, write_manifest
+from stateflow.checkpoint.files import check_stored, files_of, state_bytes, write_manifest
 from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.history import (
     CheckpointRecord,
@@ -49,6 +49,7 @@ from stateflow.runtime.publishing import BoundSink, Publisher
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
+from stateflow.state.memory import check_limit
 from stateflow.storage.paths import DataKey, data_folder
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class BatchResult:
         rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
         increment_bytes: of state files that were stored for it, those of a compaction apart.
         compaction_bytes: of state files that a compaction wrote, which hold old data.
-        full_bytes: of all state files that it consists of.
+        full_bytes: of all state that it consists of.
     """
 
     checkpoint_id: int
@@ -344,17 +345,19 @@ class JobRun:
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
             ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
             local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
-            ttl_cleanup_entries=settings.state.ttl_cleanup_entries,
+            state=settings.state.shared_by(len(self.job.plan.participants())),
         )  # fmt: skip
 
     def _manifest(self, pending: PendingCheckpoint, positions: Positions) -> Manifest:
         operators = pending.operators(self._base.values())
-        files = {f.handle.key: f.handle.size for o in operators for s in o.subtasks for f in s.files}
+        limit = self.job.settings.state.memory_limit_bytes
+        check_limit({o.uid: o.subtasks for o in operators}, limit)
         return Manifest(
             job_uuid=self.job.root.job.job_uuid, generation=pending.generation, ordinal=pending.ordinal,
             operators=operators, sources=positions.sources, spark=positions.spark,
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
-            compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()), full_bytes=sum(files.values()),
+            compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
+            full_bytes=state_bytes(s for o in operators for s in o.subtasks),
             epoch=self._epoch + 1,
         )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -49,9 +49,9 @@ class BatchInfo:
     """The batch and the job, as tasks need to know them.
 
     Attributes:
+        state: with no more inline state for a subtask than all of them can have in a manifest.
         epoch: number of the batch along the job's state.
         watermark: milliseconds since 1970; None before there is one.
-        ttl_cleanup_entries: how much of a state a subtask looks at to remove what has expired.
     """
 
     job_uuid: str
@@ -62,9 +62,9 @@ class BatchInfo:
     max_parallelism: int
     local_folder: Path
     rocksdb: RocksDBSettings
+    state: StateSettings = field(default_factory=StateSettings)
     epoch: int = 0
     watermark: int | None = None
-    ttl_cleanup_entries: int = StateSettings.ttl_cleanup_entries
 
     @property
     def storage(self) -> Storage:

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from stateflow.clock import SystemClock
+from stateflow.config import StateSettings
 from stateflow.runtime.specs import BatchInfo
+from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.backends import Place, open_backend
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache, private_folder, remove_tree
 
 _LIMIT = 16
@@ -33,14 +35,15 @@ class StoreKey:
 @dataclass
 class _Kept:
     snapshot: str
-    backend: RocksDBBackend
+    backend: KeyedStateBackend
+    settings: StateSettings
 
 
 _kept: dict[StoreKey, _Kept] = {}
 _clock = SystemClock()
 
 
-def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, parallelism: int) -> RocksDBBackend:
+def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, parallelism: int) -> KeyedStateBackend:
     """A store with exactly `base` in it: one that is open already, or a new one.
 
     Args:
@@ -50,7 +53,7 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     """
     kept = _kept.pop(key, None)
     if kept is not None:
-        if base.own is not None and kept.snapshot == base.own.snapshot:
+        if base.own is not None and (kept.snapshot, kept.settings) == (base.own.snapshot, batch.state):
             return kept.backend
         kept.backend.close()
     private_folder(batch.local_folder)
@@ -66,14 +69,14 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     others = [folder / "cache" for folder in homes] if base.rescales else []
     cache = HostCache(home / "cache", batch.storage, _clock, others)
     work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
-    return RocksDBBackend(work, cache, base, batch.rocksdb)
+    return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
 
 
-def give_back(key: StoreKey, backend: RocksDBBackend, snapshot: str) -> None:
+def give_back(key: StoreKey, backend: KeyedStateBackend, snapshot: str, settings: StateSettings) -> None:
     """Keeps a store open that now is exactly `snapshot`."""
     while len(_kept) >= _LIMIT:
         _kept.pop(next(iter(_kept))).backend.close()
-    _kept[key] = _Kept(snapshot, backend)
+    _kept[key] = _Kept(snapshot, backend, settings)
 
 
 def close_all() -> None:

@@ -45,8 +45,9 @@ from stateflow.runtime.specs import (
     UnitSpec,
     output_prefix,
 )
+from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, SubtaskState
-from stateflow.state.rocksdb import RocksDBBackend
+from stateflow.state.memory import check_limit
 
 Emitted = Mapping[str, list[Any]]
 """Rows by the output's name."""
@@ -96,7 +97,7 @@ class _Task:
         parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
         self._base = Base(self._subtask, owned, parts)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
-        self._backend: RocksDBBackend | None = None
+        self._backend: KeyedStateBackend | None = None
         self._operator: KeyedOperator | None = None
         self._chains: dict[int, RowChain] = {}
         self._writers: dict[str, SinkWriter] = {}
@@ -121,7 +122,7 @@ class _Task:
         self._check_barriers()
         if self._operator is not None:
             yield from self._emit(self._operator.finish(), SOURCE_PHASE)
-            self._operator.clean_up(self._level.batch.ttl_cleanup_entries)
+            self._operator.clean_up(self._level.batch.state.ttl_cleanup_entries)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
             self._opened_backend()
@@ -176,7 +177,7 @@ class _Task:
             self._operator = KeyedOperator(self._unit, self._info, self._opened_backend())
         return self._operator
 
-    def _opened_backend(self) -> RocksDBBackend:
+    def _opened_backend(self) -> KeyedStateBackend:
         if self._backend is None:
             level = self._level
             self._backend = stores.acquire(
@@ -237,15 +238,18 @@ class _Task:
         if self._backend is None:
             return self._base.own
         name = f"{self._unit.uid}-{self._subtask}-"
-        snapshot = f"{self._level.batch.data_folder(self._attempt)}{name}"
-        files = self._backend.snapshot(snapshot)
-        self._compaction_bytes = self._backend.compaction_bytes
+        batch, owned = self._level.batch, self._base.owned
+        snapshot = f"{batch.data_folder(self._attempt)}{name}"
+        taken = self._backend.snapshot(snapshot)
+        self._compaction_bytes = taken.compaction_bytes
+        state = SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
+                             files=list(taken.files), backend=batch.state.backend, inline=taken.inline)  # fmt: skip
+        # The driver looks at all subtasks together; what one alone has too much of need not travel there.
+        check_limit({self._unit.uid: [state]}, batch.state.memory_limit_bytes)
         failpoints.hit("task.uploaded")
-        stores.give_back(self._key, self._backend, snapshot)
+        stores.give_back(self._key, self._backend, snapshot, batch.state)
         self._backend = None
-        owned = self._base.owned
-        return SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
-                            files=files)  # fmt: skip
+        return state
 
     def _close_writers(self) -> dict[str, list[Committable]]:
         return {uid: writer.close() for uid, writer in self._writers.items()}
@@ -254,6 +258,8 @@ class _Task:
         batch = self._level.batch
         before = {f.handle.key for part in self._base.parts for f in part.files}
         new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
+        if state is not None and state is not self._base.own:
+            new.append(len(state.inline or b""))
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
             attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
+from stateflow.config import BACKENDS
+from stateflow.errors import ConfigError
 from stateflow.keygroups import KeyGroupRange
 
 
@@ -22,7 +25,7 @@ class FileHandle(Document, frozen=True, kw_only=True):
 
 
 class StateFile(Document, frozen=True, kw_only=True):
-    """A file of one subtask's state: what it is stored as, and what RocksDB calls it."""
+    """A file of one subtask's state: what it is stored as, and what its backend calls it."""
 
     handle: FileHandle
     local_name: str
@@ -54,6 +57,10 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     snapshot: str
     """Unique name of the local snapshot: a store that is exactly this may be used again without restoring."""
     files: list[StateFile] = []
+    backend: str = "rocksdb"
+    """The backend that wrote it."""
+    inline: bytes | None = None
+    """All of the state, when it is not in files."""
 
     @property
     def groups(self) -> KeyGroupRange:
@@ -91,6 +98,14 @@ class Base:
     def rescales(self) -> bool:
         """Whether the state has to be laid out anew."""
         return bool(self.parts) and self.own is None
+
+
+def check_known(states: Iterable[SubtaskState]) -> None:
+    """Raises ConfigError for state of a backend that this version does not have."""
+    unknown = sorted({s.backend for s in states} - set(BACKENDS))
+    if unknown:
+        raise ConfigError("state was written by a backend that this version does not have", hint="use the version of "
+                          "stateflow that wrote it", found=unknown, known=list(BACKENDS))  # fmt: skip
 
 
 class Committable(Document, frozen=True, kw_only=True):

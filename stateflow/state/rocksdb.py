@@ -11,9 +11,8 @@ import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rocksdict import (
     BlockBasedOptions,
@@ -24,6 +23,7 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
@@ -32,7 +32,7 @@ from stateflow import failpoints
 from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
-from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.rescaling import assemble
 from stateflow.state.transfer import HostCache, remove_tree
@@ -47,6 +47,8 @@ class RocksDBBackend(KeyedStateBackend):
         base: what to start from; without parts, a new store. Parts that were written at another parallelism are put
             together, and what they hold for other subtasks is not to be seen.
         settings: memory and compaction.
+        incremental: whether a snapshot refers to files that its base has stored; if not, each is stored anew under the
+            snapshot's own name, so that no two snapshots of changed state have a file in common.
 
     Raises:
         MissingFile, CorruptFile: a base file is not what was recorded; the store is not opened.
@@ -58,6 +60,7 @@ class RocksDBBackend(KeyedStateBackend):
         cache: HostCache,
         base: Base,
         settings: RocksDBSettings,
+        incremental: bool = True,
     ) -> None:
         self._folder = folder
         self._cache = cache
@@ -65,8 +68,7 @@ class RocksDBBackend(KeyedStateBackend):
         self._turn = base.subtask
         self._files: dict[str, StateFile] = {}
         self._changed = base.rescales
-        self.compaction_bytes = 0
-        """Of the last snapshot: what it uploaded beyond the data that had changed."""
+        self._incremental = incremental
         folder.mkdir(parents=True, mode=0o700)
         try:
             excess = self._lay_out(base)
@@ -82,9 +84,13 @@ class RocksDBBackend(KeyedStateBackend):
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return cast(list[bytes | None], self._db.get(list(keys))) if keys else []
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        entries = cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=prefix))
-        return takewhile(lambda entry: entry[0].startswith(prefix), entries)
+    def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        options = ReadOptions()
+        if upper is not None:
+            # Without a bound, the iterator would go on over the deleted entries behind the last one that is wanted.
+            options.set_iterate_upper_bound(upper)
+        # At once, not with the first entry that is asked for: a write in between must not be seen.
+        return _held(self._db.items(from_key=lower, read_opt=options), options)
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         if not changes:
@@ -98,27 +104,24 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.write(batch)
         self._changed = True
 
-    def snapshot(self, name: str) -> list[StateFile]:
-        """See `KeyedStateBackend.snapshot`; `name` is the prefix of the new files' keys and ends with a slash or
-        dash."""
-        self.compaction_bytes = 0
+    def snapshot(self, name: str) -> Snapshot:
+        """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
         if not self._changed:
-            return list(self._files.values())
+            return Snapshot(files=tuple(self._files.values()))
         self._db.flush()
         changed = self._bytes_of_new_files(self._folder)
         compacted = self._compact_when_due()
         local = self._folder.with_name(f"{self._folder.name}.snapshot")
         Checkpoint(self._db).create_checkpoint(str(local))
         failpoints.hit("task.snapshot")
-        if compacted:
-            self.compaction_bytes = max(0, self._bytes_of_new_files(local) - changed)
+        rewritten = max(0, self._bytes_of_new_files(local) - changed) if compacted else 0
         try:
             self._files = {n: self._keep_or_upload(local / n, name) for n in _names_to_keep(local)}
         finally:
             remove_tree(local)
         self._changed = False
         self._cache.keep_only(file.handle for file in self._files.values())
-        return list(self._files.values())
+        return Snapshot(files=tuple(self._files.values()), compaction_bytes=rewritten)
 
     def close(self) -> None:
         self._db.close()
@@ -162,7 +165,8 @@ class RocksDBBackend(KeyedStateBackend):
         if known is not None and path.suffix == ".sst":
             if known.handle.size != path.stat().st_size:
                 raise InternalError("RocksDB used a file name twice", file=path.name)
-            return known
+            if self._incremental:
+                return known
         return StateFile(handle=self._cache.upload(path, f"{prefix}{path.name}"), local_name=path.name)
 
     def _compact_when_due(self) -> bool:
@@ -181,6 +185,11 @@ def _open(folder: Path, settings: RocksDBSettings) -> Rdict:
     store = Rdict(str(folder), options=_options(settings))
     store.set_write_options(_without_wal())
     return store
+
+
+def _held(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
+    """RocksDB's iterator points into the options for its bound, and rocksdict lets them go: they are held here."""
+    yield from entries
 
 
 def _hide(store: Rdict, ranges: Sequence[KeyGroupRange]) -> None:

@@ -325,6 +325,27 @@ def _state_id(name: str) -> bytes:
 
 
 def _stored(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
+    if subtask["inline"] is not None:
+        yield from _entries(base64.b64decode(subtask["inline"]))
+    elif [f["local_name"] for f in subtask["files"]] == ["entries"]:
+        yield from _entries((root / subtask["files"][0]["handle"]["key"]).read_bytes())
+    elif subtask["files"]:
+        yield from _in_rocksdb(root, subtask)
+
+
+def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """What a hash map's snapshot holds; see docs/format.md."""
+    assert data[:5] == b"SFKV\x01"
+    at, number = 5, 0
+    while size := int.from_bytes(data[at : at + 4], "big"):
+        items = msgspec.msgpack.decode(data[at + 4 : at + 4 + size])
+        at += 4 + size
+        number += len(items) // 2
+        yield from zip(items[::2], items[1::2], strict=True)
+    assert data[at + 4 :] == struct.pack(">Q", number)
+
+
+def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in subtask["files"]:
             (Path(folder) / file["local_name"]).write_bytes((root / file["handle"]["key"]).read_bytes())

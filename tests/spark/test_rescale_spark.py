@@ -18,9 +18,11 @@ JOB = Path(__file__).parent / "jobs" / "wide.py"
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
-def test_a_job_goes_on_at_another_parallelism(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backends", [("rocksdb", "rocksdb"), ("memory", "filesystem")])
+def test_a_job_goes_on_at_another_parallelism(tmp_path: Path, backends: tuple[str, str]) -> None:
     root = tmp_path / "root"
-    for more in (["parallelism=2", "run.max_batches=2"], ["parallelism=3"]):
+    first, second = (f"state.backend={backend}" for backend in backends)
+    for more in (["parallelism=2", "run.max_batches=2", first], ["parallelism=3", second]):
         done = subprocess.run(
             [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(root), "--set",
              f"job.home={tmp_path}", "--set", f"local_dir={tmp_path / 'local'}",
@@ -36,4 +38,5 @@ def test_a_job_goes_on_at_another_parallelism(tmp_path: Path) -> None:
     assert {key: max(n for k, _, n in seen if k == key) for key in counts} == counts
     manifest = disk.read_manifest(root, disk.head(root).doc["manifest"])
     assert {o["parallelism"] for o in manifest["operators"]} == {3}
+    assert {s["backend"] for o in manifest["operators"] for s in o["subtasks"]} == {backends[1]}
     disk.check_whole(root)

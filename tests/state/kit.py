@@ -11,7 +11,7 @@ from pathlib import Path
 from stateflow.clock import ManualClock
 from stateflow.config import RocksDBSettings
 from stateflow.serializers import encode_key
-from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
@@ -60,7 +60,7 @@ class RocksShelf(Shelf):
     def reopened(self, store: KeyedStateBackend) -> RocksDBBackend:
         base = store.snapshot(self.prefix())
         store.close()
-        return self.open(base)
+        return self.open(base.files)
 
     def open(self, base: Sequence[StateFile], host: str = "host") -> RocksDBBackend:
         """A store with `base` in it, on a host that may not have its files yet."""
@@ -103,15 +103,15 @@ class Watched(KeyedStateBackend):
         self.multi_gets += 1
         return self.inside.multi_get(keys)
 
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         self.scans += 1
-        return map(self._count, self.inside.scan(prefix))
+        return map(self._count, self.inside.scan_range(lower, upper))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         self.written += len(changes)
         self.inside.write(changes)
 
-    def snapshot(self, name: str) -> list[StateFile]:
+    def snapshot(self, name: str) -> Snapshot:
         return self.inside.snapshot(name)
 
     def close(self) -> None:

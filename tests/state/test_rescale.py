@@ -93,7 +93,7 @@ class Fleet:
             owned = range_of(number, p, M)
             prefix = f"data/{1:020d}/{next(self._numbers):010d}-a/op-{number}-"
             states.append(SubtaskState(subtask=number, first_group=owned.first, last_group=owned.last,
-                                       snapshot=prefix, files=store.snapshot(prefix)))  # fmt: skip
+                                       snapshot=prefix, files=store.snapshot(prefix).files))  # fmt: skip
         return OperatorState(uid="op", parallelism=p, key_types=[], states=[], subtasks=states)
 
     def close(self) -> None:

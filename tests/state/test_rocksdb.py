@@ -43,10 +43,10 @@ def _data_files(files: list[StateFile]) -> list[StateFile]:
 def test_a_snapshot_uploads_only_what_is_new(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    first = store.snapshot("data/x/first-")
+    first = store.snapshot("data/x/first-").files
     before = _keys(shelf)
     store.write({b"b": b"2"})
-    second = store.snapshot("data/x/second-")
+    second = store.snapshot("data/x/second-").files
     store.close()
 
     new = {f.handle.key for f in second} - {f.handle.key for f in first}
@@ -58,7 +58,7 @@ def test_a_snapshot_uploads_only_what_is_new(shelf: RocksShelf) -> None:
 
 def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> None:
     store = shelf.new()
-    assert store.snapshot("data/x/empty-") == []
+    assert store.snapshot("data/x/empty-").files == ()
     store.write({b"a": b"1"})
     store.write({})
     first = store.snapshot("data/x/first-")
@@ -66,7 +66,7 @@ def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> Non
     assert store.snapshot("data/x/second-") == first
     store.close()
 
-    restored = shelf.open(first)
+    restored = shelf.open(first.files)
     assert restored.snapshot("data/x/third-") == first
     restored.close()
     assert _keys(shelf) == before
@@ -80,10 +80,10 @@ def test_what_a_compaction_uploads_is_counted_apart(tmp_path: Path) -> None:
     counted = []
     for n in range(4):
         store.write({f"{i}-{n}".encode(): os.urandom(1000) for i in range(50)})
-        files = store.snapshot(shelf.prefix())
-        new = sum(f.handle.size for f in _data_files(files) if f.handle.key not in known)
-        counted.append((new, store.compaction_bytes))
-        known |= {f.handle.key for f in files}
+        taken = store.snapshot(shelf.prefix())
+        new = sum(f.handle.size for f in _data_files(taken.files) if f.handle.key not in known)
+        counted.append((new, taken.compaction_bytes))
+        known |= {f.handle.key for f in taken.files}
     store.close()
     one = counted[0][0]
     assert [compacted for _, compacted in counted[:3]] == [0, 0, 0]
@@ -95,7 +95,7 @@ def test_what_a_compaction_uploads_is_counted_apart(tmp_path: Path) -> None:
 def test_a_handle_has_size_and_hash_of_what_is_stored(shelf: RocksShelf, tmp_path: Path) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    for file in store.snapshot(shelf.prefix()):
+    for file in store.snapshot(shelf.prefix()).files:
         path = tmp_path / file.local_name
         shelf.storage.fetch(file.handle.key, path)
         assert (file.handle.size, file.handle.sha256) == (path.stat().st_size, hash_file(path))
@@ -118,7 +118,7 @@ def test_an_upload_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="full"):
         store.snapshot(shelf.prefix())
     storage.broken = False
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     assert _content(store) == {b"a": b"1"}
     store.close()
     assert os.listdir(tmp_path) == ["host"]
@@ -136,7 +136,7 @@ def test_a_restored_store_is_what_was_snapshotted(shelf: RocksShelf) -> None:
     store.write({b"a": b"1", b"b": b"2", b"c": b"3"})
     store.snapshot(shelf.prefix())
     store.write({b"a": None, b"b": b"22"})
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.write({b"d": b"is not in the snapshot"})
     store.close()
 
@@ -157,7 +157,7 @@ def test_every_snapshot_stays_restorable_while_the_store_lives_on(tmp_path: Path
     store = shelf.new()
     for number in range(5):
         store.write({b"key": str(number).encode(), str(number).encode(): b""})
-        snapshots.append(store.snapshot(shelf.prefix()))
+        snapshots.append(store.snapshot(shelf.prefix()).files)
         if number == 2:
             store.close()
             store = shelf.open(snapshots[-1])
@@ -205,7 +205,7 @@ def test_a_damaged_base_file_is_refused_by_name_and_nothing_is_opened(
     shelf = RocksShelf(tmp_path / "host-files", storage)
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.close()
     (victim,) = [f.handle.key for f in files if Path(f.local_name).match(f"*{ending}")]
     damage(storage.root / victim)
@@ -224,7 +224,7 @@ def test_a_damaged_base_file_is_refused_by_name_and_nothing_is_opened(
 def test_names_that_no_store_has_are_refused(shelf: RocksShelf, names: list[str]) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix())]
+    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix()).files]
     store.close()
     with pytest.raises(CorruptFile):
         shelf.open([StateFile(handle=handle, local_name=name) for name in names])
@@ -234,7 +234,7 @@ def test_names_that_no_store_has_are_refused(shelf: RocksShelf, names: list[str]
 def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.close()
     hostile = [
         msgspec.structs.replace(f, handle=msgspec.structs.replace(f.handle, key="../outside")) for f in files
@@ -254,7 +254,7 @@ def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: 
     counts = []
     for number in range(4):
         store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})
-        counts.append(len(_data_files(store.snapshot(shelf.prefix()))))
+        counts.append(len(_data_files(store.snapshot(shelf.prefix()).files)))
     assert counts == ([1, 2, 1, 2] if turn == 0 else [1, 2, 3, 1])
     assert _content(store) == {b"a": b"3", b"m0": b"", b"m1": b"", b"m2": b"", b"m3": b"", b"z": b""}
     store.close()
@@ -266,7 +266,7 @@ def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: 
 def test_a_host_that_has_the_files_fetches_nothing(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.close()
     shelf.open(files, host="another host").close()
     shelf.storage.delete(_keys(shelf))
@@ -284,7 +284,7 @@ def test_a_host_keeps_only_files_of_the_newest_snapshot(shelf: RocksShelf) -> No
     store = shelf.new()
     for number in range(4):
         store.write({b"%d" % number: b"x"})
-        files = store.snapshot(shelf.prefix())
+        files = store.snapshot(shelf.prefix()).files
         assert set(os.listdir(shelf.folder / "host")) == {f.handle.sha256 for f in files}
     store.close()
 
@@ -295,7 +295,7 @@ def test_what_another_process_is_fetching_is_left_to_it_while_it_lives(shelf: Ro
     alive, dead = f"incoming-{os.getpid()}-x", f"incoming-{2**31}-x"
     for name in (alive, dead, "old"):
         (shelf.folder / "host" / name).write_bytes(b"x")
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.close()
     assert set(os.listdir(shelf.folder / "host")) == {alive, *(f.handle.sha256 for f in files)}
 
@@ -303,7 +303,7 @@ def test_what_another_process_is_fetching_is_left_to_it_while_it_lives(shelf: Ro
 def test_a_handle_without_a_hash_names_no_file_of_the_host(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix())
+    files = store.snapshot(shelf.prefix()).files
     store.close()
     for sha256 in ("", "../other", "A" * 64):
         handles = [msgspec.structs.replace(f.handle, sha256=sha256) for f in files]

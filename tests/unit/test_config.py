@@ -16,6 +16,7 @@ from stateflow.config import (
     CheckpointSettings,
     RunSettings,
     Settings,
+    StateSettings,
     parse_assignments,
     parse_duration,
     read_toml,
@@ -139,6 +140,54 @@ def test_whatever_is_set_is_taken_or_refused_as_a_setting(layer: dict[str, Any])
         resolve(layer)
     except ConfigError as e:
         assert e.facts
+
+
+# -- state backends -----------------------------------------------------------------------------------------------
+
+
+def test_a_backend_is_chosen_by_the_names_that_flink_has() -> None:
+    assert resolve().state == StateSettings(backend="rocksdb", incremental=True)
+    found = resolve({"state.backend": "rocksdb", "state.backend.incremental": "false"}).state
+    assert found == StateSettings(incremental=False)
+    assert resolve({"state.incremental": False}).state == found
+
+
+def test_a_later_layer_wins_whichever_name_it_uses() -> None:
+    names = ("state.incremental", "state.backend.incremental")
+    for first, second in (names, names[::-1]):
+        assert resolve({first: False}, {second: True}).state.incremental is True
+
+
+def test_a_toml_file_may_have_backend_as_a_value_and_its_part(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[state]\nbackend = "rocksdb"\n"backend.incremental" = false\n')
+    assert resolve(read_toml(file)).state == StateSettings(incremental=False)
+    file.write_text('[state]\nbackend = "memory"\nmemory_limit_bytes = 7\n')
+    assert resolve(read_toml(file)).state == StateSettings(backend="memory", memory_limit_bytes=7)
+
+
+def test_a_backend_that_there_is_not_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="no such state backend") as refused:
+        resolve({"state.backend": "hashmap"})
+    assert refused.value.facts == {"name": "state.backend", "value": "hashmap"}
+    assert refused.value.hint == "known: rocksdb, filesystem, memory"
+
+
+@pytest.mark.parametrize(("name", "limit"), [
+    ("state.inline_below_bytes", 1 << 20), ("state.memory_limit_bytes", 24 << 20),
+])  # fmt: skip
+def test_state_in_a_manifest_has_a_limit_that_no_setting_lifts(name: str, limit: int) -> None:
+    resolve({name: limit})
+    with pytest.raises(ConfigError, match="too large") as refused:
+        resolve({name: limit + 1})
+    assert refused.value.facts == {"name": name, "value": limit + 1, "limit": limit}
+
+
+@given(st.integers(1, 1 << 20), st.integers(1, 100_000))
+def test_all_subtasks_together_put_no_more_into_a_manifest_than_it_holds(below: int, subtasks: int) -> None:
+    shared = StateSettings(inline_below_bytes=below).shared_by(subtasks)
+    assert shared.inline_below_bytes <= below and shared.inline_below_bytes * subtasks <= 16 << 20
+    assert StateSettings(inline_below_bytes=below).shared_by(1).inline_below_bytes == below
 
 
 # -- files --------------------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.checkpoint import files
 from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.envelope import seal, unseal
 from stateflow.checkpoint.files import read_manifest, write_manifest
 from stateflow.checkpoint.history import CheckpointRecord, read_records, trim_history, write_record
-from stateflow.errors import CorruptFile, MissingFile, StorageError
+from stateflow.errors import CorruptFile, InternalError, MissingFile, StorageError
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import data_folder, history
 from tests.unit.kit import entry
@@ -104,6 +105,18 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
     storage.delete([first.key])
     with pytest.raises(MissingFile, match=first.key):
         read_manifest(storage, first)
+
+
+def test_a_manifest_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=[], sources=[])
+    size = len(seal(manifest)[0])
+    monkeypatch.setattr(files, "LIMIT", size - 1)
+    with pytest.raises(InternalError):
+        write_manifest(storage, data_folder(1, 1, "driver"), manifest)
+    assert storage.list("") == []
+    monkeypatch.setattr(files, "LIMIT", size)
+    assert read_manifest(storage, write_manifest(storage, data_folder(1, 1, "driver"), manifest)) == manifest
 
 
 # -- history ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from stateflow import KeyedCoProcessFunction, OutputTag, RichMapFunction
+from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend, StateBackend
 from stateflow.api.graph import Graph, level_of
 from stateflow.api.streams import DataStream
+from stateflow.config import StateSettings, resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, JobDefinitionError
 from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
@@ -261,3 +263,25 @@ def test_defaults_in_code_have_dots() -> None:
     env = environment()
     env.configure(checkpoints__retained=5, parallelism=3)
     assert env.defaults == {"checkpoints.retained": 5, "parallelism": 3}
+
+
+@pytest.mark.parametrize(("backend", "settings"), [
+    (MemoryStateBackend(), StateSettings(backend="memory")),
+    (MemoryStateBackend(limit_bytes=99), StateSettings(backend="memory", memory_limit_bytes=99)),
+    (FsStateBackend(), StateSettings(backend="filesystem")),
+    (FsStateBackend(inline_below_bytes=99), StateSettings(backend="filesystem", inline_below_bytes=99)),
+    (RocksDBStateBackend(), StateSettings()),
+    (RocksDBStateBackend(incremental=False), StateSettings(incremental=False)),
+])  # fmt: skip
+def test_a_state_backend_in_code_stands_for_settings_and_is_weaker_than_a_file(
+    backend: StateBackend, settings: StateSettings
+) -> None:
+    env = environment()
+    env.set_state_backend(backend)
+    assert resolve(env.defaults).state == settings
+    assert resolve(env.defaults, {"state.backend": "memory"}).state.backend == "memory"
+
+
+def test_what_is_no_state_backend_is_refused() -> None:
+    with pytest.raises(JobDefinitionError, match="no state backend"):
+        environment().set_state_backend("memory")  # type: ignore[arg-type]

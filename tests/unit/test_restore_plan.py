@@ -55,6 +55,16 @@ def test_state_is_matched_by_uid() -> None:
     assert plan.positions == tuple(manifest.sources)
 
 
+def test_state_of_a_backend_that_this_version_does_not_have_is_refused() -> None:
+    states = [msgspec.structs.replace(STATE[0], backend=b) for b in ("memory", "filesystem", "rocksdb")]
+    for known in states:
+        plan_restore(7, _manifest(msgspec.structs.replace(_operator("a"), subtasks=[known])), _wanted())
+    newer = msgspec.structs.replace(STATE[0], backend="forst")
+    with pytest.raises(ConfigError, match="backend") as refused:
+        plan_restore(7, _manifest(msgspec.structs.replace(_operator("a"), subtasks=[newer])), _wanted())
+    assert refused.value.facts["found"] == ["forst"]
+
+
 def test_an_operator_that_is_gone_and_never_had_state_is_forgotten() -> None:
     plan = plan_restore(7, _manifest(_operator("a"), _operator("gone", empty=True)), _wanted())
     assert set(plan.operators) == {"a"} and plan.matched == ("a",)

@@ -71,6 +71,15 @@ DOCUMENTS: dict[str, Document] = {
             source_files=[SourceFile(path="0/0", content=b"v1"), SourceFile(path="0/9.compact", handle=MANIFEST)],
         ),
     ),
+    "manifest-backends": Manifest(
+        job_uuid=JOB, generation=5, ordinal=2, sources=[POSITION],
+        operators=[OperatorState(uid="mean", parallelism=2, key_types=["string"], states=[], subtasks=[
+            SubtaskState(subtask=0, first_group=0, last_group=2047, snapshot="data/5/2-t9/mean-0-", backend="memory",
+                         inline=b"SFKV\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
+            SubtaskState(subtask=1, first_group=2048, last_group=4095, snapshot="data/5/2-t8/mean-1-",
+                         backend="filesystem", files=[StateFile(handle=MANIFEST, local_name="entries")]),
+        ])],
+    ),
 }  # fmt: skip
 
 

@@ -1,0 +1,149 @@
+"""A snapshot of a store that is a hash map: its entries in order of keys, in blocks, as one stream of bytes.
+
+::
+
+    stream  = "SFKV" 01 block* 00000000 count        count: of entries, 8 bytes, big-endian
+    block   = length items                           length: of items in bytes, 4 bytes, big-endian, not zero
+    items   = a msgpack array of bin: key, value, key, value, …
+
+Whoever reads believes no length: neither a block nor an array is larger than the bytes that are there, so memory is
+bounded by the size that the checkpoint has recorded. Keys that do not ascend, or are too short to hold a key group, are
+refused, as is anything behind the end.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterable, Iterator
+from typing import BinaryIO
+
+import msgspec
+
+from stateflow.errors import CorruptFile
+from stateflow.keygroups import KeyGroupRange
+
+_HEAD = b"SFKV\x01"
+_LENGTH = struct.Struct(">I")
+_COUNT = struct.Struct(">Q")
+_BLOCK = 64 << 10
+_GROUP_BYTES = 2
+_SMALLEST_ITEM = 2
+"""Bytes of an empty bin in msgpack."""
+_items = msgspec.msgpack.Decoder(list[bytes])
+
+Entry = tuple[bytes, bytes]
+
+
+def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """The stream, in pieces.
+
+    Args:
+        entries: in order of keys.
+    """
+    yield _HEAD
+    count = 0
+    items: list[bytes] = []
+    size = 0
+    for key, value in entries:
+        items += (key, value)
+        size += len(key) + len(value)
+        count += 1
+        if size >= _BLOCK:
+            yield _block(items)
+            items, size = [], 0
+    if items:
+        yield _block(items)
+    yield _LENGTH.pack(0) + _COUNT.pack(count)
+
+
+def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
+    """The entries of a stream.
+
+    Args:
+        size: of the stream in bytes.
+        name: for messages.
+
+    Raises CorruptFile when it is none; entries may have been given by then.
+    """
+    if stream.read(len(_HEAD)) != _HEAD:
+        raise _corrupt(name, "it does not begin as a snapshot of this version")
+    left = size - len(_HEAD)
+    count, last = 0, b""
+    while length := _number(stream, _LENGTH, name):
+        left -= _LENGTH.size + length
+        if left < 0:
+            raise _corrupt(name, "a block is longer than the file")
+        items = _decode_block(_exactly(stream, length, name), name)
+        keys = items[::2]
+        _check_order(last, keys, name)
+        last = keys[-1]
+        count += len(keys)
+        yield from zip(keys, items[1::2], strict=True)
+    if _number(stream, _COUNT, name) != count:
+        raise _corrupt(name, "it has another number of entries than it says")
+    if stream.read(1):
+        raise _corrupt(name, "something is behind its end")
+
+
+def decode_bytes(data: bytes, name: str) -> Iterator[Entry]:
+    """As `decode`, of bytes."""
+    return decode(io.BytesIO(data), len(data), name)
+
+
+def cut(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
+    """The stream with the entries of some key groups only. Raises as `decode` does."""
+    return b"".join(encode(within(decode_bytes(data, name), owned)))
+
+
+def within(entries: Iterable[Entry], owned: KeyGroupRange) -> Iterator[Entry]:
+    """The entries of some key groups."""
+    return (entry for entry in entries if int.from_bytes(entry[0][:_GROUP_BYTES], "big") in owned)
+
+
+def _block(items: list[bytes]) -> bytes:
+    data = msgspec.msgpack.encode(items)
+    return _LENGTH.pack(len(data)) + data
+
+
+def _decode_block(data: bytes, name: str) -> list[bytes]:
+    count = _array_length(data)
+    if count is None or count % 2 or not 0 < count <= len(data) // _SMALLEST_ITEM:
+        raise _corrupt(name, "a block is no array of keys and values")
+    try:
+        return _items.decode(data)
+    except msgspec.DecodeError as e:
+        raise _corrupt(name, str(e)) from e
+
+
+def _array_length(data: bytes) -> int | None:
+    """What the head of a msgpack array says; a decoder may make room for so many items before it sees them."""
+    head = data[0]
+    if head & 0xF0 == 0x90:
+        return head & 0x0F
+    width = {0xDC: 2, 0xDD: 4}.get(head)
+    return int.from_bytes(data[1 : 1 + width], "big") if width else None
+
+
+def _check_order(last: bytes, keys: list[bytes], name: str) -> None:
+    for key in keys:
+        if len(key) < _GROUP_BYTES or key <= last:
+            raise _corrupt(name, "its keys are not in order, or no keys")
+        last = key
+
+
+def _number(stream: BinaryIO, layout: struct.Struct, name: str) -> int:
+    (value,) = layout.unpack(_exactly(stream, layout.size, name))
+    return int(value)
+
+
+def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        raise _corrupt(name, "it is cut off")
+    return data
+
+
+def _corrupt(name: str, reason: str) -> CorruptFile:
+    return CorruptFile("a snapshot of state cannot be read", hint="go back to an older checkpoint", file=name,
+                       reason=reason)  # fmt: skip
