@@ -28,8 +28,6 @@ _LENGTH = struct.Struct(">I")
 _COUNT = struct.Struct(">Q")
 _BLOCK = 64 << 10
 _GROUP_BYTES = 2
-_SMALLEST_ITEM = 2
-"""Bytes of an empty bin in msgpack."""
 _items = msgspec.msgpack.Decoder(list[bytes])
 
 Entry = tuple[bytes, bytes]
@@ -107,22 +105,13 @@ def _block(items: list[bytes]) -> bytes:
 
 
 def _decode_block(data: bytes, name: str) -> list[bytes]:
-    count = _array_length(data)
-    if count is None or count % 2 or not 0 < count <= len(data) // _SMALLEST_ITEM:
-        raise _corrupt(name, "a block is no array of keys and values")
     try:
-        return _items.decode(data)
+        items = _items.decode(data)
     except msgspec.DecodeError as e:
         raise _corrupt(name, str(e)) from e
-
-
-def _array_length(data: bytes) -> int | None:
-    """What the head of a msgpack array says; a decoder may make room for so many items before it sees them."""
-    head = data[0]
-    if head & 0xF0 == 0x90:
-        return head & 0x0F
-    width = {0xDC: 2, 0xDD: 4}.get(head)
-    return int.from_bytes(data[1 : 1 + width], "big") if width else None
+    if not items or len(items) % 2:
+        raise _corrupt(name, "a block is no array of keys and values")
+    return items
 
 
 def _check_order(last: bytes, keys: list[bytes], name: str) -> None:
