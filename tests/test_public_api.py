@@ -34,10 +34,10 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Compatibility", "Context", "DeltaSink",
         "FileSource", "FoldingStateDescriptor", "KeyedProcessFunction", "ListState", "ListStateDescriptor",
         "MapState", "MapStateDescriptor", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
-        "RuntimeContext", "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState",
+        "RuntimeContext", "Serializer", "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState",
         "ValueStateDescriptor",
     ]  # fmt: skip
 
