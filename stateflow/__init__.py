@@ -32,14 +32,19 @@ from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink
-    from stateflow.connectors.files import FileSource
+    from stateflow.connectors.files import ColumnPolicy, FileSource
 
-_LAZY = {"DeltaSink": "stateflow.connectors.delta", "FileSource": "stateflow.connectors.files"}
+_LAZY = {
+    "ColumnPolicy": "stateflow.connectors.files",
+    "DeltaSink": "stateflow.connectors.delta",
+    "FileSource": "stateflow.connectors.files",
+}
 
 __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "ColumnPolicy",
     "Compatibility",
     "Context",
     "DeltaSink",

@@ -34,11 +34,11 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Compatibility", "Context", "DeltaSink",
-        "FileSource", "FoldingStateDescriptor", "KeyedProcessFunction", "ListState", "ListStateDescriptor",
-        "MapState", "MapStateDescriptor", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
-        "RuntimeContext", "Serializer", "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState",
-        "ValueStateDescriptor",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "ColumnPolicy",
+        "Compatibility", "Context", "DeltaSink", "FileSource", "FoldingStateDescriptor",
+        "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
+        "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RuntimeContext", "Serializer",
+        "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState", "ValueStateDescriptor",
     ]  # fmt: skip
 
 

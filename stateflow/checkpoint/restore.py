@@ -12,6 +12,9 @@ from stateflow.keygroups import range_of
 from stateflow.state.evolution import Declaration, check_state
 from stateflow.state.handles import Base
 
+_EPOCHS = 1 << 63
+"""Far more than there will be; they have eight bytes in keys."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -54,7 +57,8 @@ class RestorePlan:
 def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) -> RestorePlan:
     """Matches stored state and positions with the job by uid.
 
-    Raises ConfigError, WrongJobRoot or IncompatibleState when they do not fit; nothing is dropped without being told.
+    Raises ConfigError, WrongJobRoot or IncompatibleState when they do not fit, CorruptFile for what
+    cannot be; nothing is dropped without being told.
     """
     if wanted.parallelism > wanted.max_parallelism:
         raise ConfigError("parallelism is above max_parallelism", hint="a subtask owns at least one key group; max "
@@ -62,6 +66,7 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
                           max_parallelism=wanted.max_parallelism)  # fmt: skip
     if manifest is None:
         return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, {}, ())
+    _check_numbers(manifest, wanted.max_parallelism)
     operators = {o.uid: o for o in manifest.operators}
     _refuse_dropped(operators, wanted)
     operators = {uid: state for uid, state in operators.items() if uid in wanted.key_types}
@@ -84,6 +89,19 @@ def bases_of(state: OperatorState | None, parallelism: int, max_parallelism: int
         Base(subtask, owned, tuple(s for s in stored if s.groups.overlap(owned)))
         for subtask, owned in enumerate(ranges)
     )
+
+
+def _check_numbers(manifest: Manifest, max_parallelism: int) -> None:
+    """Raises CorruptFile for an epoch or key groups that cannot be."""
+    wrong = [
+        (operator.uid, subtask.first_group, subtask.last_group)
+        for operator in manifest.operators
+        for subtask in operator.subtasks
+        if not 0 <= subtask.first_group <= subtask.last_group < max_parallelism
+    ]
+    if wrong or not 0 <= manifest.epoch < _EPOCHS:
+        raise CorruptFile("a manifest has numbers that cannot be", hint="go back to an older checkpoint",
+                          epoch=manifest.epoch, max_parallelism=max_parallelism, key_groups=wrong[:10])  # fmt: skip
 
 
 def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:

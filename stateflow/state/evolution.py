@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from stateflow.descriptors import Compatibility, Serializer
-from stateflow.errors import IncompatibleState
+from stateflow.errors import CorruptFile, IncompatibleState
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.typeschema import type_text
 
@@ -77,7 +77,8 @@ _RENAME = "give the new field another stored name: msgspec.field(name=...)"
 
 
 def judge(stored: StateSchema, declared: Declaration) -> Verdict:
-    """How what is stored fits a declaration of the same name: every type that its values may have."""
+    """How what is stored fits a declaration of the same name: every type that its values may have. Raises CorruptFile
+    for a stored schema that does not hold together."""
     wanted = declared.schema
     if (stored.kind, stored.key_type) != (wanted.kind, wanted.key_type):
         conflict = Conflict(
@@ -139,7 +140,12 @@ def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | 
     if old.serializer or new.serializer:
         return _judge_serializer(old, new, serializer)
     comparison = _Comparison(old.classes, new.classes)
-    comparison.compare(old.root, new.root, "")
+    try:
+        comparison.compare(old.root, new.root, "")
+    except (IndexError, TypeError, RecursionError) as e:
+        # The declared one was made here, so it is the stored one that does not hold together.
+        raise CorruptFile("a state's schema in the manifest is none that stateflow writes", hint="go back to an older "
+                          "checkpoint", reason=f"{type(e).__name__}: {e}"[:200]) from e  # fmt: skip
     return Verdict(tuple(comparison.changes), tuple(comparison.conflicts))
 
 

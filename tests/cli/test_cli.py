@@ -63,7 +63,8 @@ def _commands() -> dict[str, click.Command]:
 def test_each_command_says_what_it_does_and_takes(words: str) -> None:
     shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
-    assert "--job-root URI" in shown.output and "[required]" in shown.output
+    where = "--against URI" if words == "check" else "--job-root URI"
+    assert where in shown.output and "[required]" in shown.output
     for option in command.params:
         if isinstance(option, click.Argument):
             assert (option.metavar or option.human_readable_name) in shown.output

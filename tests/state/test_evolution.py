@@ -27,7 +27,7 @@ from stateflow.descriptors import StateDescriptor
 from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError, StateError
 from stateflow.serializers import ValueSerializer, decode_untyped
 from stateflow.state.evolution import Declaration, Fit, Verdict, judge
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
 from stateflow.state.typeschema import state_schema
@@ -307,7 +307,8 @@ def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
     (Before, Closed, "Closed.total", ("forbid_unknown_fields",)), (Tagged, TaggedOtherwise, "", ("one", "uno")),
     (Before, Tagged, "", ("tag",)), (Tagged | TaggedTwo, Tagged, "", ("two",)), (MoreColours, Colour, "", ("blue",)),
     (Sparse, SparseOther, "SparseOther.count", ("default 0", "default 1")),
-    (Sparse, SparseRequired, "SparseRequired.count", ("default",)), (Sparse, Loose, "Loose.count", ("default 0",)), (Loose, SparseRequired, "SparseRequired.count", ()),
+    (Sparse, SparseRequired, "SparseRequired.count", ("default",)), 
+    (Sparse, Loose, "Loose.count", ("default 0",)), (Loose, SparseRequired, "SparseRequired.count", ()),
     (Large, Small, "", ("le=20", "le=10")), (int, Small, "", ("le=10",)), (int, np.int64, "", ("numpy.int64",)),
     (np.int64, np.int32, "", ("numpy.int32",)), (np.int32, np.float32, "", ()), (np.float64, np.float32, "", ()),
     (Triple, Pair, "Pair.c", ()), (tuple[int, int], tuple[int, int, int], "", ()), (list[int], set[int], "", ()),
@@ -434,6 +435,16 @@ def test_a_manifest_from_before_schemas_had_fields_takes_the_same_type_and_then_
     (schema,) = state_over(DictBackend(), V1, [old]).schemas
     assert schema.type is not None and schema.earlier == []
     state_over(DictBackend(), V2, [schema])
+
+
+@pytest.mark.parametrize(("root", "declared"), [
+    (TypeNode(kind="int", limits={"ge": "low"}), Small), (TypeNode(kind="class", class_index=9), int),
+    (TypeNode(kind="class", class_index=-9), Before), (TypeNode(kind="vartuple"), int | list[int]),
+])  # fmt: skip
+def test_a_stored_schema_that_does_not_hold_together_is_a_corrupt_file(root: TypeNode, declared: Any) -> None:
+    stored = msgspec.structs.replace(schema_of(int), type=TypeSchema(root=root))
+    with pytest.raises(CorruptFile, match="none that stateflow writes"):
+        judge(stored, Declaration(schema_of(declared)))
 
 
 # -- serializers of a job's own --------------------------------------------------------------------------------------
