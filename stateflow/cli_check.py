@@ -67,7 +67,7 @@ def _print(report: CheckReport) -> None:
 
 def _print_state(state: StateCheck) -> None:
     click.echo(f"  {state.operator}, state {state.state}: {state.fit}")
-    for change in state.changes:
+    for change in () if state.conflicts else state.changes:
         click.echo(f"    {change}")
     for conflict in state.conflicts:
         where = f"{conflict.field}: " if conflict.field else ""

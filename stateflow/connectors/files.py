@@ -152,8 +152,8 @@ class FileSource(Source):
     def _check_column(self, name: str, declared: str, found: dict[str, str]) -> None:
         actual = found.get(name)
         if actual is None:
-            raise SchemaMismatch("the files do not have a declared column", hint="mend the row class or the files; one that "
-                                 "may be null is read as null with ColumnPolicy(missing='null')", column=name,
+            raise SchemaMismatch("the files do not have a declared column", hint="mend the row class or the files; one "
+                                 "that may be null is read as null with ColumnPolicy(missing='null')", column=name,
                                  found=sorted(found), path=self.path)  # fmt: skip
         if actual != declared and actual not in _WIDER.get(declared, ()):
             raise SchemaMismatch("a column of the files has another type than declared", hint="mend the row class",

@@ -11,8 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stateflow.cli import main
-from stateflow.recovery import SavepointAsk, create_savepoint
+from stateflow.errors import IncompatibleState
+from stateflow.recovery import JobCode, SavepointAsk, create_savepoint, plan_restore
 from stateflow.runtime import stores
+from stateflow.runtime.restoring import RestoreOptions
+from stateflow.testing.sinks import FolderSink
 from tests.errors.kit import BUILD, JOB, Bench, contents
 
 VALUE = 'ValueStateDescriptor("total", int)'
@@ -112,6 +115,43 @@ def test_a_savepoint_is_compared_as_a_root_is(bench: Bench) -> None:
     bench.write(BUILD, _job('ValueStateDescriptor("total", float)'))
     found = _report(bench, made.path)
     assert found["at"].startswith("savepoint before") and found["fit"] == "after migration"
+
+
+def test_a_restore_to_values_that_cannot_be_read_is_refused_when_it_is_planned(bench: Bench) -> None:
+    bench.run()
+    create_savepoint(bench.root, SavepointAsk(name="before", from_head=True))
+    bench.write(BUILD, _job('ValueStateDescriptor("total", str)'))
+    before = contents(Path(bench.root))
+    with pytest.raises(IncompatibleState) as refused:
+        plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "before", RestoreOptions())
+    assert refused.value.facts["operator"] == "sum"
+    assert contents(Path(bench.root)) == before
+
+
+def test_a_state_goes_through_versions_and_back_with_its_values(bench: Bench) -> None:
+    """int -> float -> int | float; and a run with the first version, which is refused and changes nothing."""
+    bench.write(BUILD.replace("source()", "source(4)"), _sliced(JOB))
+    bench.run()
+    bench.write(BUILD.replace("source()", "source(8)"), _sliced(_job('ValueStateDescriptor("total", float)')))
+    bench.run()
+    bench.write(BUILD.replace("source()", "source(12)"), _sliced(JOB))
+    before = contents(Path(bench.root))
+    with pytest.raises(IncompatibleState):
+        bench.run()
+    assert contents(Path(bench.root)) == before
+    bench.write(
+        BUILD.replace("source()", "source(12)"), _sliced(_job('ValueStateDescriptor("total", int | float)'))
+    )
+    assert _report(bench)["fit"] == "after migration"
+    bench.run()
+    rows = FolderSink(bench.folder / "table").rows()
+    assert max(row["total"] for row in rows if row["key"] == "a") == 0 + 3 + 6 + 9
+
+
+def _sliced(text: str) -> str:
+    """The job over the first rows only, with totals that are written as whole numbers."""
+    text = text.replace("def source():", "def source(upto):").replace("Row, ROWS,", "Row, ROWS[:upto],")
+    return text.replace("Total(row.key, self.total.value())", "Total(row.key, int(self.total.value()))")
 
 
 def test_a_root_without_a_checkpoint_takes_any_job(bench: Bench) -> None:

@@ -27,7 +27,18 @@ from stateflow.checkpoint.documents import (
     SparkPosition,
 )
 from stateflow.checkpoint.envelope import seal, unseal
-from stateflow.state.handles import Committable, Document, FileHandle, StateFile, StateSchema, SubtaskState
+from stateflow.state.handles import (
+    ClassSchema,
+    Committable,
+    Document,
+    FieldSchema,
+    FileHandle,
+    StateFile,
+    StateSchema,
+    SubtaskState,
+    TypeNode,
+    TypeSchema,
+)
 
 FOLDER = Path(__file__).parents[1] / "data" / "format-1"
 JOB = "8f14e45fceea167a5a36dedd4bea2543"
@@ -70,6 +81,14 @@ DOCUMENTS: dict[str, Document] = {
             batch_id=1, offsets=b"v1\n{}\n{}", previous_offsets=None, commit=b"v1\n{}",
             source_files=[SourceFile(path="0/0", content=b"v1"), SourceFile(path="0/9.compact", handle=MANIFEST)],
         ),
+    ),
+    "schema": StateSchema(
+        name="stats", kind="value", value_type="Stats(flights: int, mean: float)",
+        type=TypeSchema(root=TypeNode(kind="class", class_index=0), classes=[ClassSchema(name="Stats", fields=[
+            FieldSchema(name="flights", type=TypeNode(kind="int", limits={"ge": 0})),
+            FieldSchema(name="mean", type=TypeNode(kind="float"), required=False, default="0.0"),
+        ])]),
+        earlier=[TypeSchema(root=TypeNode(kind="serialized"), serializer="words", serializer_version=2)],
     ),
 }  # fmt: skip
 
