@@ -16,11 +16,13 @@ from stateflow.api.side_outputs import OutputTag
 from stateflow.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
+    Compatibility,
     FoldingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReduceFunction,
     ReducingStateDescriptor,
+    Serializer,
     StateTtlConfig,
     Time,
     ValueStateDescriptor,
@@ -34,14 +36,20 @@ from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink
-    from stateflow.connectors.files import FileSource
+    from stateflow.connectors.files import ColumnPolicy, FileSource
 
-_LAZY = {"DeltaSink": "stateflow.connectors.delta", "FileSource": "stateflow.connectors.files"}
+_LAZY = {
+    "ColumnPolicy": "stateflow.connectors.files",
+    "DeltaSink": "stateflow.connectors.delta",
+    "FileSource": "stateflow.connectors.files",
+}
 
 __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "ColumnPolicy",
+    "Compatibility",
     "Context",
     "DeltaSink",
     "FileSource",
@@ -64,6 +72,7 @@ __all__ = [
     "RichMapFunction",
     "RocksDBStateBackend",
     "RuntimeContext",
+    "Serializer",
     "StateTtlConfig",
     "StreamExecutionEnvironment",
     "Time",

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stateflow import ops
+from stateflow.cli_check import check
 from stateflow.cli_recovery import fork, history, restore, savepoint, stop
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
@@ -173,7 +174,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (savepoint, stop, restore, fork, history):
+for command in (check, savepoint, stop, restore, fork, history):
     main.add_command(command)
 
 

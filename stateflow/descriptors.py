@@ -195,6 +195,44 @@ class AggregateFunction(ABC, Generic[In, Acc, Out]):
         """Two accumulators as one; needed where windows merge."""
 
 
+class Compatibility(Enum):
+    """What a serializer can do with values that another version of it wrote."""
+
+    AS_IS = "as is"
+    AFTER_MIGRATION = "after migration"
+    INCOMPATIBLE = "incompatible"
+
+
+class Serializer(ABC, Generic[T]):
+    """Turns a state's values into bytes and back, where a declared type is not enough.
+
+    Each value is stored with the version that wrote it. A value of an older version is decoded when it is read, and
+    has the newest version once it is written again: `decode` must know every version that `compatibility` accepts.
+
+    Attributes:
+        name: says whose bytes these are, over all versions of the job; a state's serializer cannot be exchanged for
+            one with another name.
+        version: of what `encode` writes; from 1 on.
+    """
+
+    name: str
+    version: int = 1
+
+    @abstractmethod
+    def encode(self, value: T) -> bytes:
+        """The bytes of a value. What it raises is told as a StateError."""
+
+    @abstractmethod
+    def decode(self, data: bytes, version: int) -> T:
+        """The value that `encode` of this version made `data` of. What it raises is told as a CorruptFile. `data` may
+        be damaged: it must never choose what code runs."""
+
+    def compatibility(self, stored_version: int) -> Compatibility:
+        """Whether values of this version can be decoded; asked before a run claims the job. By default only those of
+        `version` itself."""
+        return Compatibility.AS_IS if stored_version == self.version else Compatibility.INCOMPATIBLE
+
+
 @dataclass(frozen=True)
 class StateDescriptor:
     """What all states have.
@@ -203,11 +241,13 @@ class StateDescriptor:
         name: identifies the state within its operator, over all versions of the job.
         ttl: how long an entry lives; for ever if None.
         queryable: the name under which the state can be asked for from outside; empty if it cannot.
+        serializer: what encodes the state's values, elements or accumulators; by default msgpack of the declared type.
     """
 
     name: str
     ttl: StateTtlConfig | None = field(default=None, kw_only=True)
     queryable: str = field(default="", kw_only=True)
+    serializer: Serializer[Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _NAME_LIMIT:
@@ -310,7 +350,7 @@ class FoldingStateDescriptor(StateDescriptor, Generic[In, Acc]):
         """The same state as what it should be declared as."""
         return AggregatingStateDescriptor(
             self.name, _Fold(self.initial_value, self.fold_function), self.accumulator_type, ttl=self.ttl,
-            queryable=self.queryable,
+            queryable=self.queryable, serializer=self.serializer,
         )  # fmt: skip
 
 

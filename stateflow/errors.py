@@ -7,7 +7,8 @@
     │   ├── JobDefinitionError         the job file or its graph
     │   ├── SchemaMismatch             declared columns and real columns differ
     │   ├── EnvironmentUnsupported     Java, Python, Spark, Airflow, or storage this version does not run on
-    │   └── WrongJobRoot               the root belongs to another job, format, or max parallelism
+    │   ├── WrongJobRoot               the root belongs to another job, format, or max parallelism
+    │   └── IncompatibleState          stored values cannot be read as the type that the job declares
     ├── UserCodeError                  a user function failed: mend the job
     ├── StateError                     a user function used state in a way that state does not allow
     ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
@@ -96,6 +97,12 @@ class WrongJobRoot(ConfigError):
     """The job root was made by another job, another format version, or with another max parallelism."""
 
     code = "wrong-job-root"
+
+
+class IncompatibleState(ConfigError):
+    """Values of a state were stored as a type that cannot be read as the one that is declared."""
+
+    code = "incompatible-state"
 
 
 class UserCodeError(StateflowError):

@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from stateflow.descriptors import Serializer
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.scalars import NUMPY, SUPPORTED, from_builtin, python_type, to_builtin
 
 T = TypeVar("T")
 
@@ -35,6 +37,7 @@ _MOMENT_BYTES = 8
 _ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for moments without a zone
 _EPOCH_UTC = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_REFUSED = (msgspec.inspect.CustomType, msgspec.inspect.ExtType, msgspec.inspect.RawType)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 
 
@@ -42,21 +45,25 @@ class ValueSerializer(Generic[T]):
     """Encodes and decodes values of one declared type.
 
     Args:
-        value_type: any type that msgspec can decode: Struct, dataclass, builtins, containers, datetime, Decimal.
+        value_type: any type of `scalars.SUPPORTED`.
 
     Raises:
-        JobDefinitionError: msgspec cannot decode this type.
+        JobDefinitionError: the type is none of these; the error has the list.
     """
 
+    custom: Serializer[T] | None = None
+
     def __init__(self, value_type: type[T] | Any) -> None:
-        self.value_type = value_type
-        self._encoder = msgspec.msgpack.Encoder()
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
         try:
-            self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(value_type)
-            _refuse_custom(msgspec.inspect.type_info(value_type), set())
+            self.value_type = python_type(value_type)
+            self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
+                self.value_type, dec_hook=from_builtin
+            )
+            _refuse_custom(msgspec.inspect.type_info(self.value_type), set())
         except TypeError as e:
-            raise JobDefinitionError("a state's type cannot be stored", hint="declare a msgspec.Struct, a dataclass "
-                                     "or a builtin type", type=repr(value_type), reason=str(e)) from e  # fmt: skip
+            raise JobDefinitionError("a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type),
+                                     reason=str(e)) from e  # fmt: skip
 
     @property
     def type_name(self) -> str:
@@ -83,8 +90,68 @@ class ValueSerializer(Generic[T]):
                               declared=self.type_name, reason=str(e)) from e  # fmt: skip
 
 
+class CustomValueSerializer(Generic[T]):
+    """Lets a job's own serializer encode and decode: stored is a msgpack array of its version and its bytes.
+
+    Raises:
+        JobDefinitionError: it has no name, or no version above zero.
+    """
+
+    def __init__(self, custom: Serializer[T], value_type: Any) -> None:
+        if not isinstance(custom, Serializer) or not _is_named(custom):
+            raise JobDefinitionError("a serializer must be a stateflow.Serializer with a name and a version above 0",
+                                     hint="set both on its class", given=repr(custom)[:200])  # fmt: skip
+        self.custom = custom
+        self.value_type = value_type
+
+    @property
+    def type_name(self) -> str:
+        """How the type is recorded in manifests."""
+        return describe_type(self.value_type)
+
+    def encode(self, value: T) -> bytes:
+        """The bytes of a value. Raises StateError when the serializer raises, or cannot decode what it made."""
+        custom = self.custom
+        try:
+            data = custom.encode(value)
+            if type(data) is not bytes:
+                raise TypeError(f"encode returned {type(data).__name__}, not bytes")
+            # A checkpoint with a value that does not decode could never be restored.
+            custom.decode(data, custom.version)
+        except Exception as e:
+            raise StateError("a value cannot be stored", hint="mend the state's serializer", serializer=custom.name,
+                             value=repr(value)[:200], reason=f"{type(e).__name__}: {e}") from e  # fmt: skip
+        return _VALUE_FORMAT + msgspec.msgpack.encode((custom.version, data))
+
+    def decode(self, data: bytes) -> T:
+        """The value in `data`. Raises CorruptFile when the serializer raises, or did not write it."""
+        custom = self.custom
+        try:
+            version, stored = msgspec.msgpack.decode(_payload(data), type=tuple[int, bytes])
+            return custom.decode(stored, version)
+        except Exception as e:
+            raise CorruptFile("a stored value cannot be decoded by the state's serializer", hint="does it still read "
+                              "what it wrote?", serializer=custom.name,
+                              reason=f"{type(e).__name__}: {e}") from e  # fmt: skip
+
+
+Codec = ValueSerializer[Any] | CustomValueSerializer[Any]
+"""What encodes and decodes a state's values."""
+
+
+def value_serializer(value_type: Any, custom: Serializer[Any] | None) -> Codec:
+    """What encodes and decodes a state's values. Raises JobDefinitionError."""
+    return ValueSerializer(value_type) if custom is None else CustomValueSerializer(custom, value_type)
+
+
+def _is_named(custom: Serializer[Any]) -> bool:
+    name, version = getattr(custom, "name", None), custom.version
+    return isinstance(name, str) and bool(name) and type(version) is int and version > 0
+
+
 def decode_untyped(data: bytes) -> Any:
-    """The value in `data` as plain dictionaries, lists, numbers and texts. Raises CorruptFile."""
+    """The value in `data` as plain dictionaries, lists, numbers and texts; of a job's own serializer, its version and
+    bytes. Raises CorruptFile."""
     try:
         return msgspec.msgpack.decode(_payload(data))
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
@@ -119,7 +186,7 @@ def _payload(data: bytes) -> bytes:
 def describe_type(value_type: Any) -> str:
     """A stable, readable description of a type: name, and fields with their types where it has any."""
     try:
-        info = msgspec.inspect.type_info(value_type)
+        info = msgspec.inspect.type_info(python_type(value_type))
     except TypeError:
         return repr(value_type)
     return _describe(info, ())
@@ -133,6 +200,8 @@ def _describe(info: Any, around: tuple[object, ...]) -> str:
             return str(cls.__name__)
         inner = ", ".join(f"{f.name}: {_describe(f.type, (*around, cls))}" for f in fields)
         return f"{cls.__name__}({inner})"
+    if isinstance(info, msgspec.inspect.CustomType):
+        return NUMPY.get(info.cls, "custom")
     name = type(info).__name__.removesuffix("Type").lower()
     parts = _parts(info)
     return f"{name}[{', '.join(_describe(p, around) for p in parts)}]" if parts else name
@@ -147,8 +216,8 @@ def _parts(info: Any) -> list[Any]:
 def _refuse_custom(info: Any, seen: set[object]) -> None:
     """Raises TypeError for a class that msgspec would only take to refuse its values later."""
     cls = getattr(info, "cls", None)
-    if isinstance(info, msgspec.inspect.CustomType):
-        raise TypeError(f"{cls!r} is not a type that can be stored")
+    if isinstance(info, _REFUSED) and cls not in NUMPY:
+        raise TypeError(f"{cls or type(info).__name__} is not a type that can be stored")
     if cls is None or cls not in seen:
         seen.add(cls)
         for part in [*(f.type for f in getattr(info, "fields", ())), *_parts(info)]:

@@ -34,15 +34,13 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
-        "FileSource", "FoldingStateDescriptor", "FsStateBackend", "KeyedBroadcastProcessFunction",
-        "KeyedCoProcessFunction",
-        "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
-        "MemoryStateBackend", "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
-        "RichFilterFunction",
-        "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "StateTtlConfig",
-        "StreamExecutionEnvironment", "Time", "ValueState",
-        "ValueStateDescriptor",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "ColumnPolicy", "Compatibility",
+        "Context", "DeltaSink", "FileSource", "FoldingStateDescriptor", "FsStateBackend",
+        "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "ListState",
+        "ListStateDescriptor", "MapState", "MapStateDescriptor", "MemoryStateBackend", "OutputTag",
+        "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
+        "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "Serializer",
+        "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState", "ValueStateDescriptor",
     ]  # fmt: skip
 
 

@@ -84,6 +84,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     epoch: int = 0
     """One more than that of the checkpoint that its batch started from, over restores and forks: state that a batch
     appends to has it in its keys, and so keeps its order."""
+    columns: dict[str, dict[str, str]] = {}
+    """By source uid: the columns that the job declared, with their Spark types; empty where it was not recorded."""
 
 
 class PendingOutput(Document, frozen=True, kw_only=True):

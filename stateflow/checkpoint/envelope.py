@@ -37,6 +37,6 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
                           "checkpoint", file=key, size=len(data))  # fmt: skip
     try:
         return msgspec.json.decode(line, type=kind), digest
-    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptFile("a stored document has another shape than this version writes", file=key,
                           reason=str(e)) from e  # fmt: skip

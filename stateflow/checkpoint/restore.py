@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.keygroups import range_of
+from stateflow.state.evolution import Declaration, check_state
 from stateflow.state.handles import Base, check_known
+
+_EPOCHS = 1 << 63
+"""Far more than there will be; they have eight bytes in keys."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +23,14 @@ class Wanted:
     Attributes:
         key_types: Spark type names of the key columns, by operator.
         sources: (uid, description) of each source, in order.
+        states: what each operator declares, as far as that is known.
     """
 
     parallelism: int
     max_parallelism: int
     key_types: Mapping[str, list[str]]
     sources: tuple[tuple[str, str], ...]
+    states: Mapping[str, Sequence[Declaration]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class RestorePlan:
 def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) -> RestorePlan:
     """Matches stored state and positions with the job by uid.
 
-    Raises ConfigError or WrongJobRoot when they do not fit; nothing is dropped without being told.
+    Raises ConfigError, WrongJobRoot or IncompatibleState when they do not fit, CorruptFile for what
+    cannot be; nothing is dropped without being told.
     """
     if wanted.parallelism > wanted.max_parallelism:
         raise ConfigError("parallelism is above max_parallelism", hint="a subtask owns at least one key group; max "
@@ -59,11 +66,13 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
                           max_parallelism=wanted.max_parallelism)  # fmt: skip
     if manifest is None:
         return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, {}, ())
+    _check_numbers(manifest, wanted.max_parallelism)
     operators = {o.uid: o for o in manifest.operators}
     _refuse_dropped(operators, wanted)
     operators = {uid: state for uid, state in operators.items() if uid in wanted.key_types}
     for uid, state in operators.items():
         _check_operator(state, wanted.key_types[uid])
+        _check_states(state, wanted.states.get(uid, ()))
     _check_sources(manifest.sources, wanted.sources)
     matched = tuple(sorted(operators))
     new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
@@ -80,6 +89,19 @@ def bases_of(state: OperatorState | None, parallelism: int, max_parallelism: int
         Base(subtask, owned, tuple(s for s in stored if s.groups.overlap(owned)))
         for subtask, owned in enumerate(ranges)
     )
+
+
+def _check_numbers(manifest: Manifest, max_parallelism: int) -> None:
+    """Raises CorruptFile for an epoch or key groups that cannot be."""
+    wrong = [
+        (operator.uid, subtask.first_group, subtask.last_group)
+        for operator in manifest.operators
+        for subtask in operator.subtasks
+        if not 0 <= subtask.first_group <= subtask.last_group < max_parallelism
+    ]
+    if wrong or not 0 <= manifest.epoch < _EPOCHS:
+        raise CorruptFile("a manifest has numbers that cannot be", hint="go back to an older checkpoint",
+                          epoch=manifest.epoch, max_parallelism=max_parallelism, key_groups=wrong[:10])  # fmt: skip
 
 
 def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
@@ -102,6 +124,12 @@ def _check_operator(state: OperatorState, key_types: list[str]) -> None:
     if any(after[0] <= before[1] for before, after in pairwise(groups)):
         raise CorruptFile("two subtasks of a checkpoint have the same key groups", hint="go back to an older "
                           "checkpoint", uid=state.uid, groups=groups[:10])  # fmt: skip
+
+
+def _check_states(operator: OperatorState, declared: Sequence[Declaration]) -> None:
+    stored = {schema.name: schema for schema in operator.states}
+    for declaration in declared:
+        check_state(stored.get(declaration.schema.name), declaration, operator.uid)
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +26,25 @@ _WIDER = {
 """Narrower types of files that Spark reads as the declared one."""
 
 
+@dataclass(frozen=True)
+class ColumnPolicy:
+    """What a start does when the columns of Parquet files are not those of the row class.
+
+    Args:
+        added: about columns that only the files have: leave them out, or refuse to start.
+        missing: about columns that only the row class has: refuse to start, or read them as null. One that may not be
+            null is refused always.
+    """
+
+    added: Literal["ignore", "refuse"] = "ignore"
+    missing: Literal["refuse", "null"] = "refuse"
+
+    def __post_init__(self) -> None:
+        if self.added not in ("ignore", "refuse") or self.missing not in ("refuse", "null"):
+            raise ConfigError("a column policy has a word that it does not know", hint="added: ignore or refuse; "
+                              "missing: refuse or null", added=self.added, missing=self.missing)  # fmt: skip
+
+
 class FileSource(Source):
     """Files of one folder, oldest first.
 
@@ -36,11 +56,20 @@ class FileSource(Source):
         path: the folder, or a pattern; a relative one is taken from the working folder of the run's start.
         schema: row class of the rows.
         format: ``parquet``, ``json``, ``csv`` or ``orc``.
+        columns: what a start does about columns that appeared or vanished in Parquet files. It looks at the columns
+            that Spark finds, which it takes from one of the files; those that arrive during a run are not looked at: a
+            column that they lack is null, one that they have besides is left out.
         options: further options of Spark's reader.
     """
 
     def __init__(
-        self, path: str | Path, *, schema: type[Any], format: str = "parquet", **options: str
+        self,
+        path: str | Path,
+        *,
+        schema: type[Any],
+        format: str = "parquet",
+        columns: ColumnPolicy | None = None,
+        **options: str,
     ) -> None:
         refused = sorted(o for o in options if o.lower() in _REFUSED)
         if refused:
@@ -50,6 +79,7 @@ class FileSource(Source):
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
         self.format = format
+        self.columns = columns or ColumnPolicy()
         self.options = options
 
     @property
@@ -69,8 +99,10 @@ class FileSource(Source):
         if self.format != "parquet" or (local is not None and not self._files(local)):
             return
         found = self._stored_columns(spark)
+        self._check_added(found)
         for column in self.schema.columns:
-            self._check_column(column.name, column.spark_type, found)
+            if column.name in found or not column.nullable or self.columns.missing == "refuse":
+                self._check_column(column.name, column.spark_type, found)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""
@@ -110,11 +142,19 @@ class FileSource(Source):
                               "complete, and readable for this user?", path=self.path, format=self.format,
                               reason=_first_line(e)) from e  # fmt: skip
 
+    def _check_added(self, found: dict[str, str]) -> None:
+        added = sorted(found.keys() - set(self.schema.names))
+        if added and self.columns.added == "refuse":
+            raise SchemaMismatch("the files have columns that are not declared", hint="declare them in the row class, "
+                                 "or let them be ignored: ColumnPolicy(added='ignore')", columns=added,
+                                 path=self.path)  # fmt: skip
+
     def _check_column(self, name: str, declared: str, found: dict[str, str]) -> None:
         actual = found.get(name)
         if actual is None:
-            raise SchemaMismatch("the files do not have a declared column", hint="mend the row class or the files",
-                                 column=name, found=sorted(found), path=self.path)  # fmt: skip
+            raise SchemaMismatch("the files do not have a declared column", hint="mend the row class or the files; one "
+                                 "that may be null is read as null with ColumnPolicy(missing='null')", column=name,
+                                 found=sorted(found), path=self.path)  # fmt: skip
         if actual != declared and actual not in _WIDER.get(declared, ()):
             raise SchemaMismatch("a column of the files has another type than declared", hint="mend the row class",
                                  column=name, declared=declared, found=actual, path=self.path)  # fmt: skip

@@ -28,7 +28,7 @@ from stateflow.checkpoint.proposal import (
     is_outdated,
     state_changes,
 )
-from stateflow.checkpoint.restore import Wanted, plan_restore
+from stateflow.checkpoint.restore import plan_restore
 from stateflow.checkpoint.savepoint import open_savepoint, take_all, with_keys
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.errors import (
@@ -342,8 +342,7 @@ def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOpti
 
 
 def _check_fits(job: Job, manifest: Manifest, target: Target) -> None:
-    wanted = Wanted(job.plan.parallelism, job.root.job.max_parallelism, job.plan.key_types, job.sources)
-    plan_restore(target.checkpoint_id, manifest, wanted)
+    plan_restore(target.checkpoint_id, manifest, job.wanted)
 
 
 def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:

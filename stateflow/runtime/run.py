@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from stateflow import failpoints
@@ -43,12 +44,14 @@ from stateflow.errors import (
     StateflowError,
 )
 from stateflow.metrics import NullRecorder, Recorder
+from stateflow.runtime.declared import declared_if_known, source_columns
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
+from stateflow.state.evolution import Declaration
 from stateflow.state.memory import check_limit
 from stateflow.storage.paths import DataKey, data_folder
 
@@ -106,6 +109,21 @@ class Job:
     sinks: dict[str, BoundSink]
     sources: tuple[tuple[str, str], ...]
     recorder: Recorder = field(default_factory=NullRecorder)
+
+    @property
+    def wanted(self) -> Wanted:
+        """What stored state and positions are compared with."""
+        return Wanted(
+            self.plan.parallelism,
+            self.root.job.max_parallelism,
+            self.plan.key_types,
+            self.sources,
+            self._declared,
+        )
+
+    @cached_property
+    def _declared(self) -> dict[str, list[Declaration]]:
+        return declared_if_known(self.plan, self.root.job.max_parallelism)
 
 
 @dataclass
@@ -282,9 +300,7 @@ class JobRun:
         return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
 
     def _check(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
-        plan, max_parallelism = self.job.plan, self.job.root.job.max_parallelism
-        wanted = Wanted(plan.parallelism, max_parallelism, plan.key_types, self.job.sources)
-        restored = plan_restore(head.checkpoint_id, manifest, wanted)
+        restored = plan_restore(head.checkpoint_id, manifest, self.job.wanted)
         self._check_reader(manifest)
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
@@ -358,7 +374,7 @@ class JobRun:
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
             compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
             full_bytes=state_bytes(s for o in operators for s in o.subtasks),
-            epoch=self._epoch + 1,
+            epoch=self._epoch + 1, columns=source_columns(self.job.plan),
         )  # fmt: skip
 
     def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:

@@ -6,11 +6,11 @@ from typing import Generic, TypeVar
 
 from stateflow.descriptors import AggregatingStateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import describe_type
+from stateflow.serializers import value_serializer
 from stateflow.state.cell import Cell
 from stateflow.state.current import CurrentKey
-from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
+from stateflow.state.typeschema import state_schema
 
 In = TypeVar("In")
 Acc = TypeVar("Acc")
@@ -26,11 +26,9 @@ class AggregatingState(Cell[Acc], Generic[In, Acc, Out]):
         descriptor: AggregatingStateDescriptor[In, Acc, Out],
         ttl: Ttl | None = None,
     ) -> None:
-        schema = StateSchema(
-            name=descriptor.name, kind="aggregating", value_type=describe_type(descriptor.accumulator_type),
-            queryable=descriptor.queryable,
-        )  # fmt: skip
-        super().__init__(entries, schema, descriptor.accumulator_type, ttl)
+        codec = value_serializer(descriptor.accumulator_type, descriptor.serializer)
+        schema = state_schema(descriptor, "aggregating", descriptor.accumulator_type)
+        super().__init__(entries, schema, codec, ttl)
         self._function = descriptor.agg_function
 
     def get(self) -> Out | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from stateflow.serializers import ValueSerializer
+from stateflow.serializers import Codec
 from stateflow.state.current import ABSENT, VOID_NAMESPACE, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
@@ -19,19 +19,19 @@ class Cell(Generic[T]):
     Args:
         entries: what the state works on.
         schema: what is declared.
-        value_type: of what is stored.
+        codec: of what is stored.
         ttl: None when values live for ever.
         default: what a key without a value has.
     """
 
-    def __init__(self, entries: CurrentKey, schema: StateSchema, value_type: Any, ttl: Ttl | None = None,
+    def __init__(self, entries: CurrentKey, schema: StateSchema, codec: Codec, ttl: Ttl | None = None,
                  default: T | None = None) -> None:  # fmt: skip
         self.id = state_id(schema.name)
         self.schema = schema
         self.ttl = ttl
         self._entries = entries
-        serializer: ValueSerializer[T] = ValueSerializer(value_type)
-        self._encode, self._decode = serializer.encode, serializer.decode
+        self.codec = codec
+        self._encode, self._decode = codec.encode, codec.decode
         self._default = None if default is None else self._encode(default)
         self._prefetched: dict[bytes, bytes | None] = {}
         self._value: T | None = None
@@ -59,7 +59,7 @@ class Cell(Generic[T]):
         if self._stored_key is None:
             return
         if self._changed:
-            key, data = self._stored_key, self._encode(self._value)  # type: ignore[arg-type]
+            key, data = self._stored_key, self._encode(self._value)
             if self.ttl is None:
                 self._entries.pending[key] = data
             else:

@@ -31,6 +31,58 @@ class StateFile(Document, frozen=True, kw_only=True):
     local_name: str
 
 
+class TypeNode(Document, frozen=True, kw_only=True):
+    """A type, or a part of one, as the bytes of its values depend on it."""
+
+    kind: str
+    """``int``, ``list``, ``numpy.int32``, ``class``, … as ``docs/format.md`` lists them."""
+    parts: list[TypeNode] = []
+    """What a container or a union is made of; a dict's key, then its value."""
+    class_index: int = -1
+    """Which of the schema's classes, when it is one."""
+    choices: list[str] = []
+    """The values of an enum or a literal, as JSON."""
+    limits: dict[str, int | float | str | bool] = {}
+    """What is asked of values besides, by msgspec's names."""
+
+
+class FieldSchema(Document, frozen=True, kw_only=True):
+    """One field of a stored class."""
+
+    name: str
+    """As it is stored."""
+    type: TypeNode
+    required: bool = True
+    default: str = ""
+    """As JSON; empty when there is none."""
+
+
+class ClassSchema(Document, frozen=True, kw_only=True):
+    """A class with fields."""
+
+    name: str
+    """For people; it can change."""
+    fields: list[FieldSchema]
+    positional: bool = False
+    """Whether values are arrays, without names of fields."""
+    closed: bool = False
+    """Whether fields that it does not know are refused."""
+    tag: str = ""
+    """What values carry besides their fields."""
+    sparse: bool = False
+    """Whether values may lack fields that are not required."""
+
+
+class TypeSchema(Document, frozen=True, kw_only=True):
+    """How values are stored."""
+
+    root: TypeNode
+    classes: list[ClassSchema] = []
+    serializer: str = ""
+    """Name of the job's own serializer that wrote them; empty for msgpack of the type."""
+    serializer_version: int = 0
+
+
 class StateSchema(Document, frozen=True, kw_only=True):
     """One declared state: what a reader must know before it looks at a value."""
 
@@ -46,6 +98,10 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """Since when, in milliseconds of that time; None before there was a watermark."""
     ttl_index: bool = False
     """Whether there may be expiry entries: it has a time to live, or had one."""
+    type: TypeSchema | None = None
+    """How values are written; None in what was written before it was recorded."""
+    earlier: list[TypeSchema] = []
+    """How values were written before, oldest first: each stored value is of one of these types, or of `type`."""
 
 
 class SubtaskState(Document, frozen=True, kw_only=True):

@@ -23,10 +23,12 @@ from stateflow.descriptors import (
 )
 from stateflow.errors import StateError
 from stateflow.keygroups import KeyGroupRange
+from stateflow.serializers import Codec
 from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.cell import Cell
 from stateflow.state.current import VOID_NAMESPACE, BatchTime, CurrentKey, encode_namespace, state_id
+from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.expiry import CleanUp
 from stateflow.state.handles import StateSchema
 from stateflow.state.list_state import ListState
@@ -48,6 +50,7 @@ class _State(Protocol):
 
     id: bytes
     schema: StateSchema
+    codec: Codec
     ttl: Ttl | None
 
     def give_back(self) -> None: ...
@@ -57,8 +60,8 @@ class KeyedState:
     """All states of one operator's subtask, for one key at a time.
 
     Args:
-        known: the states that the base was written with; declaring one of them as something else is refused, because
-            its bytes would be taken for what they are not.
+        known: the states that the base was written with; declaring one of them as something that its values cannot be
+            read as is refused, because its bytes would be taken for what they are not.
         time: of the batch.
     """
 
@@ -73,7 +76,8 @@ class KeyedState:
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """The state that `descriptor` declares; the same object when it is asked for again.
 
-        Raises StateError when the name is taken by a state of another kind or type.
+        Raises StateError when the name is taken by a state of another kind or type, IncompatibleState when what is
+        stored cannot be read as what is declared.
         """
         found: ValueState[T] = self._cell(ValueState(self._entries, descriptor, self._ttl(descriptor)))
         return found
@@ -109,6 +113,11 @@ class KeyedState:
     def schemas(self) -> list[StateSchema]:
         """What is declared, in order of names."""
         return [self._recorded(self._states[name]) for name in sorted(self._states)]
+
+    @property
+    def declarations(self) -> list[Declaration]:
+        """The same as it was declared, apart from what is stored."""
+        return [_declaration(self._states[name]) for name in sorted(self._states)]
 
     @property
     def current(self) -> tuple[bytes, bytes] | None:
@@ -191,9 +200,10 @@ class KeyedState:
     def _recorded(self, state: _State) -> StateSchema:
         """The schema as the manifest has it: with what the next batch must know of its time to live."""
         known, ttl = self._known.get(state.schema.name), state.ttl
+        schema = replace(state.schema, **with_history(state.schema, known))
         if ttl is None:
-            return replace(state.schema, ttl_index=known is not None and known.ttl_index)
-        return replace(state.schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True)
+            return replace(schema, ttl_index=known is not None and known.ttl_index)
+        return replace(schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True)
 
     def _cell(self, wanted: Cell[Any]) -> Any:
         found = self._register(wanted)
@@ -209,11 +219,7 @@ class KeyedState:
                 raise StateError("a state name is used for two different states", hint="use another name",
                                  name=schema.name, first=_declared(found), second=_declared(wanted))  # fmt: skip
             return found
-        stored = self._known.get(schema.name, schema)
-        if _type(stored) != _type(schema):
-            raise StateError("a state is declared as something else than what is stored", hint="give the new "
-                             "state a new name", name=schema.name, stored=_describe(stored),
-                             declared=_describe(schema))  # fmt: skip
+        check_state(self._known.get(schema.name), _declaration(wanted))
         self._refuse_shared(wanted)
         self._states[schema.name] = wanted
         return wanted
@@ -235,8 +241,8 @@ def state_names(schemas: Iterable[StateSchema]) -> dict[bytes, StateSchema | Non
     return names | {state_id(schema.name): schema for schema in schemas}
 
 
-def _type(schema: StateSchema) -> tuple[str, str, str]:
-    return schema.kind, schema.key_type, schema.value_type
+def _declaration(state: _State) -> Declaration:
+    return Declaration(state.schema, state.codec.custom)
 
 
 def _config(state: _State) -> object:

@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 
 from stateflow.descriptors import ListStateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import ValueSerializer, describe_type
+from stateflow.serializers import value_serializer
 from stateflow.state.current import CurrentKey, state_id
-from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
+from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
 
@@ -31,27 +31,24 @@ class ListState(Generic[T]):
         self, entries: CurrentKey, descriptor: ListStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.schema = StateSchema(
-            name=descriptor.name, kind="list", value_type=describe_type(descriptor.element_type),
-            queryable=descriptor.queryable,
-        )  # fmt: skip
+        self.codec = value_serializer(descriptor.element_type, descriptor.serializer)
+        self.schema = state_schema(descriptor, "list", descriptor.element_type)
         self.ttl = ttl
         self._entries = entries
-        self._serializer: ValueSerializer[T] = ValueSerializer(descriptor.element_type)
         self._epoch = struct.pack(">Q", entries.time.epoch)
         self._added = 0
 
     def get(self) -> Iterator[T]:
         """The elements in the order in which they were added, as they are now: later changes are not seen."""
         found = self._entries.scan(self._entries.stored_key(self.id))
-        return (self._serializer.decode(data) for key, data in found if self._admits(key, data))
+        return (self.codec.decode(data) for key, data in found if self._admits(key, data))
 
     def add(self, value: T) -> None:
         """Adds an element at the end. Raises StateError for None."""
         if value is None:
             raise StateError("a list's element cannot be None", state=self.schema.name)
         prefix = self._entries.stored_key(self.id)
-        key, data = prefix + self._epoch + struct.pack(">I", self._added), self._serializer.encode(value)
+        key, data = prefix + self._epoch + struct.pack(">I", self._added), self.codec.encode(value)
         self._added += 1
         if self.ttl is None:
             self._entries.pending[key] = data

@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import ValueSerializer, decode_key, describe_type, encode_key
+from stateflow.serializers import decode_key, encode_key, value_serializer
 from stateflow.state.current import CurrentKey, state_id
-from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
+from stateflow.state.typeschema import state_schema
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -23,13 +23,10 @@ class MapState(Generic[K, V]):
         self, entries: CurrentKey, descriptor: MapStateDescriptor[K, V], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.schema = StateSchema(
-            name=descriptor.name, kind="map", value_type=describe_type(descriptor.value_type),
-            key_type=describe_type(descriptor.key_type), queryable=descriptor.queryable,
-        )  # fmt: skip
+        self.codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._entries = entries
-        self._serializer: ValueSerializer[V] = ValueSerializer(descriptor.value_type)
         self._changes: dict[bytes, V | None] = {}
 
     def get(self, key: K) -> V | None:
@@ -40,7 +37,8 @@ class MapState(Generic[K, V]):
         data = self._entries.read(stored)
         if data is None or (self.ttl is not None and not self.ttl.admit(stored, data)):
             return None
-        return self._serializer.decode(data)
+        value: V = self.codec.decode(data)
+        return value
 
     def put(self, key: K, value: V) -> None:
         """Sets the value of `key`. Raises StateError for None: use `remove`."""
@@ -66,7 +64,7 @@ class MapState(Generic[K, V]):
         prefix = self._entries.stored_key(self.id)
         found = self._scan(prefix)
         return (
-            (decode_key(k[len(prefix) :])[0], self._serializer.decode(v))  # type: ignore[misc]
+            (decode_key(k[len(prefix) :])[0], self.codec.decode(v))  # type: ignore[misc]
             for k, v in found
             if self.ttl is None or self.ttl.admit_scanned(k, v)
         )
@@ -103,7 +101,7 @@ class MapState(Generic[K, V]):
         return self._entries.scan(prefix)
 
     def _write(self, stored: bytes, value: V | None, old: bytes | None) -> None:
-        data = None if value is None else self._serializer.encode(value)
+        data = None if value is None else self.codec.encode(value)
         if self.ttl is None:
             self._entries.pending[stored] = data
         elif data is None:

@@ -6,11 +6,11 @@ from typing import TypeVar
 
 from stateflow.descriptors import ReducingStateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import describe_type
+from stateflow.serializers import value_serializer
 from stateflow.state.cell import Cell
 from stateflow.state.current import CurrentKey
-from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
+from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
 
@@ -21,11 +21,9 @@ class ReducingState(Cell[T]):
     def __init__(
         self, entries: CurrentKey, descriptor: ReducingStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
-        schema = StateSchema(
-            name=descriptor.name, kind="reducing", value_type=describe_type(descriptor.value_type),
-            queryable=descriptor.queryable,
-        )  # fmt: skip
-        super().__init__(entries, schema, descriptor.value_type, ttl)
+        codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        schema = state_schema(descriptor, "reducing", descriptor.value_type)
+        super().__init__(entries, schema, codec, ttl)
         self._reduce = descriptor.reduce
 
     def get(self) -> T | None:

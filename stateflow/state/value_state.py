@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from stateflow.descriptors import ValueStateDescriptor
-from stateflow.serializers import describe_type
+from stateflow.serializers import value_serializer
 from stateflow.state.cell import Cell
 from stateflow.state.current import CurrentKey
-from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
+from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
 
@@ -20,11 +20,9 @@ class ValueState(Cell[T]):
     def __init__(
         self, entries: CurrentKey, descriptor: ValueStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
-        schema = StateSchema(
-            name=descriptor.name, kind="value", value_type=describe_type(descriptor.value_type),
-            queryable=descriptor.queryable,
-        )  # fmt: skip
-        super().__init__(entries, schema, descriptor.value_type, ttl, descriptor.default)
+        codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        schema = state_schema(descriptor, "value", descriptor.value_type)
+        super().__init__(entries, schema, codec, ttl, descriptor.default)
 
     def value(self) -> T | None:
         """The current key's value; the default, or None, when it has none. Change it by `update`, not in place."""

@@ -63,9 +63,9 @@ def _commands() -> dict[str, click.Command]:
 def test_each_command_says_what_it_does_and_takes(words: str) -> None:
     shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
-    # The one command that looks at a job file alone.
-    needs_root = words != "plan"
-    assert ("--job-root URI" in shown.output and "[required]" in shown.output) == needs_root
+    # The one command that looks at a job file alone needs no root.
+    where = {"check": "--against URI", "plan": "JOB"}.get(words, "--job-root URI")
+    assert where in shown.output and ("[required]" in shown.output) == (words != "plan")
     for option in command.params:
         if isinstance(option, click.Argument):
             assert (option.metavar or option.human_readable_name) in shown.output

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.config import SourceSettings
-from stateflow.connectors.files import FileSource
-from stateflow.errors import ConfigError
+from stateflow.connectors.files import ColumnPolicy, FileSource
+from stateflow.errors import ConfigError, SchemaMismatch
 
 _WEEK = 7 * 86400
 
@@ -118,3 +118,42 @@ def test_a_folder_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path
 def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert FileSource("in", schema=Row).description == f"FileSource[parquet:{tmp_path}/in]"
+
+
+@dataclass
+class WithNote:
+    number: int
+    note: str | None = None
+
+
+@dataclass
+class WithName:
+    number: int
+    name: str = ""
+
+
+@pytest.mark.spark
+def test_columns_that_appeared_or_vanished_follow_the_declared_policy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    _write(old, "a.parquet", [1])
+    new.mkdir()
+    parquet.write_table(pa.table({"number": pa.array([2], pa.int64()), "more": ["x"]}), new / "b.parquet")
+    FileSource(new, schema=Row).check(spark)
+    with pytest.raises(SchemaMismatch, match="not declared") as refused:
+        FileSource(new, schema=Row, columns=ColumnPolicy(added="refuse")).check(spark)
+    assert refused.value.facts["columns"] == ["more"]
+    with pytest.raises(SchemaMismatch, match="do not have a declared column"):
+        FileSource(old, schema=WithNote).check(spark)
+    null = ColumnPolicy(missing="null")
+    with pytest.raises(SchemaMismatch, match="do not have a declared column"):
+        FileSource(old, schema=WithName, columns=null).check(spark)
+    source = FileSource(old, schema=WithNote, columns=null)
+    source.check(spark)
+    assert [row.note for row in spark.read.schema(source.schema.ddl).parquet(str(old)).collect()] == [None]
+
+
+def test_a_column_policy_knows_its_words() -> None:
+    with pytest.raises(ConfigError, match="does not know"):
+        ColumnPolicy(missing="drop")  # type: ignore[arg-type]

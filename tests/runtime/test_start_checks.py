@@ -20,13 +20,15 @@ from stateflow import (
 from stateflow.checkpoint.entries import pending_of
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
-from stateflow.errors import ConfigError, JobDefinitionError, SinkDiverged, StateError
+from stateflow.errors import ConfigError, IncompatibleState, JobDefinitionError, SinkDiverged, UserCodeError
 from stateflow.ops import collect_garbage
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.declared import declared_if_known, declared_states
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.runtime.plan import plan_job
+from stateflow.runtime.run import Job, JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
@@ -47,7 +49,7 @@ class Count(KeyedProcessFunction[Row, Row]):
     def process_element(self, row: Row, ctx: Context) -> tuple[Row]:
         count = (self.count.value() or 0) + 1
         self.count.update(count)
-        return (Row(row.key, count),)
+        return (Row(row.key, int(count)),)
 
 
 class Bench:
@@ -156,12 +158,73 @@ def test_another_table_in_the_place_of_ours_is_refused(bench: Bench) -> None:
         bench.run(bench.build("a", "other"))
 
 
-def test_a_state_of_another_type_is_refused_before_a_value_is_read(bench: Bench) -> None:
+def test_a_state_of_another_type_is_refused_before_the_claim(bench: Bench) -> None:
     bench.run(bench.build("a"), **{"run.max_batches": "1"})
-    with pytest.raises(StateError, match="declared as something else"):
-        bench.run(bench.build("a", value_type=float))
+    before = bench.entries()
+    with pytest.raises(IncompatibleState, match="declared as something else") as refused:
+        bench.run(bench.build("a", value_type=str))
+    assert bench.entries() == before
+    facts = refused.value.facts
+    assert (facts["operator"], facts["stored"], facts["declared"]) == ("count", "int", "str")
     bench.run(bench.build("a"))
     assert len(FolderSink(bench.folder / "a").rows()) == 30
+
+
+def test_a_task_refuses_it_too_when_the_driver_could_not_ask(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.run(bench.build("a"), **{"run.max_batches": "1"})
+    monkeypatch.setattr(Job, "_declared", {})
+    with pytest.raises(IncompatibleState, match="declared as something else"):
+        bench.run(bench.build("a", value_type=str))
+    monkeypatch.undo()
+    bench.run(bench.build("a"))
+    assert len(FolderSink(bench.folder / "a").rows()) == 30
+
+
+def test_a_widened_state_goes_on_and_the_manifest_knows_both_types(bench: Bench) -> None:
+    bench.run(bench.build("a"), **{"run.max_batches": "1"})
+    run = bench.run(bench.build("a", value_type=float))
+    assert run.manifest is not None
+    newest = run.job.root.manifest(run.job.root.head())
+    assert newest is not None
+    (schema,) = newest.operators[0].states
+    assert schema.type is not None and schema.type.root.kind == "float"
+    assert [old.root.kind for old in schema.earlier] == ["int"]
+    assert newest.columns == {"rows": {"key": "string", "number": "bigint"}}
+    assert len(FolderSink(bench.folder / "a").rows()) == 30
+
+
+def test_declared_states_are_found_on_a_copy_and_closed(bench: Bench) -> None:
+    class Opened(Count):
+        closed = 0
+
+        def close(self) -> None:
+            type(self).closed += 1
+
+    function = Opened()
+    env = StreamExecutionEnvironment()
+    env.from_source(bench.source(), uid="rows").key_by("key").process(function, output=Row, uid="count")
+    declared = declared_states(plan_job(env.graph, 1), 128)
+    assert [(d.schema.name, d.schema.value_type) for d in declared["count"]] == [("count", "int")]
+    assert not hasattr(function, "count") and Opened.closed == 1
+
+
+def test_an_open_that_needs_what_only_tasks_have_does_not_stop_a_start(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Elsewhere(Count):
+        def open(self, ctx: RuntimeContext) -> None:
+            raise OSError("only workers reach this")
+
+    env = StreamExecutionEnvironment()
+    env.from_source(bench.source(), uid="rows").key_by("key").process(Elsewhere(), output=Row, uid="count")
+    plan = plan_job(env.graph, 1)
+    assert declared_if_known(plan, 128) == {}
+    assert "only workers reach this" in caplog.text
+    with pytest.raises(UserCodeError, match="only workers reach this") as refused:
+        declared_states(plan, 128)
+    assert refused.value.facts["operator"] == "count"
 
 
 def test_a_preview_of_retention_tells_what_retention_then_does(bench: Bench) -> None:

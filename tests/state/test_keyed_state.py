@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.errors import JobDefinitionError, StateError
+from stateflow.errors import IncompatibleState, JobDefinitionError, StateError
 from stateflow.state.current import state_id
 from stateflow.state.keyed import KeyedState
 from stateflow.state.map_state import MapState
@@ -290,7 +290,7 @@ def test_a_stored_state_is_not_taken_for_something_else(
     before.value_state(COUNT)
     before.map_state(NAMES)
     state = KeyedState(store, before.schemas)
-    with pytest.raises(StateError, match="something else than what is stored") as refused:
+    with pytest.raises(IncompatibleState, match="something else than what is stored") as refused:
         declare(state)
     assert {"name", "stored", "declared"} == set(refused.value.facts)
     state.value_state(COUNT)

@@ -18,7 +18,7 @@ from stateflow.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.errors import JobDefinitionError, StateError
+from stateflow.errors import IncompatibleState, JobDefinitionError, StateError
 from stateflow.state.current import BatchTime
 from stateflow.state.keyed import KeyedState
 from stateflow.state.list_state import ListState
@@ -385,7 +385,7 @@ def test_a_name_stands_for_one_kind_of_state(state: KeyedState, store: Watched, 
         return
     with pytest.raises(StateError, match="used for two"):
         _declared(state, _all()[other])
-    with pytest.raises(StateError, match="something else than what is stored"):
+    with pytest.raises(IncompatibleState, match="something else than what is stored"):
         _declared(later, _all()[other])
 
 

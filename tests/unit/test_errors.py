@@ -25,6 +25,7 @@ STABLE = {
     "SchemaMismatch": ("schema-mismatch", 2, False),
     "EnvironmentUnsupported": ("environment-unsupported", 2, False),
     "WrongJobRoot": ("wrong-job-root", 2, False),
+    "IncompatibleState": ("incompatible-state", 2, False),
     "UserCodeError": ("user-code", 4, False),
     "StateError": ("state", 4, False),
     "DataError": ("data", 4, False),

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import stateflow
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.scalars import NUMPY
 from stateflow.serializers import ValueSerializer, decode_key, decode_untyped, describe_type, encode_key
 
 UTC = datetime.UTC
@@ -291,6 +294,52 @@ def test_a_type_that_cannot_be_stored_is_refused_by_name(kind: Any) -> None:
 def test_a_type_is_described_stably(kind: Any, text: str) -> None:
     """Manifests keep it."""
     assert describe_type(kind) == text
+
+
+SCALARS: list[tuple[Any, list[Any], list[Any]]] = [
+    (np.bool_, [np.bool_(True), False], [1, "a"]),
+    (np.int8, [np.int8(-128), 127], [128, 1.5, True, np.int16(300)]),
+    (np.uint8, [np.uint8(255), 0], [-1]),
+    (np.int64, [np.int64(-(1 << 63))], [1 << 63]),
+    (np.uint64, [np.uint64((1 << 64) - 1)], [-1]),
+    (np.float32, [np.float32(0.5), 2], [1e300, "a"]),
+    (np.float64, [np.float64(0.1), 1.5], ["a"]),
+    (list[np.int16 | None], [[np.int16(1), None]], [[1 << 15]]),
+    (pa.int32(), [5, pa.scalar(5, pa.int32()), np.int32(5)], [1 << 31, 1.5]),
+    (pa.uint64(), [(1 << 64) - 1], [-1]),
+    (pa.string(), ["x", pa.scalar("x")], [1]),
+    (pa.timestamp("us"), [datetime.datetime(2026, 1, 1)], [datetime.datetime(2026, 1, 1, tzinfo=UTC)]),
+    (pa.timestamp("us", "UTC"), [datetime.datetime(2026, 1, 1, tzinfo=UTC)], [datetime.datetime(2026, 1, 1)]),
+    (pa.decimal128(5, 2), [decimal.Decimal("1.50")], ["x"]),
+    (pa.list_(pa.int8()), [[1, 2]], [[200]]),
+    (float, [np.float64(1.5)], [np.datetime64("2026-01-01")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "values", "refused"), SCALARS, ids=lambda v: str(v)[:40])
+def test_scalars_of_numpy_and_arrow_come_back_and_their_ranges_hold(
+    kind: Any, values: list[Any], refused: list[Any]
+) -> None:
+    serializer: ValueSerializer[Any] = ValueSerializer(kind)
+    for value in values:
+        again = serializer.decode(serializer.encode(value))
+        assert again == (value.as_py() if isinstance(value, pa.Scalar) else value)
+        if kind in NUMPY:
+            assert type(again) is kind
+    for value in refused:
+        with pytest.raises(StateError, match="cannot be stored"):
+            serializer.encode(value)
+
+
+@pytest.mark.parametrize("kind", [
+    np.float16, np.datetime64, np.ndarray, pa.float16(), pa.timestamp("ns"), pa.struct([]), pa.int64, complex,
+    msgspec.Raw, msgspec.msgpack.Ext,
+])  # fmt: skip
+def test_the_error_has_the_list_of_what_can_be_stored(kind: Any) -> None:
+    with pytest.raises(JobDefinitionError, match="cannot be stored") as refused:
+        ValueSerializer(kind)
+    for said in ("numpy", "decimal128", "Serializer", "dataclass"):
+        assert said in refused.value.hint
 
 
 # -- no code in data ----------------------------------------------------------------------------------------------

@@ -27,7 +27,18 @@ from stateflow.checkpoint.documents import (
     SparkPosition,
 )
 from stateflow.checkpoint.envelope import seal, unseal
-from stateflow.state.handles import Committable, Document, FileHandle, StateFile, StateSchema, SubtaskState
+from stateflow.state.handles import (
+    ClassSchema,
+    Committable,
+    Document,
+    FieldSchema,
+    FileHandle,
+    StateFile,
+    StateSchema,
+    SubtaskState,
+    TypeNode,
+    TypeSchema,
+)
 
 FOLDER = Path(__file__).parents[1] / "data" / "format-1"
 JOB = "8f14e45fceea167a5a36dedd4bea2543"
@@ -79,6 +90,14 @@ DOCUMENTS: dict[str, Document] = {
             SubtaskState(subtask=1, first_group=2048, last_group=4095, snapshot="data/5/2-t8/mean-1-",
                          backend="filesystem", files=[StateFile(handle=MANIFEST, local_name="entries")]),
         ])],
+    ),
+    "schema": StateSchema(
+        name="stats", kind="value", value_type="Stats(flights: int, mean: float)",
+        type=TypeSchema(root=TypeNode(kind="class", class_index=0), classes=[ClassSchema(name="Stats", fields=[
+            FieldSchema(name="flights", type=TypeNode(kind="int", limits={"ge": 0})),
+            FieldSchema(name="mean", type=TypeNode(kind="float"), required=False, default="0.0"),
+        ])]),
+        earlier=[TypeSchema(root=TypeNode(kind="serialized"), serializer="words", serializer_version=2)],
     ),
 }  # fmt: skip
 

@@ -1,0 +1,194 @@
+"""Whether what a job root or a savepoint holds fits a job file: told before a deployment, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint.documents import Manifest, OperatorState
+from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
+from stateflow.checkpoint.restore import Wanted, plan_restore
+from stateflow.checkpoint.savepoint import open_savepoint
+from stateflow.clock import SystemClock
+from stateflow.config import Settings
+from stateflow.environment import declare
+from stateflow.errors import ConfigError
+from stateflow.runtime.assembly import load_job, source_descriptions
+from stateflow.runtime.declared import declared_states, source_columns
+from stateflow.runtime.plan import JobPlan, plan_job
+from stateflow.state.evolution import Conflict, Declaration, Fit, judge
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import FORMAT, SAVEPOINT
+
+
+class Change(StrEnum):
+    """What became of a state or column that is only on one side, or differs."""
+
+    NEW = "new"
+    DROPPED = "dropped"
+    CHANGED = "changed"
+
+
+@dataclass(frozen=True)
+class StateCheck:
+    """One state of the job or of what is stored.
+
+    Attributes:
+        fit: as `Fit` has it, or ``new`` or ``dropped``. What is dropped stays stored, and is not read.
+        changes: what a migration does.
+        conflicts: why it is incompatible, and what to do.
+    """
+
+    operator: str
+    state: str
+    fit: str
+    changes: tuple[str, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+
+
+@dataclass(frozen=True)
+class ColumnCheck:
+    """A column of a source that is not declared as it was."""
+
+    source: str
+    column: str
+    change: str
+    before: str
+    now: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something besides states that a start would refuse."""
+
+    code: str
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """How a job fits.
+
+    Attributes:
+        at: the point that it was compared with, in words.
+        fit: the verdict over all.
+    """
+
+    job: str
+    against: str
+    at: str
+    fit: str
+    states: list[StateCheck] = field(default_factory=list)
+    columns: list[ColumnCheck] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def check_job(job_file: Path, against: str, layers: tuple[dict[str, Any], ...] = ()) -> CheckReport:
+    """Compares what a job file declares with the newest checkpoint of a job root, or with a savepoint. Runs `build`,
+    and each function's `open` on a copy; starts no Spark and changes nothing.
+
+    Args:
+        against: URI of a job root, or of a savepoint's folder.
+
+    Raises:
+        ConfigError: there is neither; UserCodeError: an `open` raises; MissingFile, CorruptFile: what is stored is
+            damaged.
+    """
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    env.graph.check()
+    stored = _stored(open_storage(against))
+    plan = plan_job(env.graph, settings.parallelism)
+    declared = declared_states(plan, settings.max_parallelism)
+    states = list(_check_states(stored.manifest, declared))
+    columns = list(_check_columns(stored.manifest, source_columns(plan)))
+    problems = list(_problems(stored, plan, settings))
+    return CheckReport(
+        settings.name, against, stored.at, _overall(states, columns, problems), states, columns, problems
+    )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What is compared with; `root` when it is a job's own."""
+
+    at: str
+    manifest: Manifest | None
+    max_parallelism: int
+    root: JobRoot | None = None
+
+
+def _stored(storage: Storage) -> _Stored:
+    if storage.size(FORMAT) is not None:
+        root = JobRoot.open(storage, SystemClock())
+        head = root.log.read_head()
+        manifest = root.manifest(head) if head else None
+        at = head.stand if head and manifest else "no checkpoint yet"
+        return _Stored(at, manifest, root.job.max_parallelism, root)
+    if storage.size(SAVEPOINT) is not None:
+        document = open_savepoint(storage).document
+        at = f"savepoint {document.name} (checkpoint {document.checkpoint_id})"
+        return _Stored(at, document.manifest, document.max_parallelism)
+    raise ConfigError("there is neither a job root nor a savepoint", hint="give the URI of a job root, or of a "
+                      "savepoint's folder", against=storage.uri)  # fmt: skip
+
+
+def _check_states(
+    manifest: Manifest | None, declared: Mapping[str, list[Declaration]]
+) -> Iterator[StateCheck]:
+    operators = {o.uid: o for o in manifest.operators} if manifest else {}
+    for uid in sorted(operators.keys() | declared.keys()):
+        yield from _check_operator(uid, operators.get(uid), declared.get(uid, []))
+
+
+def _check_operator(
+    uid: str, operator: OperatorState | None, declared: list[Declaration]
+) -> Iterator[StateCheck]:
+    stored = {schema.name: schema for schema in operator.states} if operator else {}
+    wanted = {declaration.schema.name: declaration for declaration in declared}
+    for name in sorted(stored.keys() | wanted.keys()):
+        if name not in stored:
+            yield StateCheck(uid, name, Change.NEW)
+        elif name not in wanted:
+            yield StateCheck(uid, name, Change.DROPPED)
+        else:
+            verdict = judge(stored[name], wanted[name])
+            yield StateCheck(uid, name, verdict.fit, verdict.changes, verdict.conflicts)
+
+
+def _check_columns(
+    manifest: Manifest | None, declared: Mapping[str, Mapping[str, str]]
+) -> Iterator[ColumnCheck]:
+    for source, before in sorted(manifest.columns.items() if manifest else ()):
+        now = declared.get(source, {})
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                change = (
+                    Change.NEW
+                    if name not in before
+                    else Change.DROPPED
+                    if name not in now
+                    else Change.CHANGED
+                )
+                yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
+
+
+def _problems(stored: _Stored, plan: JobPlan, settings: Settings) -> Iterator[Problem]:
+    wanted = Wanted(plan.parallelism, stored.max_parallelism, plan.key_types, source_descriptions(plan))
+    try:
+        if stored.root is not None:
+            new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+            check_same_job(stored.root.job, new, stored.root.storage.uri)
+        plan_restore(0, stored.manifest, wanted)
+    except ConfigError as e:
+        yield Problem(e.code, e.sentence, e.hint)
+
+
+def _overall(states: list[StateCheck], columns: list[ColumnCheck], problems: list[Problem]) -> Fit:
+    if problems or any(state.fit == Fit.INCOMPATIBLE for state in states):
+        return Fit.INCOMPATIBLE
+    changed = columns or any(state.fit in (Fit.MIGRATION, Change.DROPPED) for state in states)
+    return Fit.MIGRATION if changed else Fit.AS_IS

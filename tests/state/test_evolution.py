@@ -1,0 +1,552 @@
+"""What becomes of stored values when their type changes: an oracle of its own says which pairs of types fit."""
+
+from __future__ import annotations
+
+import decimal
+import enum
+from dataclasses import dataclass, make_dataclass
+from dataclasses import field as dataclass_field
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import (
+    Compatibility,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    Serializer,
+    ValueStateDescriptor,
+)
+from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.descriptors import StateDescriptor
+from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError, StateError
+from stateflow.serializers import ValueSerializer, decode_untyped
+from stateflow.state.evolution import Declaration, Fit, Verdict, judge
+from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
+from stateflow.state.keyed import KeyedState
+from stateflow.state.memory import DictBackend
+from stateflow.state.typeschema import state_schema
+from tests.state.kit import switch
+
+
+def schema_of(value_type: Any, serializer: Serializer[Any] | None = None) -> StateSchema:
+    return state_schema(StateDescriptor("s", serializer=serializer), "value", value_type)
+
+
+def verdict(old: Any, new: Any) -> Verdict:
+    """As a start has it: the stored schema went through a manifest."""
+    stored, _ = unseal(seal(schema_of(old))[0], StateSchema, "schema")
+    return judge(stored, Declaration(schema_of(new)))
+
+
+# -- random versions of a class, against an oracle -----------------------------------------------------------------
+
+TYPES: dict[str, tuple[Any, list[Any], Any]] = {
+    "int": (int, [0, -5, 1 << 40], 7),
+    "float": (float, [0.5, -1e9], 2.5),
+    "text": (str, ["", "é"], "d"),
+    "optional int": (int | None, [None, 3], None),
+    "optional float": (float | None, [None, 3.5], None),
+    "optional text": (str | None, [None, "x"], None),
+    "list of int": (list[int], [[], [1, 2]], [9]),
+    "list of float": (list[float], [[1.5]], [9.5]),
+    "number by name": (dict[str, int], [{}, {"a": 1}], {}),
+}
+"""Name, type, values, default."""
+WIDER = {
+    ("int", "float"), ("int", "optional int"), ("int", "optional float"), ("float", "optional float"),
+    ("optional int", "optional float"), ("text", "optional text"), ("list of int", "list of float"),
+}  # fmt: skip
+"""By hand: what every value of the first is a value of the second of."""
+NAMES = ["a", "b", "c", "d"]
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: str
+    has_default: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A class to come: a struct by name or by position, or a dataclass."""
+
+    fields: tuple[Field, ...]
+    form: str
+
+    @property
+    def positional(self) -> bool:
+        return self.form == "array"
+
+    def make(self) -> type[Any]:
+        ordered = sorted(self.fields, key=lambda f: f.has_default)
+        if self.form == "dataclass":
+            return make_dataclass("V", [
+                (f.name, TYPES[f.type][0], dataclass_field(default_factory=lambda d=TYPES[f.type][2]: d))  # type: ignore[misc]
+                if f.has_default else (f.name, TYPES[f.type][0]) for f in ordered
+            ])  # fmt: skip
+        found = [
+            (f.name, TYPES[f.type][0], msgspec.field(default_factory=lambda d=TYPES[f.type][2]: d))  # type: ignore[misc]
+            if f.has_default else (f.name, TYPES[f.type][0]) for f in ordered
+        ]  # fmt: skip
+        return msgspec.defstruct("V", found, array_like=self.positional)
+
+    @property
+    def in_order(self) -> list[Field]:
+        return sorted(self.fields, key=lambda f: f.has_default)
+
+
+def shapes(forms: tuple[str, ...] = ("struct", "array", "dataclass")) -> st.SearchStrategy[Shape]:
+    fields = st.lists(
+        st.builds(Field, st.sampled_from(NAMES), st.sampled_from(sorted(TYPES)), st.booleans()),
+        min_size=1, max_size=4, unique_by=lambda f: f.name,
+    )  # fmt: skip
+    return st.builds(lambda f, form: Shape(tuple(f), form), fields, st.sampled_from(forms))
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> tuple[Shape, Shape]:
+    """Two versions, of which the second is often the first with something done to it."""
+    old = draw(shapes())
+    if draw(st.booleans()):
+        return old, draw(shapes())
+    fields = list(old.fields)
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, max(0, len(fields) - 1)))
+        what = draw(st.sampled_from(["remove", "retype", "add", "swap", "default"]))
+        if what == "remove" and len(fields) > 1:
+            del fields[at]
+        elif what == "retype":
+            wider = [b for a, b in sorted(WIDER) if a == fields[at].type] or sorted(TYPES)
+            fields[at] = Field(fields[at].name, draw(st.sampled_from(wider)), fields[at].has_default)
+        elif what == "default":
+            fields[at] = Field(fields[at].name, fields[at].type, not fields[at].has_default)
+        elif what == "swap":
+            fields.reverse()
+        elif free := [n for n in NAMES if n not in {f.name for f in fields}]:
+            fields.append(Field(draw(st.sampled_from(free)), draw(st.sampled_from(sorted(TYPES))), True))
+    form = old.form if draw(st.booleans()) else draw(st.sampled_from(["struct", "dataclass", old.form]))
+    return old, Shape(tuple(fields), form)
+
+
+def oracle(old: Shape, new: Shape) -> bool:
+    """Whether values of `old` can be read as `new`, by the rules of the guide alone."""
+    if old.positional != new.positional:
+        return False
+    if old.positional:
+        before, after = old.in_order, new.in_order
+        pairs = list(zip(before, after, strict=False))
+        if any(a.name != b.name for a, b in pairs):
+            return False
+        added = after[len(before) :]
+    else:
+        known = {f.name: f for f in old.fields}
+        pairs = [(known[f.name], f) for f in new.fields if f.name in known]
+        added = [f for f in new.fields if f.name not in known]
+    fits = all(a.type == b.type or (a.type, b.type) in WIDER for a, b in pairs)
+    return fits and all(f.has_default for f in added)
+
+
+@given(versions(), st.data())
+def test_two_versions_fit_as_the_oracle_says_and_values_come_back(
+    pair: tuple[Shape, Shape], data: st.DataObject
+) -> None:
+    old, new = pair
+    old_type, new_type = old.make(), new.make()
+    found = verdict(old_type, new_type)
+    assert (found.fit is not Fit.INCOMPATIBLE) == oracle(old, new), found
+    if found.fit is Fit.INCOMPATIBLE:
+        assert all(c.way_out and c.stored != c.declared for c in found.conflicts)
+        return
+    given_values = {f.name: data.draw(st.sampled_from(TYPES[f.type][1]), label=f.name) for f in old.fields}
+    stored = ValueSerializer[Any](old_type).encode(old_type(**given_values))
+    reader: ValueSerializer[Any] = ValueSerializer(new_type)
+    value = reader.decode(stored)
+    wanted = {f.name: given_values.get(f.name, TYPES[f.type][2]) for f in new.fields}
+    assert {f.name: getattr(value, f.name) for f in new.fields} == wanted
+    for f in new.fields:
+        if "float" in f.type and isinstance(wanted[f.name], int):
+            assert type(getattr(value, f.name)) is float
+    assert reader.decode(reader.encode(value)) == value
+
+
+@given(versions())
+def test_a_type_fits_itself_as_is_and_a_change_is_told(pair: tuple[Shape, Shape]) -> None:
+    old, new = pair
+    assert verdict(old.make(), old.make()) == Verdict()
+    found = verdict(old.make(), new.make())
+    if found.fit is Fit.AS_IS:
+        assert [(f.name, f.type) for f in old.in_order] == [(f.name, f.type) for f in new.in_order]
+
+
+# -- pairs by hand ---------------------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class MoreColours(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Tree(msgspec.Struct):
+    value: int
+    children: list[Tree] = []
+
+
+class NewTree(msgspec.Struct):
+    value: float
+    children: list[NewTree] = []
+    note: str = ""
+
+
+class BadTree(msgspec.Struct):
+    value: int
+    children: dict[str, BadTree] = {}
+
+
+class Before(msgspec.Struct):
+    count: int
+    total: int = 0
+
+
+class Renamed(msgspec.Struct):
+    number: int = msgspec.field(name="count")
+    total: int = 0
+
+
+class Forgotten(msgspec.Struct):
+    number: int
+    total: int = 0
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+
+
+class Tagged(msgspec.Struct, tag="one"):
+    count: int
+
+
+class TaggedTwo(msgspec.Struct, tag="two"):
+    count: int
+    more: int = 0
+
+
+class TaggedOtherwise(msgspec.Struct, tag="uno"):
+    count: int
+
+
+class Sparse(msgspec.Struct, omit_defaults=True):
+    count: int = 0
+
+
+class SparseOther(msgspec.Struct, omit_defaults=True):
+    count: int = 1
+
+
+class SparseRequired(msgspec.Struct):
+    count: int
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Triple(NamedTuple):
+    a: int
+    b: int
+    c: int = 0
+
+
+class Loose(TypedDict, total=False):
+    count: int
+
+
+Small = Annotated[int, msgspec.Meta(ge=0, le=10)]
+Large = Annotated[int, msgspec.Meta(ge=0, le=20)]
+D = decimal.Decimal
+
+
+@pytest.mark.parametrize(("old", "new", "value"), [
+    (int, float, 3), (int, D, 3), (int, int | str, 3), (int | None, float | None, None), (bool, bool | None, True),
+    (list[int], tuple[int, ...], [1]), (frozenset[int], set[int], {1}), (list[int], list[float | None], [1]),
+    (Tree, NewTree, Tree(1, [Tree(2)])), (Before, Renamed, Before(1, 2)), (Colour, MoreColours, Colour.RED),
+    (Literal["a"], Literal["a", "b"], "a"), (Small, Large, 3), (Small, int, 3), (Small, np.int8, 3),
+    (np.int8, np.int16, np.int8(-3)), (np.uint8, np.int16, np.uint8(255)), (np.int32, int, np.int32(5)),
+    (np.int16, np.float32, np.int16(5)), (np.float32, np.float64, np.float32(0.5)), (np.float64, float, 1.5),
+    (float, np.float64, 1.5), (np.bool_, bool, np.bool_(True)), (pa.int32(), pa.int64(), 5),
+    (pa.int8(), np.int8, 5), (pa.string(), str, "x"), (pa.list_(pa.int8()), list[int], [1]),
+    (Tagged, Tagged | TaggedTwo, Tagged(1)), (Pair, Triple, Pair(1, 2)), (int, Any, 1),
+    (dict[str, Before], dict[str, Renamed], {"x": Before(1)}), (Closed, Before, Closed(1)),
+])  # fmt: skip
+def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
+    found = verdict(old, new)
+    assert not found.conflicts
+    again = ValueSerializer[Any](new).decode(ValueSerializer[Any](old).encode(value))
+    if isinstance(value, int | float | str | np.generic | None):
+        assert again == value
+    reader = ValueSerializer[Any](new)
+    assert reader.decode(reader.encode(again)) == again
+
+
+@pytest.mark.parametrize(("old", "new", "field", "says"), [
+    (float, int, "", ("float", "int")), (str, bytes, "", ("str", "bytes")), (bool, int, "", ("bool", "int")),
+    (int | None, int, "", ("int | None", "int")), (int | str, int | float, "", ("int | str", "int | float")),
+    (Before, int, "", ("Before", "int")), (Before, dict[str, int], "", ("Before", "dict[str, int]")),
+    (Tree, BadTree, "BadTree.children", ("list[Tree]",)), (Before, Forgotten, "Forgotten.number", ("no such field",)),
+    (Before, Closed, "Closed.total", ("forbid_unknown_fields",)), (Tagged, TaggedOtherwise, "", ("one", "uno")),
+    (Before, Tagged, "", ("tag",)), (Tagged | TaggedTwo, Tagged, "", ("two",)), (MoreColours, Colour, "", ("blue",)),
+    (Sparse, SparseOther, "SparseOther.count", ("default 0", "default 1")),
+    (Sparse, SparseRequired, "SparseRequired.count", ("default",)), 
+    (Sparse, Loose, "Loose.count", ("default 0",)), (Loose, SparseRequired, "SparseRequired.count", ()),
+    (Large, Small, "", ("le=20", "le=10")), (int, Small, "", ("le=10",)), (int, np.int64, "", ("numpy.int64",)),
+    (np.int64, np.int32, "", ("numpy.int32",)), (np.int32, np.float32, "", ()), (np.float64, np.float32, "", ()),
+    (Triple, Pair, "Pair.c", ()), (tuple[int, int], tuple[int, int, int], "", ()), (list[int], set[int], "", ()),
+    (dict[str, int], dict[int, int], "", ()), (D, float, "", ()), (D, str, "", ()), (Before, Any, "", ()),
+    (pa.int64(), pa.int32(), "", ("le=2147483647",)), (pa.timestamp("us"), pa.timestamp("us", "UTC"), "", ("tz",)),
+])  # fmt: skip
+def test_what_does_not_fit_names_field_types_and_way_out(
+    old: Any, new: Any, field: str, says: tuple[str, ...]
+) -> None:
+    found = verdict(old, new)
+    assert found.fit is Fit.INCOMPATIBLE
+    conflict = found.conflicts[0]
+    assert conflict.field == field
+    assert [word for word in says if word not in str(conflict)] == []
+    assert conflict.way_out and conflict.stored and conflict.declared
+
+
+def test_the_error_of_a_start_has_field_both_types_and_what_to_do() -> None:
+    class After(msgspec.Struct):
+        count: str
+        total: int
+        more: int
+
+    before = state_over(DictBackend(), Before)
+    with pytest.raises(IncompatibleState) as refused:
+        state_over(DictBackend(), After, before.schemas)
+    assert refused.value.code == "incompatible-state"
+    facts = refused.value.facts
+    assert (facts["name"], facts["field"], facts["stored"], facts["declared"]) == (
+        "s",
+        "After.count",
+        "int",
+        "str",
+    )
+    assert facts["more"] == ["After.more"]
+    assert "msgspec.field(name=...)" in refused.value.hint
+
+
+# -- what a state goes through ---------------------------------------------------------------------------------------
+
+
+def state_over(
+    store: DictBackend, value_type: Any, known: list[StateSchema] | None = None, **more: Any
+) -> KeyedState:
+    state = KeyedState(store, known or ())
+    state.value_state(ValueStateDescriptor("s", value_type, **more))
+    return state
+
+
+class V1(msgspec.Struct):
+    a: int
+    b: str = "b"
+
+
+class V2(msgspec.Struct):
+    a: float
+
+
+class V3(msgspec.Struct):
+    a: float
+    b: int = 0
+
+
+class V3Text(msgspec.Struct):
+    a: float
+    b: str = "new"
+
+
+def test_values_of_every_version_that_was_must_fit_not_only_of_the_last() -> None:
+    store = DictBackend()
+    first = state_over(store, V1)
+    second = state_over(store, V2, first.schemas)
+    with pytest.raises(IncompatibleState) as refused:
+        state_over(store, V3, second.schemas)
+    assert refused.value.facts["field"] == "V3.b"
+    third = state_over(store, V3Text, second.schemas)
+    (schema,) = third.schemas
+    assert [len(old.classes[0].fields) for old in schema.earlier] == [2, 1]
+    again = state_over(store, V1, state_over(DictBackend(), V1).schemas)
+    assert again.schemas[0].earlier == []
+
+
+def test_a_value_has_the_new_form_once_it_is_written_and_not_before() -> None:
+    store = DictBackend()
+    before = KeyedState(store)
+    value = before.value_state(ValueStateDescriptor("s", V1))
+    for key in ("read", "written"):
+        switch(before, key)
+        value.update(V1(1, "x"))
+    before.end_stretch()
+    after = KeyedState(store, before.schemas)
+    migrated = after.value_state(ValueStateDescriptor("s", V2))
+    switch(after, "read")
+    assert migrated.value() == V2(1.0)
+    switch(after, "written")
+    found = migrated.value()
+    assert found is not None
+    migrated.update(V2(found.a + 1))
+    after.end_stretch()
+    stored = [decode_untyped(data) for _, data in store.scan(b"")]
+    assert sorted(stored, key=len) == [{"a": 2.0}, {"a": 1, "b": "x"}]
+
+
+def test_elements_and_map_values_are_migrated_too_and_a_maps_keys_are_not() -> None:
+    store = DictBackend()
+    before = KeyedState(store)
+    switch(before, "k")
+    before.list_state(ListStateDescriptor("l", V1)).add(V1(1))
+    before.map_state(MapStateDescriptor("m", int, V1)).put(1, V1(2))
+    before.end_stretch()
+    after = KeyedState(store, before.schemas)
+    switch(after, "k")
+    assert list(after.list_state(ListStateDescriptor("l", V2)).get()) == [V2(1.0)]
+    assert after.map_state(MapStateDescriptor("m", int, V2)).get(1) == V2(2.0)
+    with pytest.raises(IncompatibleState, match="another kind"):
+        KeyedState(store, before.schemas).map_state(MapStateDescriptor("m", str, V2))
+
+
+def test_a_manifest_from_before_schemas_had_fields_takes_the_same_type_and_then_knows_it() -> None:
+    old = StateSchema(name="s", kind="value", value_type="V1(a: int, b: str)")
+    with pytest.raises(IncompatibleState, match="does not say how") as refused:
+        state_over(DictBackend(), V2, [old])
+    assert "once with the old type" in refused.value.hint
+    (schema,) = state_over(DictBackend(), V1, [old]).schemas
+    assert schema.type is not None and schema.earlier == []
+    state_over(DictBackend(), V2, [schema])
+
+
+@pytest.mark.parametrize(("root", "declared"), [
+    (TypeNode(kind="int", limits={"ge": "low"}), Small), (TypeNode(kind="class", class_index=9), int),
+    (TypeNode(kind="class", class_index=-9), Before), (TypeNode(kind="vartuple"), int | list[int]),
+])  # fmt: skip
+def test_a_stored_schema_that_does_not_hold_together_is_a_corrupt_file(root: TypeNode, declared: Any) -> None:
+    stored = msgspec.structs.replace(schema_of(int), type=TypeSchema(root=root))
+    with pytest.raises(CorruptFile, match="none that stateflow writes"):
+        judge(stored, Declaration(schema_of(declared)))
+
+
+# -- serializers of a job's own --------------------------------------------------------------------------------------
+
+
+class Words(Serializer[list[str]]):
+    name = "words"
+    version = 1
+
+    def encode(self, value: list[str]) -> bytes:
+        return " ".join(value).encode()
+
+    def decode(self, data: bytes, version: int) -> list[str]:
+        return data.decode().split(" " if version == 1 else ",")
+
+
+class WordsByComma(Words):
+    version = 2
+
+    def encode(self, value: list[str]) -> bytes:
+        return ",".join(value).encode()
+
+    def compatibility(self, stored_version: int) -> Compatibility:
+        return Compatibility.AS_IS if stored_version == 2 else Compatibility.AFTER_MIGRATION
+
+
+class Strict(Words):
+    version = 3
+
+
+class Other(Words):
+    name = "others"
+
+
+def test_each_value_is_decoded_as_the_version_that_wrote_it() -> None:
+    store = DictBackend()
+    state = state_over(store, list, serializer=Words())
+    value = state.value_state(ValueStateDescriptor("s", list, serializer=Words()))  # type: ignore[arg-type]
+    assert state.schemas[0].type is not None and state.schemas[0].type.serializer == "words"
+    for key in ("a", "b"):
+        switch(state, key)
+        value.update(["x", "y"])
+    state.end_stretch()
+    after = KeyedState(store, state.schemas)
+    value = after.value_state(ValueStateDescriptor("s", list, serializer=WordsByComma()))
+    switch(after, "a")
+    assert value.value() == ["x", "y"]
+    value.update(["x y", "z"])
+    for key, wanted in (("b", ["x", "y"]), ("a", ["x y", "z"])):
+        switch(after, key)
+        assert value.value() == wanted
+    after.end_stretch()
+    assert sorted(decode_untyped(data) for _, data in store.scan(b"")) == [[1, b"x y"], [2, b"x y,z"]]
+
+
+@pytest.mark.parametrize("serializer", [Strict(), Other(), None], ids=["version", "name", "none"])
+def test_a_serializer_that_does_not_read_what_is_stored_is_refused(serializer: Words | None) -> None:
+    state = state_over(DictBackend(), list, serializer=Words())
+    with pytest.raises(IncompatibleState) as refused:
+        state_over(DictBackend(), list, state.schemas, serializer=serializer)
+    assert refused.value.facts["stored"] == "serializer words version 1"
+
+
+class Nameless(Serializer[int]):
+    def encode(self, value: int) -> bytes:
+        return b""
+
+    def decode(self, data: bytes, version: int) -> int:
+        return 0
+
+
+class Broken(Words):
+    def encode(self, value: list[str]) -> bytes:
+        return "text"  # type: ignore[return-value]
+
+
+def test_what_a_serializer_does_wrong_is_told_with_its_name() -> None:
+    with pytest.raises(JobDefinitionError, match="with a name"):
+        state_over(DictBackend(), int, serializer=Nameless())
+    state = state_over(DictBackend(), list, serializer=Broken())
+    switch(state, "k")
+    state.value_state(ValueStateDescriptor("s", list, serializer=Broken())).update(["a"])
+    with pytest.raises(StateError, match="cannot be stored") as refused:
+        state.value_state(ValueStateDescriptor("other", int, serializer=BROKEN)).update(1)
+        state.end_stretch()
+    assert refused.value.facts["serializer"] == "words"
+
+
+BROKEN = Broken()
+
+
+def test_a_value_that_no_serializer_wrote_is_a_corrupt_file() -> None:
+    store = DictBackend()
+    state = state_over(store, list, serializer=Words())
+    value: Any = state.value_state(ValueStateDescriptor("s", list, serializer=Words()))
+    switch(state, "k")
+    value.update(["a"])
+    state.end_stretch()
+    ((key, _),) = store.scan(b"")
+    for data in (b"\x01\x07", b"\x01\x92\x01\xc4\x01\xff", b"\x07"):
+        store.write({key: data})
+        switch(state, "other")
+        switch(state, "k")
+        with pytest.raises(CorruptFile):
+            value.value()
