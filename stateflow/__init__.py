@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.dead_letters import DeadLetter, DeadLetters
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
@@ -42,6 +43,8 @@ __all__ = [
     "AggregatingState",
     "AggregatingStateDescriptor",
     "Context",
+    "DeadLetter",
+    "DeadLetters",
     "DeltaSink",
     "FileSource",
     "FoldingStateDescriptor",

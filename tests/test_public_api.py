@@ -34,7 +34,8 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeadLetter",
+        "DeadLetters", "DeltaSink",
         "FileSource", "FoldingStateDescriptor", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
         "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
         "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",

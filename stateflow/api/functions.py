@@ -117,6 +117,14 @@ class Context:
         """For the runtime only."""
         self._key = key
 
+    def mark_side_outputs(self) -> dict[str, int]:
+        """For the runtime only: how much was emitted to side outputs, for `take_back_side_outputs`."""
+        return self._side.mark()
+
+    def take_back_side_outputs(self, mark: dict[str, int]) -> None:
+        """For the runtime only: forgets what was emitted to side outputs since the mark."""
+        self._side.take_back(mark)
+
     def take_side_outputs(self) -> dict[str, list[Any]]:
         """For the runtime only: the rows by the tag's name, once."""
         return self._side.take()

@@ -55,6 +55,9 @@ class TaskReport(Document, frozen=True, kw_only=True):
     rows_out: int = 0
     increment_bytes: int = 0
     compaction_bytes: int = 0
+    dead_letters: int = 0
+    last_dead_letter: Failure | None = None
+    """What was wrong with the last of them."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

@@ -215,7 +215,8 @@ def _way(node: Node) -> str:
     if isinstance(node, UnionNode):
         return f"({' + '.join(ways)})"
     if isinstance(node, RowsNode):
-        return f"{ways[0]} > {node.step.kind.value} {node.step.name}"
+        letters = "dead letters of " if node.step.catches else ""
+        return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
     assert isinstance(node, TransformNode)
     return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
 

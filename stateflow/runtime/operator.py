@@ -16,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.checkpoint.reports import Failure
 from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
+from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
 from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
 from stateflow.serializers import encode_key
@@ -110,11 +113,17 @@ class KeyedOperator:
         self._callers = _callers(spec.function)
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedFunction.on_batch_end
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
-        self._state = KeyedState(backend, spec.known_states, _time(info))
+        self._letters = LetterBox(spec.on_error, spec.uid, info.epoch) if spec.on_error else None
+        self._state = KeyedState(backend, spec.known_states, _time(info), undoable=self._letters is not None)
         self._context = Context(info)
         self._open: tuple[bytes, bytes, Key] | None = None
         """The last key of the batch before: whether it has more rows is not known yet."""
         self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+
+    @property
+    def dead_letters(self) -> tuple[int, Failure | None]:
+        """How many rows failed and were kept apart, and what was wrong with the last of them."""
+        return (self._letters.count, self._letters.last) if self._letters else (0, None)
 
     @property
     def schemas(self) -> list[StateSchema]:
@@ -216,6 +225,9 @@ class KeyedOperator:
             self._feed(self._callers[came_by[start]], rows[start:end], emitted)
 
     def _feed(self, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
+        if self._letters is not None:
+            self._feed_apart(self._letters, function, rows, emitted)
+            return
         context = self._context
         row = None
         try:
@@ -228,6 +240,26 @@ class KeyedOperator:
         except Exception as e:
             raise self._user_error(function.__name__, row, e) from e
 
+    def _feed_apart(self, letters: LetterBox, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
+        """As `_feed`; a row that fails becomes a dead letter, and leaves nothing else behind."""
+        context = self._context
+        for row in rows:
+            count, side = len(emitted), context.mark_side_outputs()
+            self._state.mark()
+            try:
+                emitted.extend(function(row, context) or ())
+                self._state.keep()
+            except Exception as e:
+                if not is_the_rows_fault(e):
+                    raise
+                self._state.take_back()
+                del emitted[count:]
+                context.take_back_side_outputs(side)
+                context.output(DEAD_LETTERS, letters.take(self._named_key(), row, e))
+
+    def _named_key(self) -> dict[str, Any] | None:
+        return dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
+
     def _call(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
@@ -237,10 +269,9 @@ class KeyedOperator:
             raise self._user_error(name, None, e) from e
 
     def _user_error(self, name: str, row: Any, error: Exception) -> UserCodeError:
-        key = dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
         return UserCodeError(
             f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
-            "this batch was committed", operator=self._spec.uid, key=repr(key), row=repr(row)[:500],
+            "this batch was committed", operator=self._spec.uid, key=repr(self._named_key()), row=repr(row)[:500],
             where=innermost(error),
         )  # fmt: skip
 
@@ -311,11 +342,3 @@ def _shown(cell: pa.Scalar) -> object:
         return cell.as_py()
     except Exception:  # it is shown because something in its row cannot be read
         return f"<unreadable {cell.type}>"
-
-
-def innermost(error: BaseException) -> str:
-    """File and line where an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""

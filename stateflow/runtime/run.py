@@ -43,6 +43,7 @@ from stateflow.errors import (
     StateflowError,
 )
 from stateflow.metrics import NullRecorder, Recorder
+from stateflow.runtime.dead_letters import check_budgets
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink, Publisher
@@ -335,6 +336,7 @@ class JobRun:
         for report in self._executor.execute(rows, work):
             _acknowledge(pending, report)
         pending.check()
+        check_budgets(self.job.plan, pending.reports.values())
         return pending
 
     def batch_info(self, ordinal: int) -> BatchInfo:

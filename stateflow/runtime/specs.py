@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stateflow.api.dead_letters import OnError
 from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Keying
 from stateflow.api.rich_functions import RowStep
@@ -120,6 +121,7 @@ class UnitSpec:
         inputs: one; or two, of connected streams, of which the first is keyed.
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
+        on_error: what becomes of rows that the function raises for.
     """
 
     uid: str
@@ -128,6 +130,7 @@ class UnitSpec:
     outlets: tuple[OutletSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
+    on_error: OnError = None
 
     @property
     def keying(self) -> Keying | None:

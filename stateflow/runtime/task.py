@@ -254,12 +254,14 @@ class _Task:
         batch = self._level.batch
         before = {f.handle.key for part in self._base.parts for f in part.files}
         new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
+        count, last = self._operator.dead_letters if self._operator else (0, None)
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
             attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
             consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
             key_types=list(self._unit.keying.types) if self._unit.keying else [],
             states=self._operator.schemas if self._operator else [],
+            dead_letters=count, last_dead_letter=last,
             increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
             carried=self._carried,
         )  # fmt: skip
