@@ -8,6 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.checkpointed import (
+    CheckpointedFunction,
+    CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import DeadLetter, DeadLetters
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
@@ -29,6 +35,7 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
+from stateflow.state.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.value_state import ValueState
 
@@ -42,12 +49,17 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "BroadcastState",
+    "CheckpointListener",
+    "CheckpointedFunction",
     "Context",
     "DeadLetter",
     "DeadLetters",
     "DeltaSink",
     "FileSource",
     "FoldingStateDescriptor",
+    "FunctionInitializationContext",
+    "FunctionSnapshotContext",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -55,6 +67,8 @@ __all__ = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "OperatorListState",
+    "OperatorStateStore",
     "OutputTag",
     "ReduceFunction",
     "ReducingState",

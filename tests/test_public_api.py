@@ -34,14 +34,14 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeadLetter",
-        "DeadLetters", "DeltaSink",
-        "FileSource", "FoldingStateDescriptor", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
-        "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "BroadcastState",
+        "CheckpointListener", "CheckpointedFunction", "Context", "DeadLetter", "DeadLetters", "DeltaSink",
+        "FileSource", "FoldingStateDescriptor", "FunctionInitializationContext", "FunctionSnapshotContext",
+        "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "ListState",
+        "ListStateDescriptor", "MapState", "MapStateDescriptor", "OperatorListState", "OperatorStateStore",
         "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
         "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
-        "StreamExecutionEnvironment", "Time", "ValueState",
-        "ValueStateDescriptor",
+        "StreamExecutionEnvironment", "Time", "ValueState", "ValueStateDescriptor",
     ]  # fmt: skip
 
 

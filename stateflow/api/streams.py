@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.checkpointed import CheckpointedFunction, CheckpointListener
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
@@ -171,6 +172,9 @@ class DataStream:
         self, kind: StepKind, function: Any, output: type[Any] | None, on_error: str | DeadLetters
     ) -> DataStream:
         schema = RowSchema.of(output) if output else self._node.schema
+        if isinstance(function, CheckpointedFunction | CheckpointListener):
+            raise JobDefinitionError("a row function on an unkeyed stream takes no part in checkpoints", hint="call "
+                                     "key_by before it", given=repr(function))  # fmt: skip
         step = RowStep(kind, function, schema, checked_policy(on_error))
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)))
 

@@ -79,6 +79,6 @@ def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
 
 def files_of(manifest: Manifest) -> list[FileHandle]:
     """Every file that the manifest refers to, once: after rescaling, several subtasks may have one in common."""
-    states = [f.handle for o in manifest.operators for s in o.subtasks for f in s.files]
+    states = [handle for o in manifest.operators for handle in o.files]
     sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
     return list(dict.fromkeys(states + sources))

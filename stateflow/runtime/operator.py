@@ -9,26 +9,38 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
+from stateflow.api.checkpointed import (
+    CheckpointedFunction,
+    CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.keyed_rows import hooks_of
+from stateflow.checkpoint.redistribution import Assigned
 from stateflow.checkpoint.reports import Failure
 from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
+from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.current import BatchTime
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.keyed import KeyedState
+from stateflow.state.operator_state import OperatorStateStore
 
 Key = tuple[Any, ...]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -102,9 +114,18 @@ class KeyedOperator:
         spec: the unit.
         info: the subtask.
         backend: with the base state restored.
+        parts: operator state of the base.
+        checkpoint_id: of the base; 0 when there is none.
     """
 
-    def __init__(self, spec: UnitSpec, info: TaskInfo, backend: KeyedStateBackend) -> None:
+    def __init__(
+        self,
+        spec: UnitSpec,
+        info: TaskInfo,
+        backend: KeyedStateBackend,
+        parts: OperatorParts | None = None,
+        checkpoint_id: int = 0,
+    ) -> None:
         assert spec.function is not None and spec.keying is not None
         self._spec = spec
         self._function: KeyedFunction[Any] = spec.function
@@ -115,10 +136,27 @@ class KeyedOperator:
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._letters = LetterBox(spec.on_error, spec.uid, info.epoch) if spec.on_error else None
         self._state = KeyedState(backend, spec.known_states, _time(info), undoable=self._letters is not None)
-        self._context = Context(info)
+        assigned = parts.assigned() if parts else Assigned()
+        base = parts.base if parts else None
+        self._operator_state = OperatorStateStore(
+            base.states if base else (), assigned.own, assigned.unions, assigned.broadcasts
+        )
+        self._raw = assigned.own
+        self._info = info
+        self._hooks = hooks_of(spec.function)
+        broadcasts = isinstance(spec.function, KeyedBroadcastProcessFunction)
+        self._context = Context(info, self._operator_state if broadcasts else None)
         self._open: tuple[bytes, bytes, Key] | None = None
         """The last key of the batch before: whether it has more rows is not known yet."""
-        self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+        runtime = RuntimeContext(self._state, info)
+        if isinstance(self._hooks, CheckpointedFunction):
+            stores = (self._operator_state, runtime)
+            given = FunctionInitializationContext(base is not None, stores, assigned.own, info)
+            self._call("initialize_state", partial(self._hooks.initialize_state, given))
+        self._call("open", partial(self._function.open, runtime))
+        if isinstance(self._hooks, CheckpointListener) and base is not None:
+            told = partial(self._hooks.notify_checkpoint_complete, checkpoint_id)
+            self._call("notify_checkpoint_complete", told)
 
     @property
     def dead_letters(self) -> tuple[int, Failure | None]:
@@ -167,9 +205,11 @@ class KeyedOperator:
         side = self._inputs[1]
         emitted: list[Any] = []
         self._context.set_key(())
+        self._operator_state.side.is_broadcast = True
         self._feed(
             self._function.process_broadcast_element, to_rows(columns[side.columns], side.maker), emitted
         )
+        self._operator_state.side.is_broadcast = False
         return emitted
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
@@ -177,12 +217,28 @@ class KeyedOperator:
         return self._context.take_side_outputs()
 
     def finish(self) -> list[Any]:
-        """Ends the batch: the last key's end, then `close`."""
+        """Ends the batch: the last key's end, `snapshot_state`, then `close`."""
         emitted: list[Any] = []
         self._end_open_key(emitted)
         self._state.end_stretch()
+        if isinstance(self._hooks, CheckpointedFunction):
+            context = FunctionSnapshotContext(self._info, self._groups)
+            self._call("snapshot_state", partial(self._hooks.snapshot_state, context))
+            written = context.get_raw_operator_state_output(), context.get_raw_keyed_state_output()
+            self._raw = OperatorContent(raw=written[0].partitions, raw_keyed=written[1].pieces)
         self._call("close", self._function.close)
         return emitted
+
+    @property
+    def operator_content(self) -> OperatorContent:
+        """The operator state to be written, once the batch has ended."""
+        content = self._operator_state.content(keeps_broadcasts=self._info.subtask == 0)
+        return replace(content, raw=self._raw.raw, raw_keyed=self._raw.raw_keyed)
+
+    @property
+    def operator_states(self) -> list[StateSchema]:
+        """The operator states that the function declared."""
+        return self._operator_state.schemas
 
     def clean_up(self, limit: int) -> None:
         """Removes some of what has expired; `limit` as in `KeyedState.clean_up`."""
@@ -246,6 +302,7 @@ class KeyedOperator:
         for row in rows:
             count, side = len(emitted), context.mark_side_outputs()
             self._state.mark()
+            self._operator_state.mark()
             try:
                 emitted.extend(function(row, context) or ())
                 self._state.keep()
@@ -253,6 +310,7 @@ class KeyedOperator:
                 if not is_the_rows_fault(e):
                     raise
                 self._state.take_back()
+                self._operator_state.take_back()
                 del emitted[count:]
                 context.take_back_side_outputs(side)
                 context.output(DEAD_LETTERS, letters.take(self._named_key(), row, e))

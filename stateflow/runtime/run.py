@@ -346,12 +346,12 @@ class JobRun:
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
             ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
             local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
-            ttl_cleanup_entries=settings.state.ttl_cleanup_entries,
+            checkpoint_id=self.head.checkpoint_id, ttl_cleanup_entries=settings.state.ttl_cleanup_entries,
         )  # fmt: skip
 
     def _manifest(self, pending: PendingCheckpoint, positions: Positions) -> Manifest:
         operators = pending.operators(self._base.values())
-        files = {f.handle.key: f.handle.size for o in operators for s in o.subtasks for f in s.files}
+        files = {f.key: f.size for o in operators for f in o.files}
         return Manifest(
             job_uuid=self.job.root.job.job_uuid, generation=pending.generation, ordinal=pending.ordinal,
             operators=operators, sources=positions.sources, spark=positions.spark,

@@ -51,6 +51,7 @@ class BatchInfo:
 
     Attributes:
         epoch: number of the batch along the job's state.
+        checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
         watermark: milliseconds since 1970; None before there is one.
         ttl_cleanup_entries: how much of a state a subtask looks at to remove what has expired.
     """
@@ -64,6 +65,7 @@ class BatchInfo:
     local_folder: Path
     rocksdb: RocksDBSettings
     epoch: int = 0
+    checkpoint_id: int = 0
     watermark: int | None = None
     ttl_cleanup_entries: int = StateSettings.ttl_cleanup_entries
 
@@ -122,6 +124,7 @@ class UnitSpec:
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
         on_error: what becomes of rows that the function raises for.
+        operator_base: msgpack of the `OperatorBase`; empty when the base does not have the operator.
     """
 
     uid: str
@@ -131,6 +134,7 @@ class UnitSpec:
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
     on_error: OnError = None
+    operator_base: bytes = b""
 
     @property
     def keying(self) -> Keying | None:
