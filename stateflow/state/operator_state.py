@@ -5,7 +5,7 @@ All of it is in memory while a subtask works, and written whole at the barrier w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
@@ -219,6 +219,7 @@ class OperatorStateStore:
         self._unions = unions or {}
         self._broadcasts = broadcasts or {}
         self._states: dict[str, _State] = {}
+        self._asked: dict[str, tuple[object, BroadcastState[Any, Any]]] = {}
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
         """A list whose elements are split evenly over the subtasks when their number changes.
@@ -226,28 +227,37 @@ class OperatorStateStore:
         Raises StateError when the name is taken, or stored, as something else.
         """
         schema = _list_schema(descriptor, SPLIT)
-        kept = list(self._kept.lists.get(descriptor.name, ()))
-        found: OperatorListState[T] = self._register(OperatorListState(schema, descriptor.element_type, kept))
+        kept = self._kept.lists.get(descriptor.name, [])
+        found: OperatorListState[T] = self._registered(
+            schema, lambda: OperatorListState(schema, descriptor.element_type, list(kept))
+        )
         return found
 
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
         """A list of which every subtask sees everybody's elements; raises as `get_list_state` does."""
         schema = _list_schema(descriptor, UNION)
-        kept, seen = (list(of.get(descriptor.name, ())) for of in (self._kept.unions, self._unions))
-        wanted: OperatorListState[T] = OperatorListState(schema, descriptor.element_type, kept, seen)
-        found: OperatorListState[T] = self._register(wanted)
+        kept, seen = (of.get(descriptor.name, []) for of in (self._kept.unions, self._unions))
+        found: OperatorListState[T] = self._registered(
+            schema, lambda: OperatorListState(schema, descriptor.element_type, list(kept), list(seen))
+        )
         return found
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
         """A map that is the same in all subtasks; raises as `get_list_state` does."""
+        known = self._asked.get(descriptor.name)
+        if known is not None and known[0] is descriptor:
+            # It is asked for with every row.
+            return known[1]
         _refuse_ttl(descriptor)
         schema = StateSchema(
             name=descriptor.name, kind=BROADCAST, value_type=describe_type(descriptor.value_type),
             key_type=describe_type(descriptor.key_type),
         )  # fmt: skip
-        entries = dict(self._broadcasts.get(descriptor.name, {}))
-        wanted: BroadcastState[K, V] = BroadcastState(schema, descriptor.value_type, entries, self.side)
-        found: BroadcastState[K, V] = self._register(wanted)
+        entries = self._broadcasts.get(descriptor.name, {})
+        found: BroadcastState[K, V] = self._registered(
+            schema, lambda: BroadcastState(schema, descriptor.value_type, dict(entries), self.side)
+        )
+        self._asked[descriptor.name] = descriptor, found
         return found
 
     @property
@@ -284,15 +294,16 @@ class OperatorStateStore:
         for state in self._states.values():
             state.take_back()
 
-    def _register(self, wanted: _State) -> Any:
-        schema = wanted.schema
+    def _registered(self, schema: StateSchema, make: Callable[[], _State]) -> Any:
         found = self._states.get(schema.name)
         taken = found.schema if found is not None else self._known.get(schema.name, schema)
         if taken != schema:
             raise StateError("an operator state is declared as something else than before", hint="give the new state "
                              "a new name", name=schema.name, before=_describe(taken),
                              declared=_describe(schema))  # fmt: skip
-        return self._states.setdefault(schema.name, wanted)
+        if found is None:
+            found = self._states[schema.name] = make()
+        return found
 
 
 def _list_schema(descriptor: ListStateDescriptor[Any], kind: str) -> StateSchema:

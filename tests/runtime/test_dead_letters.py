@@ -15,49 +15,17 @@ import pytest
 
 from stateflow import DeadLetters, ListStateDescriptor, OutputTag, RichMapFunction, RuntimeContext
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.dead_letters import DeadLetter
 from stateflow.api.functions import Context, KeyedProcessFunction
-from stateflow.clock import SystemClock
 from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.environment import StreamExecutionEnvironment, declare
+from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import BatchFailed, JobDefinitionError, UserCodeError
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import BatchResult, JobRun
-from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from tests.runtime.jobs import letters
+from tests.runtime.local_box import Box
 from tests.unit.kit import Nowhere, Row
 
 ROOT = Path(__file__).parents[2]
 SIDE = OutputTag("side", Row)
-
-
-class Box:
-    """A job root, and runs of jobs that are given as functions."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.results: list[BatchResult] = []
-
-    def run(self, build: Any, **settings: str) -> None:
-        given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "4", **settings}
-        env, resolved = declare(build, "job", (given,))
-        job = assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
-        run = JobRun(job, LocalExecutor())
-        run.start()
-        sources = {n.uid: n.source for n in env.graph.sources}
-        run_local(run, sources, self.results.append)  # type: ignore[arg-type]
-
-    def sink(self, name: str) -> FolderSink:
-        return FolderSink(self.folder / name)
-
-    def rows(self, name: str) -> list[tuple[Any, ...]]:
-        return [tuple(row.values()) for row in self.sink(name).rows()]
-
-    def letters(self, name: str = "letters") -> list[DeadLetter]:
-        return [DeadLetter(**row) for row in self.sink(name).rows()]
 
 
 @pytest.fixture

@@ -143,11 +143,11 @@ def test_a_name_has_one_declaration_over_batches() -> None:
     assert store.get_list_state(ListStateDescriptor("ints", int)) is ints
     known = store.schemas
     assert [(s.name, s.kind, s.value_type) for s in known] == [("ints", "split-list", "int")]
-    for store in (store, OperatorStateStore(known)):
+    for each in (store, OperatorStateStore(known)):
         for declare in (
-            lambda s=store: s.get_union_list_state(INTS),
-            lambda s=store: s.get_list_state(ListStateDescriptor("ints", str)),
-            lambda s=store: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
+            lambda s=each: s.get_union_list_state(INTS),
+            lambda s=each: s.get_list_state(ListStateDescriptor("ints", str)),
+            lambda s=each: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
         ):
             with pytest.raises(StateError, match="declared as something else than before"):
                 declare()
@@ -195,3 +195,12 @@ def test_raw_keyed_state_is_written_once_per_key_group_that_is_owned() -> None:
         with pytest.raises(StateError, match="once for each key group that the subtask owns"):
             out.start_new_key_group(wrong)
     assert out.pieces == [(4, b"four"), (6, b"six")]
+
+
+def test_asking_for_broadcast_state_with_every_row_copies_nothing() -> None:
+    store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
+    rules = store.get_broadcast_state(RULES)
+    assert store.get_broadcast_state(RULES) is rules
+    assert store.get_broadcast_state(MapStateDescriptor("rules", str, int)) is rules
+    with pytest.raises(StateError, match="declared as something else"):
+        store.get_broadcast_state(MapStateDescriptor("rules", str, str))

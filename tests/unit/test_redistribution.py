@@ -19,7 +19,7 @@ LISTS = st.dictionaries(st.sampled_from(["a", "b"]), ELEMENTS.filter(bool), max_
 
 @st.composite
 def written(draw: st.DrawFn) -> Written:
-    """As the subtasks of an operator write: raw pieces of key groups where these belong, broadcast state in subtask 0."""
+    """As the subtasks of an operator write: raw pieces where their key groups belong, broadcast state in one."""
     parallelism = draw(st.integers(1, M))
     broadcasts = draw(
         st.dictionaries(

@@ -1,7 +1,7 @@
 """Every kind of operator state, on Spark or without.
 
-Parameters: ``job.folder``, as in ``accounts.py``; ``job.pad``, bytes that are added to each list element; ``job.spark``.
-The events are also the rules: a shop's rate is the sum of its amounts.
+Parameters: ``job.folder``, as in ``accounts.py``; ``job.pad``, bytes that are added to each list element;
+``job.spark``. The events are also the rules: a shop's rate is the sum of its amounts.
 """
 
 import json
