@@ -9,7 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
+from stateflow.api.checkpointed import (
+    CheckpointedFunction,
+    CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.dead_letters import DeadLetter, DeadLetters
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
@@ -31,6 +38,7 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
+from stateflow.state.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.value_state import ValueState
 
@@ -48,13 +56,20 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "AggregatingStateDescriptor",
+    "BroadcastState",
+    "CheckpointListener",
+    "CheckpointedFunction",
     "ColumnPolicy",
     "Compatibility",
     "Context",
+    "DeadLetter",
+    "DeadLetters",
     "DeltaSink",
     "FileSource",
     "FoldingStateDescriptor",
     "FsStateBackend",
+    "FunctionInitializationContext",
+    "FunctionSnapshotContext",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
@@ -63,6 +78,8 @@ __all__ = [
     "MapState",
     "MapStateDescriptor",
     "MemoryStateBackend",
+    "OperatorListState",
+    "OperatorStateStore",
     "OutputTag",
     "ReduceFunction",
     "ReducingState",

@@ -145,8 +145,10 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     click.echo(f"  made {document.made_at} by {document.by}, {document.origin.value}"
                + (f": {document.reason}" if document.reason else ""))  # fmt: skip
     for operator in document.manifest.operators:
-        size = state_bytes(operator.subtasks)
-        states = ", ".join(f"{s.name}: {s.kind} of {s.value_type}" for s in operator.states)
+        size = state_bytes([operator])
+        states = ", ".join(
+            f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
+        )
         click.echo(
             f"  state of {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}"
         )

@@ -34,10 +34,12 @@ def test_the_names_are_sorted_and_there() -> None:
 
 def test_the_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
-        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "ColumnPolicy", "Compatibility",
-        "Context", "DeltaSink", "FileSource", "FoldingStateDescriptor", "FsStateBackend",
-        "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction", "KeyedProcessFunction", "ListState",
-        "ListStateDescriptor", "MapState", "MapStateDescriptor", "MemoryStateBackend", "OutputTag",
+        "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "BroadcastState",
+        "CheckpointListener", "CheckpointedFunction", "ColumnPolicy", "Compatibility", "Context", "DeadLetter",
+        "DeadLetters", "DeltaSink", "FileSource", "FoldingStateDescriptor", "FsStateBackend",
+        "FunctionInitializationContext", "FunctionSnapshotContext", "KeyedBroadcastProcessFunction",
+        "KeyedCoProcessFunction", "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState",
+        "MapStateDescriptor", "MemoryStateBackend", "OperatorListState", "OperatorStateStore", "OutputTag",
         "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
         "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "Serializer",
         "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState", "ValueStateDescriptor",

@@ -32,7 +32,8 @@ class KeyedBroadcastProcessFunction(KeyedFunction[Out], Generic[In1, In2, Out]):
     """A function over a keyed stream and one that every subtask gets whole.
 
     The broadcast rows of a batch come before its keyed rows, in the same order in every subtask. There is no key then:
-    keyed state cannot be used. The object lives for one batch, and so does what it keeps of broadcast rows.
+    keyed state cannot be used. The object lives for one batch, and so does what it keeps of broadcast rows; what must
+    last goes into `ctx.get_broadcast_state`. It must do the same in every subtask: subtask 0's copy is kept for all.
     """
 
     def process_element(self, row: In1, ctx: Context) -> Iterable[Out] | None:

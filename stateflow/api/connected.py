@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
@@ -35,15 +36,19 @@ class ConnectedStreams:
         self._inputs = inputs
 
     def process(
-        self, function: KeyedCoProcessFunction[Any, Any, Any], *, output: type[Any], uid: str = ""
+        self,
+        function: KeyedCoProcessFunction[Any, Any, Any],
+        *,
+        output: type[Any],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Runs a stateful function over the rows of each key; as `KeyedStream.process`."""
         if not isinstance(function, KeyedCoProcessFunction):
             raise JobDefinitionError("process of connected streams needs a KeyedCoProcessFunction object", hint="make "
                                      "an object: process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
-        return self._add(
-            ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__)
-        )
+        return self._add(ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__,
+                                     checked_policy(on_error)))  # fmt: skip
 
 
 class BroadcastConnectedStream:
@@ -58,16 +63,20 @@ class BroadcastConnectedStream:
         self._inputs = inputs
 
     def process(
-        self, function: KeyedBroadcastProcessFunction[Any, Any, Any], *, output: type[Any], uid: str = ""
+        self,
+        function: KeyedBroadcastProcessFunction[Any, Any, Any],
+        *,
+        output: type[Any],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Runs a stateful function over the rows of each key; as `KeyedStream.process`."""
         if not isinstance(function, KeyedBroadcastProcessFunction):
             raise JobDefinitionError("process of a broadcast connection needs a KeyedBroadcastProcessFunction object",
                                      hint="make an object: process(MyFunction(), …)", given=repr(function),
                                      uid=uid)  # fmt: skip
-        return self._add(
-            ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__)
-        )
+        return self._add(ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__,
+                                     checked_policy(on_error)))  # fmt: skip
 
 
 def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:

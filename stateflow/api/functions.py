@@ -21,6 +21,7 @@ from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.keyed import KeyedState
 from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
+from stateflow.state.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.value_state import ValueState
 
@@ -89,16 +90,28 @@ class RuntimeContext:
 class Context:
     """Given with each row."""
 
-    __slots__ = ("_key", "_side", "info")
+    __slots__ = ("_key", "_operator_state", "_side", "info")
 
-    def __init__(self, info: TaskInfo) -> None:
+    def __init__(self, info: TaskInfo, operator_state: OperatorStateStore | None = None) -> None:
         self.info = info
+        self._operator_state = operator_state
         self._key: tuple[Any, ...] = ()
         self._side = SideOutputs()
 
     def output(self, tag: OutputTag[T], row: T) -> None:
         """Emits a row into a side output. It goes nowhere when the job does not use that output."""
         self._side.add(tag, row)
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
+        """A map that is the same in every subtask. Rows of the broadcast stream may change it, others read it.
+
+        Raises StateError in a function without a broadcast stream, and when the name is taken, or stored, as something
+        else.
+        """
+        if self._operator_state is None:
+            raise StateError("broadcast state needs a broadcast stream", hint="connect(other.broadcast()), with a "
+                             "KeyedBroadcastProcessFunction", name=descriptor.name)  # fmt: skip
+        return self._operator_state.get_broadcast_state(descriptor)
 
     def get_current_key(self) -> Any:
         """The row's key: the column's value, or a tuple when the key has several columns.
@@ -116,6 +129,14 @@ class Context:
     def set_key(self, key: tuple[Any, ...]) -> None:
         """For the runtime only."""
         self._key = key
+
+    def mark_side_outputs(self) -> dict[str, int]:
+        """For the runtime only: how much was emitted to side outputs, for `take_back_side_outputs`."""
+        return self._side.mark()
+
+    def take_back_side_outputs(self, mark: dict[str, int]) -> None:
+        """For the runtime only: forgets what was emitted to side outputs since the mark."""
+        self._side.take_back(mark)
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
         """For the runtime only: the rows by the tag's name, once."""

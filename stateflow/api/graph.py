@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stateflow.api.dead_letters import DEAD_LETTERS, OnError
 from stateflow.api.functions import KeyedFunction
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
@@ -94,6 +95,7 @@ class ProcessNode:
     Attributes:
         inputs: one; or the two of connected streams, of which the second may be broadcast.
         name: what people call its function.
+        on_error: what becomes of rows that the function raises for.
     """
 
     uid: str
@@ -101,6 +103,7 @@ class ProcessNode:
     function: KeyedFunction[Any]
     schema: RowSchema
     name: str = ""
+    on_error: OnError = None
 
     @property
     def keying(self) -> Keying:
@@ -139,6 +142,8 @@ class Graph:
     operators: list[ProcessNode] = field(default_factory=list)
     sinks: list[SinkNode] = field(default_factory=list)
     side_outputs: list[SideOutputNode] = field(default_factory=list)
+    caught: dict[RowsNode, RowsNode] = field(default_factory=dict)
+    """The dead letters of row functions that have some."""
 
     def add_source(self, node: SourceNode) -> SourceNode:
         """Registers a source. Raises JobDefinitionError for a uid that is taken."""
@@ -173,6 +178,24 @@ class Graph:
         self.side_outputs.append(node)
         return node
 
+    def add_rows(self, node: RowsNode) -> RowsNode:
+        """Registers a row function, for its dead letters."""
+        if node.step.on_error is not None:
+            self.caught[node] = RowsNode(node.parent, node.step.catching())
+        return node
+
+    def dead_letters(self, node: Node) -> Node:
+        """The stream of what the function that makes `node` failed on, always the same node.
+
+        Raises JobDefinitionError when it has none.
+        """
+        if isinstance(node, RowsNode) and node in self.caught:
+            return self.caught[node]
+        if isinstance(node, ProcessNode) and node.on_error is not None:
+            return self.side_output(node, DEAD_LETTERS)
+        raise JobDefinitionError("the stream has no dead letters", hint="ask what a function returned that was given "
+                                 "on_error=DeadLetters(budget=…)")  # fmt: skip
+
     def shadowed(self) -> Graph:
         """The same graph, every sink of which publishes to the table beside its own."""
         return replace(self, sinks=[replace(s, sink=s.sink.shadow()) for s in self.sinks])
@@ -188,6 +211,16 @@ class Graph:
         if idle:
             raise JobDefinitionError("a source is read by nothing", hint="use its stream, or remove the source",
                                      sources=idle)  # fmt: skip
+        self._refuse_lost_letters()
+
+    def _refuse_lost_letters(self) -> None:
+        made = [(o.uid, self.dead_letters(o)) for o in self.operators if o.on_error is not None]
+        made += [(node.step.name, letters) for node, letters in self.caught.items()]
+        used = {node for consumed in self.consumed for node in _all_before(consumed)}
+        lost = [name for name, letters in made if letters not in used]
+        if lost:
+            raise JobDefinitionError("dead letters go nowhere", hint="stream.get_dead_letters().sink_to(…)",
+                                     of=lost)  # fmt: skip
 
     @property
     def consumed(self) -> list[Node]:
@@ -227,6 +260,12 @@ def parents_of(node: Node) -> tuple[Node, ...]:
     if isinstance(node, ProcessNode):
         return tuple(edge.node for edge in node.inputs)
     return (node.parent,)
+
+
+def _all_before(node: Node) -> Iterator[Node]:
+    yield node
+    for parent in parents_of(node):
+        yield from _all_before(parent)
 
 
 def sources_of(node: Node) -> list[SourceNode]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
-from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext
 from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.descriptors import ValueStateDescriptor
 
@@ -34,24 +34,29 @@ class StepRows(KeyedProcessFunction[Any, Any]):
     """`map`, `flat_map` and `filter` with keyed state."""
 
     def __init__(self, step: RowStep) -> None:
-        self._step = step
+        self.step = step
         self._call = step.call
 
     def open(self, ctx: RuntimeContext) -> None:
-        if isinstance(self._step.function, RichFunction):
-            self._step.function.open(ctx)
+        if isinstance(self.step.function, RichFunction):
+            self.step.function.open(ctx)
 
     def process_element(self, row: Any, ctx: Context) -> Iterable[Any] | None:
         result = self._call(row)
-        if self._step.kind is StepKind.FLAT_MAP:
+        if self.step.kind is StepKind.FLAT_MAP:
             return result  # type: ignore[no-any-return]
-        if self._step.kind is StepKind.MAP:
+        if self.step.kind is StepKind.MAP:
             return (result,)
         return (row,) if result else None
 
     def close(self) -> None:
-        if isinstance(self._step.function, RichFunction):
-            self._step.function.close()
+        if isinstance(self.step.function, RichFunction):
+            self.step.function.close()
+
+
+def hooks_of(function: KeyedFunction[Any]) -> object:
+    """The object that the user wrote, which may have more methods than its operator calls for rows."""
+    return function.step.function if isinstance(function, StepRows) else function
 
 
 class _WithValue(KeyedProcessFunction[Any, Any]):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from stateflow.api.dead_letters import DeadLetter, OnError
 from stateflow.api.functions import RuntimeContext
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
@@ -76,11 +78,15 @@ class RowStep:
     Attributes:
         function: a callable, or a rich function of the kind.
         schema: of the rows that it gives.
+        on_error: what becomes of rows that the function raises for.
+        catches: whether it gives the dead letters of those rows, instead of what comes of the others.
     """
 
     kind: StepKind
     function: Any
     schema: RowSchema
+    on_error: OnError = None
+    catches: bool = False
 
     def __post_init__(self) -> None:
         rich = _RICH[self.kind]
@@ -89,6 +95,12 @@ class RowStep:
         ):
             raise JobDefinitionError(f"{self.kind.value} needs a function", hint=f"a callable that takes a row, or a "
                                      f"{rich.__name__} object", given=repr(self.function))  # fmt: skip
+
+    def catching(self) -> RowStep:
+        """The step that gives this one's dead letters, with a function object of its own."""
+        return replace(
+            self, function=copy.deepcopy(self.function), schema=RowSchema.of(DeadLetter), catches=True
+        )
 
     @property
     def call(self) -> Callable[[Any], Any]:

@@ -43,6 +43,15 @@ class SideOutputs:
         """Appends a row to the output that `tag` names."""
         self._rows.setdefault(tag.name, []).append(row)
 
+    def mark(self) -> dict[str, int]:
+        """How much there is, for `take_back`."""
+        return {name: len(rows) for name, rows in self._rows.items()}
+
+    def take_back(self, mark: dict[str, int]) -> None:
+        """Forgets what was added since `mark`."""
+        for name, rows in self._rows.items():
+            del rows[mark.get(name, 0) :]
+
     def take(self) -> dict[str, list[Any]]:
         """The rows by the tag's name; they are forgotten here."""
         rows, self._rows = self._rows, {}

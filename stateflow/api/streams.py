@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.checkpointed import CheckpointedFunction, CheckpointListener
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
 from stateflow.api.graph import (
     Edge,
@@ -67,7 +69,11 @@ class DataStream:
         return DataStream(self._graph, TransformNode(self._node, function, result))
 
     def map(
-        self, function: Callable[[Any], Any] | RichFunction, *, output: type[Any] | None = None
+        self,
+        function: Callable[[Any], Any] | RichFunction,
+        *,
+        output: type[Any] | None = None,
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Makes one row of each.
 
@@ -75,21 +81,25 @@ class DataStream:
             function: a callable that takes a row, or a `RichMapFunction` object. Must be deterministic: it may be
                 called more than once with a row.
             output: row class of the result; by default that of this stream.
+            on_error: ``"fail"``, or `DeadLetters`: then the function, or a copy of it, is called twice with each row.
         """
-        return self._step(StepKind.MAP, function, output)
+        return self._step(StepKind.MAP, function, output, on_error)
 
     def flat_map(
         self,
         function: Callable[[Any], Iterable[Any] | None] | RichFunction,
         *,
         output: type[Any] | None = None,
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Makes any number of rows of each; as `map`, with a `RichFlatMapFunction`."""
-        return self._step(StepKind.FLAT_MAP, function, output)
+        return self._step(StepKind.FLAT_MAP, function, output, on_error)
 
-    def filter(self, function: Callable[[Any], bool] | RichFunction) -> DataStream:
+    def filter(
+        self, function: Callable[[Any], bool] | RichFunction, *, on_error: str | DeadLetters = FAIL
+    ) -> DataStream:
         """Keeps the rows for which the function is true; as `map`, with a `RichFilterFunction`."""
-        return self._step(StepKind.FILTER, function, None)
+        return self._step(StepKind.FILTER, function, None, on_error)
 
     def union(self, *others: DataStream) -> DataStream:
         """The rows of this stream and of the others, which must have the same columns.
@@ -123,6 +133,13 @@ class DataStream:
                                      "process returned", tag=tag.name)  # fmt: skip
         return DataStream(self._graph, self._graph.side_output(self._node, tag))
 
+    def get_dead_letters(self) -> DataStream:
+        """The rows that the function that makes this stream failed on, as rows of class `DeadLetter`.
+
+        Raises JobDefinitionError when it was not given ``on_error=DeadLetters(…)``.
+        """
+        return DataStream(self._graph, self._graph.dead_letters(self._node))
+
     def key_by(self, *columns: str, order_by: Sequence[str] = ()) -> KeyedStream:
         """Sends all rows of a key to one subtask.
 
@@ -151,9 +168,15 @@ class DataStream:
         """
         self.sink_to(PrintSink(limit), uid=uid)
 
-    def _step(self, kind: StepKind, function: Any, output: type[Any] | None) -> DataStream:
+    def _step(
+        self, kind: StepKind, function: Any, output: type[Any] | None, on_error: str | DeadLetters
+    ) -> DataStream:
         schema = RowSchema.of(output) if output else self._node.schema
-        return DataStream(self._graph, RowsNode(self._node, RowStep(kind, function, schema)))
+        if isinstance(function, CheckpointedFunction | CheckpointListener):
+            raise JobDefinitionError("a row function on an unkeyed stream takes no part in checkpoints", hint="call "
+                                     "key_by before it", given=repr(function))  # fmt: skip
+        step = RowStep(kind, function, schema, checked_policy(on_error))
+        return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)))
 
 
 class KeyedStream:
@@ -165,7 +188,12 @@ class KeyedStream:
         self._keys = keys
 
     def process(
-        self, function: KeyedProcessFunction[Any, Any], *, output: type[Any], uid: str = ""
+        self,
+        function: KeyedProcessFunction[Any, Any],
+        *,
+        output: type[Any],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Runs a stateful function over the rows of each key.
 
@@ -173,11 +201,13 @@ class KeyedStream:
             function: is sent to tasks anew for each batch.
             output: row class of what it yields.
             uid: what the operator's state is matched by, over all versions of the job.
+            on_error: ``"fail"``: the run fails when the function raises, and the batch leaves nothing behind. Or
+                `DeadLetters`: such rows are kept apart. That costs an encoding of state per row instead of per key.
         """
         if not isinstance(function, KeyedProcessFunction):
             raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object: "
                                      "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
-        return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__)
+        return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
 
     def connect(self, other: KeyedStream | BroadcastStream) -> Any:
         """This stream and another for one function.
@@ -197,19 +227,39 @@ class KeyedStream:
         raise JobDefinitionError("connect needs a keyed or broadcast stream of the same job", hint="call key_by or "
                                  "broadcast on the other stream", given=type(other).__name__)  # fmt: skip
 
-    def map(self, function: Any, *, output: type[Any] | None = None, uid: str = "") -> DataStream:
+    def map(
+        self,
+        function: Any,
+        *,
+        output: type[Any] | None = None,
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
+    ) -> DataStream:
         """As `DataStream.map`; a `RichMapFunction` may have state for each key."""
-        return self._stepped(StepKind.MAP, function, output, uid)
+        return self._stepped(StepKind.MAP, function, output, uid, on_error)
 
-    def flat_map(self, function: Any, *, output: type[Any] | None = None, uid: str = "") -> DataStream:
+    def flat_map(
+        self,
+        function: Any,
+        *,
+        output: type[Any] | None = None,
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
+    ) -> DataStream:
         """As `DataStream.flat_map`; a `RichFlatMapFunction` may have state for each key."""
-        return self._stepped(StepKind.FLAT_MAP, function, output, uid)
+        return self._stepped(StepKind.FLAT_MAP, function, output, uid, on_error)
 
-    def filter(self, function: Any, *, uid: str = "") -> DataStream:
+    def filter(self, function: Any, *, uid: str = "", on_error: str | DeadLetters = FAIL) -> DataStream:
         """As `DataStream.filter`; a `RichFilterFunction` may have state for each key."""
-        return self._stepped(StepKind.FILTER, function, None, uid)
+        return self._stepped(StepKind.FILTER, function, None, uid, on_error)
 
-    def reduce(self, function: Callable[[Any, Any], Any], *, uid: str = "") -> DataStream:
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
+    ) -> DataStream:
         """Combines the rows of each key: emits, for each row, what has come of all rows so far.
 
         Args:
@@ -217,7 +267,8 @@ class KeyedStream:
         """
         _check_callable("reduce", function, uid)
         schema = self._node.schema
-        return self._operator(ReduceRows(function, schema.row_class), schema, uid, _name("reduce", function))
+        return self._operator(ReduceRows(function, schema.row_class), schema, uid, _name("reduce", function),
+                              on_error)  # fmt: skip
 
     def aggregate(
         self,
@@ -226,6 +277,7 @@ class KeyedStream:
         accumulator: Any,
         output: type[Any],
         uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Aggregates the rows of each key: emits, for each row, the result so far.
 
@@ -239,10 +291,16 @@ class KeyedStream:
             raise JobDefinitionError("aggregate needs an aggregate function object", hint=f"with {', '.join(wanted)}",
                                      given=repr(function), uid=uid)  # fmt: skip
         return self._operator(AggregateRows(function, accumulator), RowSchema.of(output), uid,
-                              _name("aggregate", function))  # fmt: skip
+                              _name("aggregate", function), on_error)  # fmt: skip
 
     def map_with_state(
-        self, function: Callable[[Any, Any], tuple[Any, Any]], *, state: Any, output: type[Any], uid: str = ""
+        self,
+        function: Callable[[Any, Any], tuple[Any, Any]],
+        *,
+        state: Any,
+        output: type[Any],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """Makes one row of each, with the help of a value per key.
 
@@ -253,7 +311,7 @@ class KeyedStream:
         """
         _check_callable("map_with_state", function, uid)
         return self._operator(MapRowsWithState(function, state), RowSchema.of(output), uid,
-                              _name("map_with_state", function))  # fmt: skip
+                              _name("map_with_state", function), on_error)  # fmt: skip
 
     def flat_map_with_state(
         self,
@@ -262,27 +320,48 @@ class KeyedStream:
         state: Any,
         output: type[Any],
         uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """As `map_with_state`, with any number of rows for each."""
         _check_callable("flat_map_with_state", function, uid)
         return self._operator(FlatMapRowsWithState(function, state), RowSchema.of(output), uid,
-                              _name("flat_map_with_state", function))  # fmt: skip
+                              _name("flat_map_with_state", function), on_error)  # fmt: skip
 
     def filter_with_state(
-        self, function: Callable[[Any, Any], tuple[bool, Any]], *, state: Any, uid: str = ""
+        self,
+        function: Callable[[Any, Any], tuple[bool, Any]],
+        *,
+        state: Any,
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
         """As `map_with_state`; the function says whether the row stays."""
         _check_callable("filter_with_state", function, uid)
         return self._operator(FilterRowsWithState(function, state), self._node.schema, uid,
-                              _name("filter_with_state", function))  # fmt: skip
+                              _name("filter_with_state", function), on_error)  # fmt: skip
 
-    def _stepped(self, kind: StepKind, function: Any, output: type[Any] | None, uid: str) -> DataStream:
+    def _stepped(
+        self,
+        kind: StepKind,
+        function: Any,
+        output: type[Any] | None,
+        uid: str,
+        on_error: str | DeadLetters,
+    ) -> DataStream:
         schema = RowSchema.of(output) if output else self._node.schema
         step = RowStep(kind, function, schema)
-        return self._operator(StepRows(step), schema, uid, f"{kind.value} {step.name}")
+        return self._operator(StepRows(step), schema, uid, f"{kind.value} {step.name}", on_error)
 
-    def _operator(self, function: KeyedFunction[Any], schema: RowSchema, uid: str, name: str) -> DataStream:
-        return self._add(ProcessNode(uid, (Edge(self._node, self._keys),), function, schema, name))
+    def _operator(
+        self,
+        function: KeyedFunction[Any],
+        schema: RowSchema,
+        uid: str,
+        name: str,
+        on_error: str | DeadLetters,
+    ) -> DataStream:
+        edges = (Edge(self._node, self._keys),)
+        return self._add(ProcessNode(uid, edges, function, schema, name, checked_policy(on_error)))
 
     def _add(self, node: ProcessNode) -> DataStream:
         return DataStream(self._graph, self._graph.add_operator(node))

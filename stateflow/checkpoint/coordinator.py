@@ -117,7 +117,10 @@ class PendingCheckpoint:
 def _operator(uid: str, reports: list[TaskReport], base: OperatorState | None) -> OperatorState:
     states = {schema.name: schema for schema in base.states} if base else {}
     states |= {schema.name: schema for report in reports for schema in report.states}
+    others = {schema.name: schema for schema in base.operator_states} if base else {}
+    others |= {schema.name: schema for report in reports for schema in report.operator_states}
     return OperatorState(
         uid=uid, parallelism=len(reports), key_types=reports[0].key_types,
         states=[states[name] for name in sorted(states)], subtasks=[r.state for r in reports if r.state],
+        operator_states=[others[name] for name in sorted(others)], parts=[r.part for r in reports if r.part],
     )  # fmt: skip

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from stateflow.state.handles import Committable, Document, FileHandle, StateSchema, SubtaskState
+from stateflow.state.handles import (
+    Committable,
+    Document,
+    FileHandle,
+    OperatorPart,
+    StateSchema,
+    SubtaskState,
+)
 
 FORMAT_VERSION = 1
 NOT_BEGUN = "-"
@@ -37,6 +44,21 @@ class OperatorState(Document, frozen=True, kw_only=True):
     key_types: list[str]
     states: list[StateSchema]
     subtasks: list[SubtaskState]
+    operator_states: list[StateSchema] = []
+    """What operator state is declared."""
+    parts: list[OperatorPart] = []
+    """Operator state, without subtasks that have none."""
+
+    @property
+    def files(self) -> list[FileHandle]:
+        """Its files; one may come several times."""
+        keyed = [f.handle for s in self.subtasks for f in s.files]
+        return keyed + [part.handle for part in self.parts if part.handle]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether something would be lost without it."""
+        return bool(self.subtasks or self.parts)
 
 
 class SourceFile(Document, frozen=True, kw_only=True):

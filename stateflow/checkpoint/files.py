@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from stateflow.checkpoint.documents import Manifest
+from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.errors import InternalError, MissingFile, StorageError
-from stateflow.state.handles import FileHandle, SubtaskState
+from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
@@ -84,13 +84,14 @@ def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
 
 def files_of(manifest: Manifest) -> list[FileHandle]:
     """Every file that the manifest refers to, once: after rescaling, several subtasks may have one in common."""
-    states = [f.handle for o in manifest.operators for s in o.subtasks for f in s.files]
+    states = [handle for o in manifest.operators for handle in o.files]
     sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
     return list(dict.fromkeys(states + sources))
 
 
-def state_bytes(states: Iterable[SubtaskState]) -> int:
+def state_bytes(operators: Iterable[OperatorState]) -> int:
     """How much state these are: stored files, each counted once, and what is in the manifest itself."""
-    states = list(states)
-    files = {f.handle.key: f.handle.size for s in states for f in s.files}
-    return sum(files.values()) + sum(len(s.inline) for s in states if s.inline is not None)
+    operators = list(operators)
+    files = {f.key: f.size for o in operators for f in o.files}
+    inline = sum(len(s.inline or b"") for o in operators for s in o.subtasks)
+    return sum(files.values()) + inline + sum(len(p.content) for o in operators for p in o.parts)

@@ -114,7 +114,7 @@ def state_changes(
     Raises ConfigError for state without an operator that is not named in `drop`, and for a name in `drop` that the
     target has no state of.
     """
-    stored = {o.uid: o for o in manifest.operators if o.subtasks}
+    stored = {o.uid: o for o in manifest.operators if o.has_state}
     nameless = sorted(stored.keys() - wanted - drop)
     if nameless:
         raise ConfigError("the target has state of operators that the job does not have", hint="give the operators "
@@ -127,7 +127,7 @@ def state_changes(
     changes = []
     for uid in sorted(stored.keys() | wanted):
         state = stored.get(uid)
-        size = state_bytes(state.subtasks) if state else 0
+        size = state_bytes([state]) if state else 0
         action = (
             StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stateflow import errors
 from stateflow.errors import StateflowError, UserCodeError
-from stateflow.state.handles import Committable, Document, StateSchema, SubtaskState
+from stateflow.state.handles import Committable, Document, OperatorPart, StateSchema, SubtaskState
 
 
 class Failure(Document, frozen=True, kw_only=True):
@@ -50,11 +50,17 @@ class TaskReport(Document, frozen=True, kw_only=True):
     states: list[StateSchema] = []
     state: SubtaskState | None = None
     """None for an operator without state, and for one that never had a row."""
+    operator_states: list[StateSchema] = []
+    part: OperatorPart | None = None
+    """Operator state; None where there is none."""
     output: dict[str, list[Committable]] = {}
     rows_in: int = 0
     rows_out: int = 0
     increment_bytes: int = 0
     compaction_bytes: int = 0
+    dead_letters: int = 0
+    last_dead_letter: Failure | None = None
+    """What was wrong with the last of them."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

@@ -106,7 +106,7 @@ def _check_numbers(manifest: Manifest, max_parallelism: int) -> None:
 
 def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
     dropped = sorted(
-        uid for uid, state in operators.items() if uid not in wanted.key_types and state.subtasks
+        uid for uid, state in operators.items() if uid not in wanted.key_types and state.has_state
     )
     if dropped:
         raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
@@ -120,6 +120,11 @@ def _check_operator(state: OperatorState, key_types: list[str]) -> None:
         raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
                            hint="cast the columns back, or give the operator a new uid", uid=state.uid,
                            found=state.key_types, wanted=key_types)  # fmt: skip
+    parts = [part.subtask for part in state.parts]
+    if len(set(parts)) < len(parts) or not set(parts) <= set(range(state.parallelism)):
+        raise CorruptFile("the operator state of a checkpoint is not that of its subtasks", hint="go back to an older "
+                          "checkpoint", uid=state.uid, subtasks=parts[:10],
+                          parallelism=state.parallelism)  # fmt: skip
     groups = sorted((s.first_group, s.last_group) for s in state.subtasks)
     if any(after[0] <= before[1] for before, after in pairwise(groups)):
         raise CorruptFile("two subtasks of a checkpoint have the same key groups", hint="go back to an older "

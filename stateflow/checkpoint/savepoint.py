@@ -284,7 +284,7 @@ def with_keys(manifest: Manifest, names: dict[str, str]) -> Manifest:
     operators = [
         replace(o, subtasks=[
             replace(s, files=[replace(f, handle=moved(f.handle)) for f in s.files]) for s in o.subtasks
-        ]) for o in manifest.operators
+        ], parts=[replace(p, handle=moved(p.handle)) if p.handle else p for p in o.parts]) for o in manifest.operators
     ]  # fmt: skip
     spark = manifest.spark and replace(manifest.spark, source_files=[
         replace(f, handle=moved(f.handle)) if f.handle else f for f in manifest.spark.source_files

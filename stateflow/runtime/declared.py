@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from stateflow.api.functions import RuntimeContext, TaskInfo
 from stateflow.errors import StateflowError, UserCodeError
-from stateflow.runtime.operator import innermost
+from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.plan import JobPlan
 from stateflow.state.evolution import Declaration
 from stateflow.state.keyed import KeyedState

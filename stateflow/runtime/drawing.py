@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from stateflow.api.checkpointed import CheckpointedFunction, FunctionInitializationContext
 from stateflow.api.functions import RuntimeContext, TaskInfo
 from stateflow.api.graph import (
     Edge,
@@ -20,11 +21,14 @@ from stateflow.api.graph import (
     UnionNode,
     parents_of,
 )
+from stateflow.api.keyed_rows import hooks_of
 from stateflow.api.schema import RowSchema
 from stateflow.config import Settings
 from stateflow.runtime.plan import Level, Unit, plan_job
+from stateflow.state.handles import OperatorContent
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
+from stateflow.state.operator_state import OperatorStateStore
 
 
 @dataclass(frozen=True)
@@ -196,12 +200,17 @@ def _input(edge: Edge, operator: ProcessNode | None) -> DrawnInput:
 
 
 def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[DrawnState, ...] | None, str]:
-    state = KeyedState(DictBackend())
+    state, others = KeyedState(DictBackend()), OperatorStateStore()
+    function, context = copy.deepcopy(operator.function), RuntimeContext(state, info)
+    hooks = hooks_of(function)
     try:
-        copy.deepcopy(operator.function).open(RuntimeContext(state, info))
+        if isinstance(hooks, CheckpointedFunction):
+            given = FunctionInitializationContext(False, (others, context), OperatorContent(), info)
+            hooks.initialize_state(given)
+        function.open(context)
     except Exception as e:  # a user's code, which may want what only a task has
         return None, f"{type(e).__name__}: {e}"
-    found = state.schemas
+    found = [*state.schemas, *others.schemas]
     return tuple(DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in found), ""
 
 
@@ -215,7 +224,8 @@ def _way(node: Node) -> str:
     if isinstance(node, UnionNode):
         return f"({' + '.join(ways)})"
     if isinstance(node, RowsNode):
-        return f"{ways[0]} > {node.step.kind.value} {node.step.name}"
+        letters = "dead letters of " if node.step.catches else ""
+        return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
     assert isinstance(node, TransformNode)
     return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
 

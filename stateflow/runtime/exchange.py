@@ -120,7 +120,7 @@ def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchIn
 
 
 def _frame_info(info: BatchInfo) -> TaskInfo:
-    return TaskInfo("", 0, 0, info.max_parallelism, info.processing_time)
+    return TaskInfo("", 0, 0, info.max_parallelism, info.processing_time, info.epoch)
 
 
 class Expressions:

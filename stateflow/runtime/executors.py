@@ -17,6 +17,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import bases_of
+from stateflow.runtime.operator_parts import encode_operator_base
 from stateflow.runtime.plan import JobPlan, Level, Outlet, Unit
 from stateflow.runtime.specs import (
     CONTROL,
@@ -102,7 +103,8 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         ), function=operator.function if operator else None,
         outlets=tuple(_outlet_spec(outlet, unit, level, work.info) for outlet in unit.outlets),
         bases=tuple(_packed(base) for base in bases),
-        known_states=tuple(state.states) if state else (),
+        known_states=tuple(state.states) if state else (), on_error=operator.on_error if operator else None,
+        operator_base=encode_operator_base(state) if state else b"",
     )  # fmt: skip
 
 

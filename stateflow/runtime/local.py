@@ -141,7 +141,7 @@ def _rows_of(node: Node, given: _Rows, info: BatchInfo) -> Iterator[_Placed]:
 
 def _stepped(node: RowsNode, rows: Sequence[_Placed], info: BatchInfo) -> Iterator[_Placed]:
     chain = RowChain(
-        [copy.deepcopy(node.step)], TaskInfo("", 0, 1, info.max_parallelism, info.processing_time)
+        [copy.deepcopy(node.step)], TaskInfo("", 0, 1, info.max_parallelism, info.processing_time, info.epoch)
     )
     numbers = count()
     for placed in rows:

@@ -9,23 +9,38 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
+from stateflow.api.checkpointed import (
+    CheckpointedFunction,
+    CheckpointListener,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+)
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.keyed_rows import hooks_of
+from stateflow.checkpoint.redistribution import Assigned
+from stateflow.checkpoint.reports import Failure
 from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
+from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
+from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.current import BatchTime
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.keyed import KeyedState
+from stateflow.state.operator_state import OperatorStateStore
 
 Key = tuple[Any, ...]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -99,9 +114,18 @@ class KeyedOperator:
         spec: the unit.
         info: the subtask.
         backend: with the base state restored.
+        parts: operator state of the base.
+        checkpoint_id: of the base; 0 when there is none.
     """
 
-    def __init__(self, spec: UnitSpec, info: TaskInfo, backend: KeyedStateBackend) -> None:
+    def __init__(
+        self,
+        spec: UnitSpec,
+        info: TaskInfo,
+        backend: KeyedStateBackend,
+        parts: OperatorParts | None = None,
+        checkpoint_id: int = 0,
+    ) -> None:
         assert spec.function is not None and spec.keying is not None
         self._spec = spec
         self._function: KeyedFunction[Any] = spec.function
@@ -110,11 +134,34 @@ class KeyedOperator:
         self._callers = _callers(spec.function)
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedFunction.on_batch_end
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
-        self._state = KeyedState(backend, spec.known_states, _time(info))
-        self._context = Context(info)
+        self._letters = LetterBox(spec.on_error, spec.uid, info.epoch) if spec.on_error else None
+        self._state = KeyedState(backend, spec.known_states, _time(info), undoable=self._letters is not None)
+        assigned = parts.assigned() if parts else Assigned()
+        base = parts.base if parts else None
+        self._operator_state = OperatorStateStore(
+            base.states if base else (), assigned.own, assigned.unions, assigned.broadcasts
+        )
+        self._raw = assigned.own
+        self._info = info
+        self._hooks = hooks_of(spec.function)
+        broadcasts = isinstance(spec.function, KeyedBroadcastProcessFunction)
+        self._context = Context(info, self._operator_state if broadcasts else None)
         self._open: tuple[bytes, bytes, Key] | None = None
         """The last key of the batch before: whether it has more rows is not known yet."""
-        self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+        runtime = RuntimeContext(self._state, info)
+        if isinstance(self._hooks, CheckpointedFunction):
+            stores = (self._operator_state, runtime)
+            given = FunctionInitializationContext(base is not None, stores, assigned.own, info)
+            self._call("initialize_state", partial(self._hooks.initialize_state, given))
+        self._call("open", partial(self._function.open, runtime))
+        if isinstance(self._hooks, CheckpointListener) and base is not None:
+            told = partial(self._hooks.notify_checkpoint_complete, checkpoint_id)
+            self._call("notify_checkpoint_complete", told)
+
+    @property
+    def dead_letters(self) -> tuple[int, Failure | None]:
+        """How many rows failed and were kept apart, and what was wrong with the last of them."""
+        return (self._letters.count, self._letters.last) if self._letters else (0, None)
 
     @property
     def schemas(self) -> list[StateSchema]:
@@ -158,9 +205,11 @@ class KeyedOperator:
         side = self._inputs[1]
         emitted: list[Any] = []
         self._context.set_key(())
+        self._operator_state.side.is_broadcast = True
         self._feed(
             self._function.process_broadcast_element, to_rows(columns[side.columns], side.maker), emitted
         )
+        self._operator_state.side.is_broadcast = False
         return emitted
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
@@ -168,12 +217,28 @@ class KeyedOperator:
         return self._context.take_side_outputs()
 
     def finish(self) -> list[Any]:
-        """Ends the batch: the last key's end, then `close`."""
+        """Ends the batch: the last key's end, `snapshot_state`, then `close`."""
         emitted: list[Any] = []
         self._end_open_key(emitted)
         self._state.end_stretch()
+        if isinstance(self._hooks, CheckpointedFunction):
+            context = FunctionSnapshotContext(self._info, self._groups)
+            self._call("snapshot_state", partial(self._hooks.snapshot_state, context))
+            written = context.get_raw_operator_state_output(), context.get_raw_keyed_state_output()
+            self._raw = OperatorContent(raw=written[0].partitions, raw_keyed=written[1].pieces)
         self._call("close", self._function.close)
         return emitted
+
+    @property
+    def operator_content(self) -> OperatorContent:
+        """The operator state to be written, once the batch has ended."""
+        content = self._operator_state.content(keeps_broadcasts=self._info.subtask == 0)
+        return replace(content, raw=self._raw.raw, raw_keyed=self._raw.raw_keyed)
+
+    @property
+    def operator_states(self) -> list[StateSchema]:
+        """The operator states that the function declared."""
+        return self._operator_state.schemas
 
     def clean_up(self, limit: int) -> None:
         """Removes some of what has expired; `limit` as in `KeyedState.clean_up`."""
@@ -216,6 +281,9 @@ class KeyedOperator:
             self._feed(self._callers[came_by[start]], rows[start:end], emitted)
 
     def _feed(self, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
+        if self._letters is not None:
+            self._feed_apart(self._letters, function, rows, emitted)
+            return
         context = self._context
         row = None
         try:
@@ -228,6 +296,28 @@ class KeyedOperator:
         except Exception as e:
             raise self._user_error(function.__name__, row, e) from e
 
+    def _feed_apart(self, letters: LetterBox, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
+        """As `_feed`; a row that fails becomes a dead letter, and leaves nothing else behind."""
+        context = self._context
+        for row in rows:
+            count, side = len(emitted), context.mark_side_outputs()
+            self._state.mark()
+            self._operator_state.mark()
+            try:
+                emitted.extend(function(row, context) or ())
+                self._state.keep()
+            except Exception as e:
+                if not is_the_rows_fault(e):
+                    raise
+                self._state.take_back()
+                self._operator_state.take_back()
+                del emitted[count:]
+                context.take_back_side_outputs(side)
+                context.output(DEAD_LETTERS, letters.take(self._named_key(), row, e))
+
+    def _named_key(self) -> dict[str, Any] | None:
+        return dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
+
     def _call(self, name: str, call: Callable[[], object]) -> None:
         try:
             call()
@@ -237,10 +327,9 @@ class KeyedOperator:
             raise self._user_error(name, None, e) from e
 
     def _user_error(self, name: str, row: Any, error: Exception) -> UserCodeError:
-        key = dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
         return UserCodeError(
             f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
-            "this batch was committed", operator=self._spec.uid, key=repr(key), row=repr(row)[:500],
+            "this batch was committed", operator=self._spec.uid, key=repr(self._named_key()), row=repr(row)[:500],
             where=innermost(error),
         )  # fmt: skip
 
@@ -311,11 +400,3 @@ def _shown(cell: pa.Scalar) -> object:
         return cell.as_py()
     except Exception:  # it is shown because something in its row cannot be read
         return f"<unreadable {cell.type}>"
-
-
-def innermost(error: BaseException) -> str:
-    """File and line where an error was raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""

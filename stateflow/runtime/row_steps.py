@@ -17,7 +17,7 @@ from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import Failure
 from stateflow.errors import StateError, StateflowError, UserCodeError
-from stateflow.runtime.operator import innermost
+from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
 from stateflow.runtime.rows import row_maker, to_batch, to_rows
 
 _MARK = re.compile(r"\[stateflow-failure:([A-Za-z0-9+/=]+)\]")
@@ -40,6 +40,11 @@ class RowChain:
     def __init__(self, steps: Sequence[RowStep], info: TaskInfo) -> None:
         self._info = info
         self._steps = steps
+        self._boxes = {
+            at: LetterBox(step.on_error, step.name, info.epoch)
+            for at, step in enumerate(steps)
+            if step.on_error is not None
+        }
         # A key is all that keyed state asks for, and there is none.
         context = RuntimeContext(cast(Any, _NoKeyedState()), info)
         for step in steps:
@@ -48,8 +53,9 @@ class RowChain:
 
     def apply(self, rows: Iterable[Any]) -> list[Any]:
         """What comes of the rows."""
-        for step in self._steps:
-            rows = self._step(step, rows)
+        for at, step in enumerate(self._steps):
+            box = self._boxes.get(at)
+            rows = self._step(step, rows) if box is None else _step_apart(step, rows, box)
         return rows if isinstance(rows, list) else list(rows)
 
     def close(self) -> None:
@@ -99,6 +105,32 @@ class RowChain:
             f"{name} raised {type(error).__name__}: {error}", hint="mend the function; nothing of this batch was "
             "committed", function=step.name, row=repr(row)[:500], where=innermost(error), **behind,
         )  # fmt: skip
+
+
+def _made(step: RowStep, row: Any) -> Iterable[Any]:
+    """What the step's function makes of a row."""
+    made = step.call(row)
+    if step.kind is StepKind.MAP:
+        return (made,)
+    if step.kind is StepKind.FLAT_MAP:
+        return made or ()
+    return (row,) if made else ()
+
+
+def _step_apart(step: RowStep, rows: Iterable[Any], box: LetterBox) -> list[Any]:
+    """What comes of the rows that do not fail; or the dead letters of those that do."""
+    result: list[Any] = []
+    for row in rows:
+        letters: list[Any] = []
+        made: list[Any] = []
+        try:
+            made = list(_made(step, row))
+        except Exception as e:
+            if not is_the_rows_fault(e):
+                raise
+            letters.append(box.take(None, row, e))
+        result += letters if step.catches else made
+    return result
 
 
 def steps_in_frame(

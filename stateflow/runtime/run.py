@@ -44,6 +44,7 @@ from stateflow.errors import (
     StateflowError,
 )
 from stateflow.metrics import NullRecorder, Recorder
+from stateflow.runtime.dead_letters import check_budgets
 from stateflow.runtime.declared import declared_if_known, source_columns
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.plan import JobPlan
@@ -352,6 +353,7 @@ class JobRun:
         for report in self._executor.execute(rows, work):
             _acknowledge(pending, report)
         pending.check()
+        check_budgets(self.job.plan, pending.reports.values())
         return pending
 
     def batch_info(self, ordinal: int) -> BatchInfo:
@@ -361,6 +363,7 @@ class JobRun:
             job_uuid=root.job.job_uuid, root_uri=root.storage.uri, generation=self.head.entry.generation,
             ordinal=ordinal, processing_time=root.clock.now(), max_parallelism=root.job.max_parallelism,
             local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
+            checkpoint_id=self.head.checkpoint_id,
             state=settings.state.shared_by(len(self.job.plan.participants())),
         )  # fmt: skip
 
@@ -373,7 +376,7 @@ class JobRun:
             operators=operators, sources=positions.sources, spark=positions.spark,
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
             compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
-            full_bytes=state_bytes(s for o in operators for s in o.subtasks),
+            full_bytes=state_bytes(operators),
             epoch=self._epoch + 1, columns=source_columns(self.job.plan),
         )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from stateflow.api.dead_letters import OnError
 from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Keying
 from stateflow.api.rich_functions import RowStep
@@ -51,6 +52,7 @@ class BatchInfo:
     Attributes:
         state: with no more inline state for a subtask than all of them can have in a manifest.
         epoch: number of the batch along the job's state.
+        checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
         watermark: milliseconds since 1970; None before there is one.
     """
 
@@ -64,6 +66,7 @@ class BatchInfo:
     rocksdb: RocksDBSettings
     state: StateSettings = field(default_factory=StateSettings)
     epoch: int = 0
+    checkpoint_id: int = 0
     watermark: int | None = None
 
     @property
@@ -120,6 +123,8 @@ class UnitSpec:
         inputs: one; or two, of connected streams, of which the first is keyed.
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
+        on_error: what becomes of rows that the function raises for.
+        operator_base: msgpack of the `OperatorBase`; empty when the base does not have the operator.
     """
 
     uid: str
@@ -128,6 +133,8 @@ class UnitSpec:
     outlets: tuple[OutletSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
+    on_error: OnError = None
+    operator_base: bytes = b""
 
     @property
     def keying(self) -> Keying | None:

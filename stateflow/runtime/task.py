@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.functions import TaskInfo
@@ -24,6 +25,7 @@ from stateflow.errors import BatchFailed, StateflowError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
+from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.row_steps import RowChain
 from stateflow.runtime.rows import to_batch
 from stateflow.runtime.specs import (
@@ -46,7 +48,7 @@ from stateflow.runtime.specs import (
     output_prefix,
 )
 from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.handles import Base, Committable, SubtaskState
+from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
 
 Emitted = Mapping[str, list[Any]]
@@ -96,6 +98,7 @@ class _Task:
         owned = range_of(self._subtask, spec.parallelism, spec.batch.max_parallelism)
         parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
         self._base = Base(self._subtask, owned, parts)
+        self._parts = OperatorParts.of(self._unit, self._subtask, spec.parallelism, spec.batch)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: KeyedStateBackend | None = None
         self._operator: KeyedOperator | None = None
@@ -129,7 +132,8 @@ class _Task:
         for chain in self._chains.values():
             chain.close()
         failpoints.hit("task.processed")
-        report = self._report(self._snapshot(), self._close_writers())
+        part = self._operator_part()
+        report = self._report(self._snapshot(), self._close_writers(), part)
         failpoints.hit("task.sink-closed")
         yield from self._send(report)
 
@@ -148,7 +152,7 @@ class _Task:
     def report_failure(self, error: StateflowError) -> Iterator[pa.RecordBatch]:
         """Tells the driver, and the tasks behind, that there is no result."""
         report = self._report(None, {})
-        yield from self._send(msgspec.structs.replace(report, failure=Failure.of(error)))
+        yield from self._send(replace(report, failure=Failure.of(error)))
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +178,9 @@ class _Task:
     def _opened_operator(self) -> KeyedOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
-            self._operator = KeyedOperator(self._unit, self._info, self._opened_backend())
+            self._operator = KeyedOperator(
+                self._unit, self._info, self._opened_backend(), self._parts, self._level.batch.checkpoint_id
+            )
         return self._operator
 
     def _opened_backend(self) -> KeyedStateBackend:
@@ -251,21 +257,36 @@ class _Task:
         self._backend = None
         return state
 
+    def _operator_part(self) -> OperatorPart | None:
+        if self._operator is None:
+            return self._parts.kept(self._attempt)
+        return self._parts.written(self._operator.operator_content, self._attempt)
+
     def _close_writers(self) -> dict[str, list[Committable]]:
         return {uid: writer.close() for uid, writer in self._writers.items()}
 
-    def _report(self, state: SubtaskState | None, output: dict[str, list[Committable]]) -> TaskReport:
+    def _report(
+        self,
+        state: SubtaskState | None,
+        output: dict[str, list[Committable]],
+        part: OperatorPart | None = None,
+    ) -> TaskReport:
         batch = self._level.batch
-        before = {f.handle.key for part in self._base.parts for f in part.files}
+        before = {f.handle.key for stored in self._base.parts for f in stored.files}
         new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
         if state is not None and state is not self._base.own:
             new.append(len(state.inline or b""))
+        if part is not None and part.handle is not None and not self._parts.has(part):
+            new.append(part.handle.size)
+        count, last = self._operator.dead_letters if self._operator else (0, None)
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
             attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
             consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
             key_types=list(self._unit.keying.types) if self._unit.keying else [],
-            states=self._operator.schemas if self._operator else [],
+            part=part, states=self._operator.schemas if self._operator else [],
+            operator_states=self._operator.operator_states if self._operator else [],
+            dead_letters=count, last_dead_letter=last,
             increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
             carried=self._carried,
         )  # fmt: skip

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from stateflow.serializers import Codec
-from stateflow.state.current import ABSENT, VOID_NAMESPACE, CurrentKey, state_id
+from stateflow.state.changes import ABSENT
+from stateflow.state.current import VOID_NAMESPACE, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
 
@@ -67,6 +68,12 @@ class Cell(Generic[T]):
             # A key that comes back later must see this change, not what was prefetched before it.
             self._prefetched.pop(key, None)
             self._changed = False
+        self._stored_key = None
+        self._value = None
+
+    def drop(self) -> None:
+        """Forgets the current key, and its change."""
+        self._changed = False
         self._stored_key = None
         self._value = None
 

@@ -10,18 +10,17 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import xxhash
 
 from stateflow.errors import StateError
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.changes import ABSENT, Changes
 
 ADDRESS_BYTES = 6
 """Key group and state id: what stands in front of the key."""
 VOID_NAMESPACE = b"\x00"
-ABSENT: Any = object()
 _SLICE = 1000
 
 
@@ -51,12 +50,17 @@ class BatchTime:
 
 
 class CurrentKey:
-    """The current key of a subtask, and how its entries are read and changed."""
+    """The current key of a subtask, and how its entries are read and changed.
 
-    def __init__(self, backend: KeyedStateBackend, time: BatchTime) -> None:
+    Args:
+        undoable: whether changes may be taken back to a mark.
+    """
+
+    def __init__(self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False) -> None:
         self.backend = backend
         self.time = time
-        self.pending: dict[bytes, bytes | None] = {}
+        self.marked = Changes() if undoable else None
+        self.pending: dict[bytes, bytes | None] = {} if self.marked is None else self.marked
         """Changes of this stretch, by stored key; None removes."""
         self.address: tuple[bytes, bytes] | None = None
         """Key group and key, while there is a current key."""
@@ -64,6 +68,8 @@ class CurrentKey:
 
     def write_through(self) -> None:
         """Hands collected changes to the backend."""
+        if self.marked is not None:
+            self.marked.expect_write(self.backend)
         self.backend.write(self.pending)
         self.pending.clear()
 

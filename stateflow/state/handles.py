@@ -124,6 +124,29 @@ class SubtaskState(Document, frozen=True, kw_only=True):
         return KeyGroupRange(self.first_group, self.last_group)
 
 
+class OperatorContent(Document, frozen=True, kw_only=True):
+    """What a subtask keeps of operator state, as msgpack: elements and entries are encoded one by one."""
+
+    lists: dict[str, list[bytes]] = {}
+    """Elements of even-split lists, by name."""
+    unions: dict[str, list[bytes]] = {}
+    """The subtask's own elements of union lists."""
+    broadcasts: dict[str, dict[bytes, bytes]] = {}
+    """Entries of broadcast states; subtask 0 keeps them for all."""
+    raw: list[bytes] = []
+    """Partitions of the raw operator state."""
+    raw_keyed: list[tuple[int, bytes]] = []
+    """Key groups and their raw state, in order."""
+
+
+class OperatorPart(Document, frozen=True, kw_only=True):
+    """The operator state of one subtask: an `OperatorContent`, in the manifest itself or in a file."""
+
+    subtask: int
+    content: bytes = b""
+    handle: FileHandle | None = None
+
+
 @dataclass(frozen=True)
 class Base:
     """What a subtask starts from.

@@ -27,6 +27,7 @@ from stateflow.serializers import Codec
 from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.cell import Cell
+from stateflow.state.changes import Changes
 from stateflow.state.current import VOID_NAMESPACE, BatchTime, CurrentKey, encode_namespace, state_id
 from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.expiry import CleanUp
@@ -55,6 +56,8 @@ class _State(Protocol):
 
     def give_back(self) -> None: ...
 
+    def drop(self) -> None: ...
+
 
 class KeyedState:
     """All states of one operator's subtask, for one key at a time.
@@ -63,12 +66,18 @@ class KeyedState:
         known: the states that the base was written with; declaring one of them as something that its values cannot be
             read as is refused, because its bytes would be taken for what they are not.
         time: of the batch.
+        undoable: whether `mark` may be called.
     """
 
     def __init__(
-        self, backend: KeyedStateBackend, known: Iterable[StateSchema] = (), time: BatchTime | None = None
+        self,
+        backend: KeyedStateBackend,
+        known: Iterable[StateSchema] = (),
+        time: BatchTime | None = None,
+        undoable: bool = False,
     ) -> None:
-        self._entries = CurrentKey(backend, time or BatchTime())
+        self._entries = CurrentKey(backend, time or BatchTime(), undoable)
+        self._marked_namespace = VOID_NAMESPACE
         self._known = {schema.name: schema for schema in known}
         self._states: dict[str, _State] = {}
         self._cells: list[Cell[Any]] = []
@@ -150,6 +159,33 @@ class KeyedState:
             self._give_back()
             self._entries.address = None
             self._entries.namespace = VOID_NAMESPACE
+
+    def mark(self) -> None:
+        """What states are changed to from now on may be taken back, until `keep` or `take_back`."""
+        changes = self._changes
+        self._give_back()
+        self._marked_namespace = self._entries.namespace
+        changes.mark()
+
+    def keep(self) -> None:
+        """Encodes what was changed since `mark`, and keeps it. Raises StateError for what cannot be stored."""
+        self._give_back()
+        self._changes.keep()
+
+    def take_back(self) -> None:
+        """Lets all states be what they were at `mark`."""
+        for state in self._states.values():
+            state.drop()
+        self._changes.take_back()
+        self._entries.namespace = self._marked_namespace
+        for cell in self._cells:
+            # It may be what was written since the mark.
+            cell.forget_prefetched()
+
+    @property
+    def _changes(self) -> Changes:
+        assert self._entries.marked is not None
+        return self._entries.marked
 
     def begin_stretch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Reads what value-like states have in the void namespace for many (group, key) pairs at once."""

@@ -77,6 +77,9 @@ class ListState(Generic[T]):
     def give_back(self) -> None:
         """Nothing is kept for the current key."""
 
+    def drop(self) -> None:
+        """Nothing is kept for the current key."""
+
     def _replace(self, values: list[T]) -> None:
         if any(value is None for value in values):
             raise StateError("a list's element cannot be None", state=self.schema.name)

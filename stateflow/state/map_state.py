@@ -93,6 +93,10 @@ class MapState(Generic[K, V]):
             self._write(stored, value, self._entries.pending.get(stored))
         self._changes.clear()
 
+    def drop(self) -> None:
+        """Forgets the current key, and its changes."""
+        self._changes.clear()
+
     def _stored(self, key: K) -> bytes:
         return self._entries.stored_key(self.id) + encode_key((key,))
 

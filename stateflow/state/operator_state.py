@@ -1,0 +1,325 @@
+"""State of a subtask rather than of a key: lists that are redistributed, and broadcast state.
+
+All of it is in memory while a subtask works, and written whole at the barrier when it has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from stateflow.errors import StateError
+from stateflow.serializers import ValueSerializer, decode_key, describe_type, encode_key
+from stateflow.state.handles import OperatorContent, StateSchema
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+SPLIT, UNION, BROADCAST = "split-list", "union-list", "broadcast"
+
+
+class _State(Protocol):
+    schema: StateSchema
+
+    def mark(self) -> None: ...
+
+    def take_back(self) -> None: ...
+
+
+class OperatorListState(Generic[T]):
+    """A list of a subtask.
+
+    Args:
+        kept: elements that are this subtask's to keep.
+        seen: elements that it sees, if these are more: in a union list, everybody's.
+    """
+
+    def __init__(
+        self, schema: StateSchema, element_type: Any, kept: list[bytes], seen: list[bytes] | None = None
+    ) -> None:
+        self.schema = schema
+        self._serializer: ValueSerializer[T] = ValueSerializer(element_type)
+        self._kept = kept
+        self._seen = kept if seen is None else seen
+        self._marked = (self._kept, len(self._kept), self._seen, len(self._seen))
+
+    def get(self) -> Iterator[T]:
+        """The elements, in order, as they are now. Of a union list: everybody's as of the last checkpoint, then what
+        was added here; after `clear` or `update`, only what this subtask has."""
+        return map(self._serializer.decode, list(self._seen))
+
+    def add(self, value: T) -> None:
+        """Adds an element at the end. Raises StateError for None, and for what cannot be stored."""
+        self._append([self._encoded(value)])
+
+    def add_all(self, values: Iterable[T]) -> None:
+        """Adds elements at the end, in their order; all or none."""
+        self._append([self._encoded(value) for value in values])
+
+    def update(self, values: Iterable[T]) -> None:
+        """Replaces what this subtask keeps."""
+        data = [self._encoded(value) for value in values]
+        self.clear()
+        self._append(data)
+
+    def clear(self) -> None:
+        """Removes what this subtask keeps. What others keep of a union list is theirs to remove."""
+        self._kept = self._seen = []
+
+    @property
+    def kept(self) -> list[bytes]:
+        """For the runtime only: what is written at the barrier."""
+        return self._kept
+
+    def mark(self) -> None:
+        """For the runtime only: changes from now on may be taken back."""
+        self._marked = (self._kept, len(self._kept), self._seen, len(self._seen))
+
+    def take_back(self) -> None:
+        """For the runtime only: as it was at the mark."""
+        self._kept, kept, self._seen, seen = self._marked
+        del self._kept[kept:]
+        del self._seen[seen:]
+
+    def _append(self, data: list[bytes]) -> None:
+        self._kept += data
+        if self._seen is not self._kept:
+            self._seen += data
+
+    def _encoded(self, value: T) -> bytes:
+        if value is None:
+            raise StateError("a list's element cannot be None", state=self.schema.name)
+        return self._serializer.encode(value)
+
+
+class BroadcastState(Generic[K, V]):
+    """A map that is the same in every subtask; only rows of the broadcast stream change it.
+
+    Args:
+        entries: encoded.
+        side: tells whether a row of the broadcast stream is worked on.
+    """
+
+    def __init__(self, schema: StateSchema, value_type: Any, entries: dict[bytes, bytes], side: Side) -> None:
+        self.schema = schema
+        self._serializer: ValueSerializer[V] = ValueSerializer(value_type)
+        self._entries = entries
+        self._side = side
+        self._before: dict[bytes, bytes | None] = {}
+
+    def get(self, key: K) -> V | None:
+        """The value of `key`; None when the map does not have it."""
+        data = self._entries.get(encode_key((key,)))
+        return None if data is None else self._serializer.decode(data)
+
+    def contains(self, key: K) -> bool:
+        """Whether the map has `key`."""
+        return encode_key((key,)) in self._entries
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """The entries in order of keys, as they are now."""
+        return (
+            (decode_key(key)[0], self._serializer.decode(data))  # type: ignore[misc]
+            for key, data in sorted(self._entries.items())
+        )
+
+    def keys(self) -> Iterator[K]:
+        """The keys in order."""
+        return (key for key, _ in self.items())
+
+    def values(self) -> Iterator[V]:
+        """The values in order of their keys."""
+        return (value for _, value in self.items())
+
+    def is_empty(self) -> bool:
+        """Whether the map has no entry."""
+        return not self._entries
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of `key`. Raises StateError for None, and on the keyed side."""
+        if value is None:
+            raise StateError("a map's value cannot be None", hint="use remove", state=self.schema.name)
+        self._set(encode_key((key,)), self._serializer.encode(value))
+
+    def put_all(self, entries: Mapping[K, V]) -> None:
+        """Sets many values."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def remove(self, key: K) -> None:
+        """Removes `key`; nothing happens when the map does not have it."""
+        self._set(encode_key((key,)), None)
+
+    def clear(self) -> None:
+        """Removes every entry."""
+        self._check_side()
+        for key in list(self._entries):
+            self._set(key, None)
+
+    @property
+    def entries(self) -> dict[bytes, bytes]:
+        """For the runtime only: what is written at the barrier."""
+        return self._entries
+
+    def mark(self) -> None:
+        """For the runtime only: changes from now on may be taken back."""
+        self._before = {}
+
+    def take_back(self) -> None:
+        """For the runtime only: as it was at the mark."""
+        for key, data in self._before.items():
+            self._replace(key, data)
+        self._before = {}
+
+    def _set(self, key: bytes, data: bytes | None) -> None:
+        self._check_side()
+        self._before.setdefault(key, self._entries.get(key))
+        self._replace(key, data)
+
+    def _replace(self, key: bytes, data: bytes | None) -> None:
+        if data is None:
+            self._entries.pop(key, None)
+        else:
+            self._entries[key] = data
+
+    def _check_side(self) -> None:
+        if not self._side.is_broadcast:
+            raise StateError("broadcast state was changed by something else than a broadcast row", hint="change it in "
+                             "process_broadcast_element: its copies in all subtasks must stay alike",
+                             state=self.schema.name)  # fmt: skip
+
+
+class Side:
+    """Which side of a broadcast connection is worked on."""
+
+    is_broadcast = False
+
+
+class OperatorStateStore:
+    """The operator state of one subtask in one batch.
+
+    Args:
+        known: what the base was written with.
+        kept: what is this subtask's to keep.
+        unions, broadcasts: what it sees of union lists and broadcast states.
+    """
+
+    def __init__(
+        self,
+        known: Iterable[StateSchema] = (),
+        kept: OperatorContent | None = None,
+        unions: Mapping[str, list[bytes]] | None = None,
+        broadcasts: Mapping[str, dict[bytes, bytes]] | None = None,
+    ) -> None:
+        self.side = Side()
+        self._known = {schema.name: schema for schema in known}
+        self._kept = kept or OperatorContent()
+        self._unions = unions or {}
+        self._broadcasts = broadcasts or {}
+        self._states: dict[str, _State] = {}
+        self._asked: dict[str, tuple[object, BroadcastState[Any, Any]]] = {}
+
+    def get_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
+        """A list whose elements are split evenly over the subtasks when their number changes.
+
+        Raises StateError when the name is taken, or stored, as something else.
+        """
+        schema = _list_schema(descriptor, SPLIT)
+        kept = self._kept.lists.get(descriptor.name, [])
+        found: OperatorListState[T] = self._registered(
+            schema, lambda: OperatorListState(schema, descriptor.element_type, list(kept))
+        )
+        return found
+
+    def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
+        """A list of which every subtask sees everybody's elements; raises as `get_list_state` does."""
+        schema = _list_schema(descriptor, UNION)
+        kept, seen = (of.get(descriptor.name, []) for of in (self._kept.unions, self._unions))
+        found: OperatorListState[T] = self._registered(
+            schema, lambda: OperatorListState(schema, descriptor.element_type, list(kept), list(seen))
+        )
+        return found
+
+    def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
+        """A map that is the same in all subtasks; raises as `get_list_state` does."""
+        known = self._asked.get(descriptor.name)
+        if known is not None and known[0] is descriptor:
+            # It is asked for with every row.
+            return known[1]
+        _refuse_ttl(descriptor)
+        schema = StateSchema(
+            name=descriptor.name, kind=BROADCAST, value_type=describe_type(descriptor.value_type),
+            key_type=describe_type(descriptor.key_type),
+        )  # fmt: skip
+        entries = self._broadcasts.get(descriptor.name, {})
+        found: BroadcastState[K, V] = self._registered(
+            schema, lambda: BroadcastState(schema, descriptor.value_type, dict(entries), self.side)
+        )
+        self._asked[descriptor.name] = descriptor, found
+        return found
+
+    @property
+    def schemas(self) -> list[StateSchema]:
+        """For the runtime only: what is declared, in order of names."""
+        return [self._states[name].schema for name in sorted(self._states)]
+
+    def content(self, keeps_broadcasts: bool) -> OperatorContent:
+        """For the runtime only: what is to be written, raw streams as they were. What was not declared stays.
+
+        Args:
+            keeps_broadcasts: whether this is the subtask that keeps broadcast states for all.
+        """
+        lists, unions = dict(self._kept.lists), dict(self._kept.unions)
+        broadcasts = dict(self._broadcasts)
+        for name, state in self._states.items():
+            if isinstance(state, BroadcastState):
+                broadcasts[name] = state.entries
+            elif isinstance(state, OperatorListState):
+                (lists if state.schema.kind == SPLIT else unions)[name] = state.kept
+        return OperatorContent(
+            lists=_filled(lists), unions=_filled(unions),
+            broadcasts={n: dict(sorted(e.items())) for n, e in sorted(broadcasts.items()) if e and keeps_broadcasts},
+            raw=self._kept.raw, raw_keyed=self._kept.raw_keyed,
+        )  # fmt: skip
+
+    def mark(self) -> None:
+        """For the runtime only: changes from now on may be taken back."""
+        for state in self._states.values():
+            state.mark()
+
+    def take_back(self) -> None:
+        """For the runtime only: everything as it was at the mark."""
+        for state in self._states.values():
+            state.take_back()
+
+    def _registered(self, schema: StateSchema, make: Callable[[], _State]) -> Any:
+        found = self._states.get(schema.name)
+        taken = found.schema if found is not None else self._known.get(schema.name, schema)
+        if taken != schema:
+            raise StateError("an operator state is declared as something else than before", hint="give the new state "
+                             "a new name", name=schema.name, before=_describe(taken),
+                             declared=_describe(schema))  # fmt: skip
+        if found is None:
+            found = self._states[schema.name] = make()
+        return found
+
+
+def _list_schema(descriptor: ListStateDescriptor[Any], kind: str) -> StateSchema:
+    _refuse_ttl(descriptor)
+    return StateSchema(name=descriptor.name, kind=kind, value_type=describe_type(descriptor.element_type))
+
+
+def _refuse_ttl(descriptor: StateDescriptor) -> None:
+    if descriptor.ttl is not None or descriptor.queryable:
+        raise StateError("operator state has neither a time to live nor a queryable name", hint="only keyed state "
+                         "has", name=descriptor.name)  # fmt: skip
+
+
+def _filled(lists: Mapping[str, list[bytes]]) -> dict[str, list[bytes]]:
+    return {name: lists[name] for name in sorted(lists) if lists[name]}
+
+
+def _describe(schema: StateSchema) -> str:
+    return f"{schema.kind} {schema.key_type}{' -> ' if schema.key_type else ''}{schema.value_type}"

@@ -1,0 +1,42 @@
+"""A job root, and runs without Spark of jobs that are functions of a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stateflow import DeadLetter
+from stateflow.clock import SystemClock
+from stateflow.environment import declare
+from stateflow.runtime.assembly import assemble
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.local_run import run_local
+from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.storage import open_storage
+from stateflow.testing.sinks import FolderSink
+
+
+class Box:
+    """A job root, and runs of jobs that are given as functions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results: list[BatchResult] = []
+
+    def run(self, build: Any, **settings: str) -> None:
+        given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "4", **settings}
+        env, resolved = declare(build, "job", (given,))
+        job = assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
+        run = JobRun(job, LocalExecutor())
+        run.start()
+        sources = {n.uid: n.source for n in env.graph.sources}
+        run_local(run, sources, self.results.append)  # type: ignore[arg-type]
+
+    def sink(self, name: str) -> FolderSink:
+        return FolderSink(self.folder / name)
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        return [tuple(row.values()) for row in self.sink(name).rows()]
+
+    def letters(self, name: str = "letters") -> list[DeadLetter]:
+        return [DeadLetter(**row) for row in self.sink(name).rows()]

@@ -1,0 +1,206 @@
+"""Operator list state, broadcast state and raw state of one subtask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateTtlConfig, Time
+from stateflow.errors import StateError
+from stateflow.keygroups import KeyGroupRange
+from stateflow.serializers import ValueSerializer, encode_key
+from stateflow.state.handles import OperatorContent
+from stateflow.state.operator_state import BroadcastState, OperatorStateStore
+from stateflow.state.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
+
+INTS = ListStateDescriptor("ints", int)
+RULES = MapStateDescriptor("rules", str, int)
+_encode = ValueSerializer[int](int).encode
+
+
+def _encoded(*numbers: int) -> list[bytes]:
+    return [_encode(n) for n in numbers]
+
+
+def _kept(store: OperatorStateStore, kind: str = "lists") -> list[int]:
+    data = getattr(store.content(keeps_broadcasts=True), kind).get("ints", [])
+    return [ValueSerializer[int](int).decode(each) for each in data]
+
+
+def test_a_list_is_added_to_replaced_and_cleared() -> None:
+    store = OperatorStateStore(kept=OperatorContent(lists={"ints": _encoded(1, 2)}))
+    ints = store.get_list_state(INTS)
+    ints.add(3)
+    ints.add_all([4, 5])
+    assert list(ints.get()) == _kept(store) == [1, 2, 3, 4, 5]
+    ints.update(reversed(list(ints.get())))
+    assert list(ints.get()) == _kept(store) == [5, 4, 3, 2, 1]
+    ints.clear()
+    assert list(ints.get()) == _kept(store) == []
+    assert store.content(keeps_broadcasts=True) == OperatorContent()
+
+
+def test_a_union_list_shows_everybody_s_elements_and_keeps_only_its_own() -> None:
+    """Else each batch would multiply them by the number of subtasks."""
+    store = OperatorStateStore(
+        kept=OperatorContent(unions={"ints": _encoded(2)}), unions={"ints": _encoded(1, 2, 3)}
+    )
+    ints = store.get_union_list_state(INTS)
+    assert list(ints.get()) == [1, 2, 3]
+    assert _kept(store, "unions") == [2]
+    ints.add(4)
+    assert list(ints.get()) == [1, 2, 3, 4]
+    assert _kept(store, "unions") == [2, 4]
+    ints.update([7])
+    assert list(ints.get()) == _kept(store, "unions") == [7]
+
+
+def test_reading_while_changing_sees_what_was_there() -> None:
+    ints = OperatorStateStore().get_list_state(INTS)
+    ints.add_all([1, 2])
+    for n in ints.get():
+        ints.add(n + 10)
+    assert list(ints.get()) == [1, 2, 11, 12]
+
+
+def test_what_cannot_be_stored_changes_nothing() -> None:
+    ints: Any = OperatorStateStore().get_list_state(INTS)
+    ints.add(1)
+    for wrong in (None, "one", object()):
+        with pytest.raises(StateError):
+            ints.add(wrong)
+        with pytest.raises(StateError):
+            ints.add_all([2, wrong])
+        with pytest.raises(StateError):
+            ints.update([2, wrong])
+    assert list(ints.get()) == [1]
+
+
+def _rules(store: OperatorStateStore) -> BroadcastState[str, int]:
+    store.side.is_broadcast = True
+    return store.get_broadcast_state(RULES)
+
+
+def test_broadcast_state_is_a_map_in_order_of_keys() -> None:
+    store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
+    rules = _rules(store)
+    rules.put("c", 3)
+    rules.put_all({"a": 1, "b": 4})
+    rules.remove("c")
+    rules.remove("never there")
+    assert list(rules.items()) == [("a", 1), ("b", 4)]
+    assert (list(rules.keys()), list(rules.values())) == (["a", "b"], [1, 4])
+    assert (rules.get("a"), rules.get("c"), rules.contains("b"), rules.is_empty()) == (1, None, True, False)
+    kept = store.content(keeps_broadcasts=True).broadcasts["rules"]
+    assert kept == {encode_key(("a",)): _encode(1), encode_key(("b",)): _encode(4)}
+    assert store.content(keeps_broadcasts=False) == OperatorContent()
+    rules.clear()
+    assert rules.is_empty() and store.content(keeps_broadcasts=True) == OperatorContent()
+
+
+def test_only_the_broadcast_side_changes_broadcast_state() -> None:
+    store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
+    rules = store.get_broadcast_state(RULES)
+    for change in (
+        lambda: rules.put("a", 1),
+        lambda: rules.put_all({"a": 1}),
+        lambda: rules.remove("b"),
+        rules.clear,
+    ):
+        with pytest.raises(StateError, match="changed by something else than a broadcast row"):
+            change()
+    assert list(rules.items()) == [("b", 2)]
+
+
+def test_changes_are_taken_back_to_the_mark() -> None:
+    store = OperatorStateStore(
+        kept=OperatorContent(lists={"ints": _encoded(1)}, unions={"more": _encoded(5)}),
+        unions={"more": _encoded(4, 5)},
+    )
+    ints, more = store.get_list_state(INTS), store.get_union_list_state(ListStateDescriptor("more", int))
+    rules = _rules(store)
+    rules.put("a", 1)
+    ints.add(2)
+    more.add(6)
+    before = store.content(keeps_broadcasts=True)
+    for change in ("add", "clear"):
+        store.mark()
+        for state in (ints, more):
+            state.add(7) if change == "add" else state.clear()
+            state.add(8)
+        rules.put("b", 2)
+        rules.remove("a")
+        rules.put("a", 9)
+        store.take_back()
+        assert store.content(keeps_broadcasts=True) == before
+        assert (list(ints.get()), list(more.get()), list(rules.items())) == ([1, 2], [4, 5, 6], [("a", 1)])
+
+
+def test_a_name_has_one_declaration_over_batches() -> None:
+    store = OperatorStateStore()
+    ints = store.get_list_state(INTS)
+    assert store.get_list_state(ListStateDescriptor("ints", int)) is ints
+    known = store.schemas
+    assert [(s.name, s.kind, s.value_type) for s in known] == [("ints", "split-list", "int")]
+    for each in (store, OperatorStateStore(known)):
+        for declare in (
+            lambda s=each: s.get_union_list_state(INTS),
+            lambda s=each: s.get_list_state(ListStateDescriptor("ints", str)),
+            lambda s=each: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
+        ):
+            with pytest.raises(StateError, match="declared as something else than before"):
+                declare()
+
+
+def test_what_is_not_declared_any_more_stays() -> None:
+    content = OperatorContent(
+        lists={"old": [b"1"]}, unions={"older": [b"2"]}, broadcasts={"oldest": {b"k": b"3"}}, raw=[b"4"],
+        raw_keyed=[(5, b"6")],
+    )  # fmt: skip
+    store = OperatorStateStore(kept=content, broadcasts=content.broadcasts)
+    assert store.content(keeps_broadcasts=True) == content
+
+
+def test_operator_state_does_not_expire() -> None:
+    day = StateTtlConfig.new_builder(Time.days(1)).build()
+    for wrong in ({"ttl": day}, {"queryable": "rules"}):
+        with pytest.raises(StateError, match="neither a time to live nor"):
+            OperatorStateStore().get_list_state(ListStateDescriptor("ints", int, **wrong))  # type: ignore[arg-type]
+        with pytest.raises(StateError, match="neither a time to live nor"):
+            OperatorStateStore().get_broadcast_state(MapStateDescriptor("rules", str, int, **wrong))  # type: ignore[arg-type]
+
+
+def test_raw_operator_state_is_written_in_partitions() -> None:
+    out = RawOperatorStateOutput()
+    with pytest.raises(StateError, match="without a partition"):
+        out.write(b"lost")
+    out.start_new_partition()
+    out.write(b"ab")
+    out.write(b"c")
+    out.start_new_partition()
+    assert out.partitions == [b"abc", b""]
+
+
+def test_raw_keyed_state_is_written_once_per_key_group_that_is_owned() -> None:
+    out = RawKeyedStateOutput(KeyGroupRange(4, 6))
+    with pytest.raises(StateError, match="without a key group"):
+        out.write(b"lost")
+    out.start_new_key_group(6)
+    out.write(b"six")
+    out.start_new_key_group(4)
+    out.write(b"fo")
+    out.write(b"ur")
+    for wrong in (3, 7, 6):
+        with pytest.raises(StateError, match="once for each key group that the subtask owns"):
+            out.start_new_key_group(wrong)
+    assert out.pieces == [(4, b"four"), (6, b"six")]
+
+
+def test_asking_for_broadcast_state_with_every_row_copies_nothing() -> None:
+    store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
+    rules = store.get_broadcast_state(RULES)
+    assert store.get_broadcast_state(RULES) is rules
+    assert store.get_broadcast_state(MapStateDescriptor("rules", str, int)) is rules
+    with pytest.raises(StateError, match="declared as something else"):
+        store.get_broadcast_state(MapStateDescriptor("rules", str, str))
