@@ -9,9 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.functions import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
+from stateflow.api.timers import TimerService
+from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -29,6 +31,7 @@ from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
 from stateflow.state.reducing_state import ReducingState
+from stateflow.state.timers import TimeDomain
 from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ __all__ = [
     "ListStateDescriptor",
     "MapState",
     "MapStateDescriptor",
+    "OnTimerContext",
     "OutputTag",
     "ReduceFunction",
     "ReducingState",
@@ -63,8 +67,11 @@ __all__ = [
     "StateTtlConfig",
     "StreamExecutionEnvironment",
     "Time",
+    "TimeDomain",
+    "TimerService",
     "ValueState",
     "ValueStateDescriptor",
+    "WatermarkStrategy",
 ]
 
 

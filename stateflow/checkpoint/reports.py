@@ -55,6 +55,8 @@ class TaskReport(Document, frozen=True, kw_only=True):
     rows_out: int = 0
     increment_bytes: int = 0
     compaction_bytes: int = 0
+    event_times: dict[str, int] = {}
+    """The latest event time of the rows that came from each source, by uid."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

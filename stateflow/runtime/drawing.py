@@ -18,6 +18,7 @@ from stateflow.api.graph import (
     SourceNode,
     TransformNode,
     UnionNode,
+    WatermarkNode,
     parents_of,
 )
 from stateflow.api.schema import RowSchema
@@ -216,6 +217,8 @@ def _way(node: Node) -> str:
         return f"({' + '.join(ways)})"
     if isinstance(node, RowsNode):
         return f"{ways[0]} > {node.step.kind.value} {node.step.name}"
+    if isinstance(node, WatermarkNode):
+        return f"{ways[0]} > watermarks by {node.strategy.column}"
     assert isinstance(node, TransformNode)
     return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
 

@@ -25,6 +25,7 @@ POSITION = "_sf_position"
 INPUT = "_sf_input"
 PHASE = "_sf_phase"
 SOURCE = "_sf_source"
+ORIGIN = "_sf_origin"
 UNIT = "_sf_unit"
 REPORT = "_sf_report"
 
@@ -33,9 +34,10 @@ GROUP_SHIFT = 46
 groups are in order."""
 GROUP_MASK = (1 << 15) - 1
 PHASE_SHIFT = 61
-"""Phase 0 is what the level before emitted while it applied its own phase 0; all else, rows of sources first of all, is
-phase 1. What separates them is that time advances in between."""
+"""Phase 0 is what the level before emitted while it applied its own phase 0 and fired its timers; all else, rows of
+sources first of all, is phase 1. What separates them is that time advances in between."""
 SOURCE_PHASE = 1
+TIMER_PHASE = 0
 POSITION_SHIFT = 40
 """Of what tasks emit, the position is the task's number, then 40 bits that count its rows."""
 BROADCAST_ORDER = -1
@@ -50,7 +52,6 @@ class BatchInfo:
 
     Attributes:
         epoch: number of the batch along the job's state.
-        watermark: milliseconds since 1970; None before there is one.
         ttl_cleanup_entries: how much of a state a subtask looks at to remove what has expired.
     """
 
@@ -63,7 +64,6 @@ class BatchInfo:
     local_folder: Path
     rocksdb: RocksDBSettings
     epoch: int = 0
-    watermark: int | None = None
     ttl_cleanup_entries: int = StateSettings.ttl_cleanup_entries
 
     @property
@@ -83,11 +83,13 @@ class InputSpec:
     Attributes:
         prefix: of the columns that carry its rows.
         keying: None for a broadcast stream, and for a unit without an operator.
+        time_column: with the event time of its rows; empty where none is declared.
     """
 
     prefix: str
     schema: RowSchema
     keying: Keying | None
+    time_column: str = ""
 
     @property
     def columns(self) -> list[str]:
@@ -120,6 +122,8 @@ class UnitSpec:
         inputs: one; or two, of connected streams, of which the first is keyed.
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
+        watermark: of the batch, in milliseconds since 1970; None before there is one.
+        watermark_before: that of the batch before.
     """
 
     uid: str
@@ -128,6 +132,8 @@ class UnitSpec:
     outlets: tuple[OutletSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
+    watermark: int | None = None
+    watermark_before: int | None = None
 
     @property
     def keying(self) -> Keying | None:
@@ -142,6 +148,7 @@ class LevelSpec:
     Attributes:
         next_targets: number of tasks of the level behind; 0 in the last.
         output: the Arrow schema of what the tasks emit.
+        sources: uids of the job's sources, in order.
     """
 
     batch: BatchInfo
@@ -150,6 +157,7 @@ class LevelSpec:
     upstream: tuple[tuple[str, int], ...]
     next_targets: int
     output: pa.Schema
+    sources: tuple[str, ...] = ()
 
 
 def input_prefix(index: int) -> str:
