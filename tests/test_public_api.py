@@ -37,10 +37,10 @@ def test_the_names_never_change_unnoticed() -> None:
         "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor", "Context", "DeltaSink",
         "FileSource", "FoldingStateDescriptor", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
         "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState", "MapStateDescriptor",
-        "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
-        "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
-        "StreamExecutionEnvironment", "Time", "ValueState",
-        "ValueStateDescriptor",
+        "OnTimerContext", "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor",
+        "RichFilterFunction", "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
+        "StreamExecutionEnvironment", "Time", "TimeDomain", "TimerService",
+        "ValueState", "ValueStateDescriptor", "WatermarkStrategy",
     ]  # fmt: skip
 
 

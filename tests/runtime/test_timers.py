@@ -22,9 +22,12 @@ from stateflow import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from stateflow.checkpoint.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.requests import post, read_answer
 from stateflow.clock import ManualClock
 from stateflow.environment import declare
 from stateflow.errors import StateError, UserCodeError
+from stateflow.keygroups import key_hash, subtask_of
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble
 from stateflow.runtime.local import LocalExecutor
@@ -315,6 +318,39 @@ def test_an_error_in_on_timer_names_the_key_and_leaves_nothing_behind(box: Box) 
     assert raised.value.facts["key"] == "{'key': 'a'}"
     box.events(Alarm(0), rows, parallelism=1)
     assert _timers(box.notes()) == [("a", 1), ("b", 2)]
+
+
+def test_a_job_that_cannot_be_drained_says_so_and_goes_on(box: Box) -> None:
+    rows = [Event("a", 1), Event("b", 2)]
+    box.events(Alarm(5), rows)
+    asked = Request(id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True,
+                    at="2026-01-01")  # fmt: skip
+    post(open_storage(str(box.folder / "root")), asked)
+    box.events(Failing(5), [*rows, Event("c", 3)], run__max_batches=1)
+    assert [r.rows_in for r in box.results] == [1]
+    answer = read_answer(open_storage(str(box.folder / "root")), "r1")
+    assert answer is not None
+    assert (answer.status, answer.code) == ("failed", UserCodeError("").code)
+    assert _timers(box.notes()) == []
+
+
+def test_a_subtask_with_neither_rows_nor_due_timers_does_not_open_its_store(box: Box) -> None:
+    many = [Event(f"k{n}", n) for n in range(16)]
+    first = box.events(Alarm(100), many, parallelism=4)
+    second = box.events(Alarm(100), [*many, Event("k0", 99), Event("k0", 102)], parallelism=4)
+    snapshots = [
+        {s.subtask: s.snapshot for s in run.manifest.operators[0].subtasks}
+        for run in (first, second)
+        if run.manifest
+    ]
+    changed = {at for at in range(4) if snapshots[0][at] != snapshots[1][at]}
+    # Of the rows' key, and in the tick batch those of the timers that were due.
+    assert sorted(_timers(box.notes())) == [("k0", 100), ("k1", 101)]
+    assert changed == {_subtask("k0"), _subtask("k1")}
+
+
+def _subtask(key: str) -> int:
+    return subtask_of(key_hash((key,), ("string",)) % 8, 4, 8)
 
 
 def test_a_function_sees_both_domains_by_their_names() -> None:
