@@ -138,7 +138,7 @@ class Level:
         for leaf in leaves if timed and len(leaves) > 1 else [None]:
             of = leaves[0] if leaf is None else leaf
             origin = self.sources.index(of.uid) if isinstance(of, SourceNode) and of.uid in timed else -1
-            phased = self.phased and leaves != [node] and (leaf is None or is_emitted(leaf))
+            phased = self.phased and leaves != [node] and any(map(is_emitted, [leaf] if leaf else leaves))
             for phase in (0, 1) if phased else (None,):
                 yield Share(number, leaf, phase, origin)
                 number += 1

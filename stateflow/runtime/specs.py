@@ -15,6 +15,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.state.handles import StateSchema
+from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder
 
@@ -139,6 +140,11 @@ class UnitSpec:
     def keying(self) -> Keying | None:
         """How the first input is keyed; the types are those of the state."""
         return self.inputs[0].keying
+
+    @property
+    def state_watermark(self) -> int | None:
+        """What time to live goes by: draining fires every timer, and lets nothing expire."""
+        return self.watermark_before if self.watermark == MAX_WATERMARK else self.watermark
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class _Task:
         self._unit: UnitSpec = spec.units[self._index]
         self._columns = [column for each in self._unit.inputs for column in each.columns]
         self._info = TaskInfo(self._unit.uid, self._subtask, spec.parallelism, spec.batch.max_parallelism,
-                              spec.batch.processing_time, spec.batch.epoch, self._unit.watermark)  # fmt: skip
+                              spec.batch.processing_time, spec.batch.epoch, self._unit.state_watermark)  # fmt: skip
         owned = range_of(self._subtask, spec.parallelism, spec.batch.max_parallelism)
         parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
         self._base = Base(self._subtask, owned, parts)

@@ -13,11 +13,14 @@ import pytest
 from stateflow import (
     Context,
     KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     OnTimerContext,
     OutputTag,
     RuntimeContext,
+    StateTtlConfig,
     StreamExecutionEnvironment,
+    Time,
     TimeDomain,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -320,12 +323,69 @@ def test_an_error_in_on_timer_names_the_key_and_leaves_nothing_behind(box: Box) 
     assert _timers(box.notes()) == [("a", 1), ("b", 2)]
 
 
+class Keeping(Alarm):
+    """Has a value that lives for a moment of event time; tells it when the timer fires."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        ttl = StateTtlConfig.new_builder(Time.milliseconds(1000)).set_ttl_time_characteristic(
+            StateTtlConfig.TtlTimeCharacteristic.EventTime
+        )
+        self.kept = ctx.get_state(ValueStateDescriptor("kept", int, ttl=ttl.build()))
+
+    def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
+        self.kept.update(row.at)
+        yield from super().process_element(row, ctx)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
+        yield Note("timer", ctx.get_current_key(), timestamp, self.kept.value() or 0, 0)
+
+
+def test_draining_lets_nothing_expire(box: Box) -> None:
+    rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
+    box.events(Keeping(5000), rows)
+    _ask_to_drain(box)
+    box.events(Keeping(5000), rows)
+    assert {(n.key, n.at, n.time) for n in box.notes() if n.what == "timer"} == {
+        ("a", 5001, 1), ("b", 5002, 2), ("c", 5003, 3)
+    }  # fmt: skip
+
+
+class Both(KeyedCoProcessFunction[Note, Event, Note]):
+    """Sets a timer for each row of either stream."""
+
+    def process_element1(self, row: Note, ctx: Context) -> None:
+        ctx.timer_service().register_event_time_timer(row.at)
+
+    def process_element2(self, row: Event, ctx: Context) -> None:
+        assert ctx.timestamp() == row.at
+        ctx.timer_service().register_event_time_timer(row.at)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
+        yield Note("timer", ctx.get_current_key(), timestamp, 0, ctx.timer_service().current_watermark())
+
+
+def test_a_source_that_is_first_taken_behind_an_operator_has_a_say_there_only(box: Box) -> None:
+    def build(env: StreamExecutionEnvironment) -> None:
+        given = ([Event("a", 10), Event("a", 50)], [Event("a", 20), Event("a", 30)])
+        ahead, behind = [
+            env.from_collection(rows, Event, uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
+            for at, rows in enumerate(given)
+        ]
+        first = ahead.key_by("key").process(Alarm(), output=Note, uid="first")
+        both = first.key_by("key").connect(behind.key_by("key")).process(Both(), output=Note, uid="second")
+        both.sink_to(FolderSink(box.folder / "out"), uid="out")
+
+    run = box.run(build, parallelism=2)
+    assert run.manifest is not None
+    assert [(s.uid, s.watermark) for s in run.manifest.watermarks] == [("s0", 49), ("s1", 29)]
+    assert {o.uid: o.watermark for o in run.manifest.operators} == {"first": 49, "second": 29}
+    assert [(n.at, n.watermark) for n in box.notes()] == [(10, 29), (20, 29)]
+
+
 def test_a_job_that_cannot_be_drained_says_so_and_goes_on(box: Box) -> None:
     rows = [Event("a", 1), Event("b", 2)]
     box.events(Alarm(5), rows)
-    asked = Request(id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True,
-                    at="2026-01-01")  # fmt: skip
-    post(open_storage(str(box.folder / "root")), asked)
+    _ask_to_drain(box)
     box.events(Failing(5), [*rows, Event("c", 3)], run__max_batches=1)
     assert [r.rows_in for r in box.results] == [1]
     answer = read_answer(open_storage(str(box.folder / "root")), "r1")
@@ -347,6 +407,12 @@ def test_a_subtask_with_neither_rows_nor_due_timers_does_not_open_its_store(box:
     # Of the rows' key, and in the tick batch those of the timers that were due.
     assert sorted(_timers(box.notes())) == [("k0", 100), ("k1", 101)]
     assert changed == {_subtask("k0"), _subtask("k1")}
+
+
+def _ask_to_drain(box: Box) -> None:
+    asked = Request(id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True,
+                    at="2026-01-01")  # fmt: skip
+    post(open_storage(str(box.folder / "root")), asked)
 
 
 def _subtask(key: str) -> int:

@@ -21,7 +21,6 @@ from tests.recovery import disk
 from tests.spark.jobs import timed
 
 ROOT = Path(__file__).parents[2]
-SLICE = 5
 Row = tuple[str, int, int]
 
 
@@ -29,6 +28,7 @@ Row = tuple[str, int, int]
 class Oracle:
     """What the job must have emitted after some runs, batch by batch."""
 
+    slice_rows: int
     windows: Counter[tuple[str, int]] = field(default_factory=Counter)
     late: set[int] = field(default_factory=set)
     read: dict[str, int] = field(default_factory=lambda: {"a": 0, "b": 0})
@@ -38,7 +38,7 @@ class Oracle:
 
     def run(self, rows: dict[str, list[Row]]) -> None:
         """A run until it is caught up."""
-        slices = {uid: _slices(rows[uid][at:]) for uid, at in self.read.items()}
+        slices = {uid: _slices(rows[uid][at:], self.slice_rows) for uid, at in self.read.items()}
         for batch in zip_longest(*slices.values(), fillvalue=[]):
             self._advance()
             for row in (row for part in batch for row in part):
@@ -76,8 +76,8 @@ class Oracle:
             self.watermark = max(self.watermark, reached)
 
 
-def _slices(rows: list[Row]) -> list[list[Row]]:
-    return [rows[at : at + SLICE] for at in range(0, len(rows), SLICE)]
+def _slices(rows: list[Row], size: int) -> list[list[Row]]:
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def _rows(seed: int, count: int, first: int) -> list[Row]:
@@ -96,7 +96,8 @@ class Box:
     def __init__(self, home: Path, spark: bool = False) -> None:
         self.home = home
         self.spark = spark
-        self.oracle = Oracle()
+        # A batch on Spark takes longer.
+        self.oracle = Oracle(15 if spark else 5)
         self.said = ""
 
     def deliver(self, share: float) -> dict[str, list[Row]]:
@@ -107,7 +108,7 @@ class Box:
 
     def run(self, failpoint: str = "", **settings: Any) -> int:
         given = {"job.home": self.home, "job.spark": "yes" if self.spark else "no", "local_dir": self.home / "local",
-                 "source.max_rows_per_batch": SLICE, "max_parallelism": 16, **settings}  # fmt: skip
+                 "source.max_rows_per_batch": self.oracle.slice_rows, "max_parallelism": 16, **settings}  # fmt: skip
         return self.command("run", timed.__file__, *_set(given), failpoint=failpoint)
 
     def command(self, *arguments: str, failpoint: str = "", fails: bool = False) -> int:
