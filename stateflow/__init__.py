@@ -17,9 +17,11 @@ from stateflow.api.checkpointed import (
 )
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import DeadLetter, DeadLetters
-from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
+from stateflow.api.functions import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
+from stateflow.api.timers import TimerService
+from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -40,6 +42,7 @@ from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
 from stateflow.state.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
+from stateflow.state.timers import TimeDomain
 from stateflow.state.value_state import ValueState
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ __all__ = [
     "MapState",
     "MapStateDescriptor",
     "MemoryStateBackend",
+    "OnTimerContext",
     "OperatorListState",
     "OperatorStateStore",
     "OutputTag",
@@ -93,8 +97,11 @@ __all__ = [
     "StateTtlConfig",
     "StreamExecutionEnvironment",
     "Time",
+    "TimeDomain",
+    "TimerService",
     "ValueState",
     "ValueStateDescriptor",
+    "WatermarkStrategy",
 ]
 
 

@@ -203,7 +203,8 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
 @click.option("--name", default="", help="Of the savepoint.")
 @click.option("--origin", type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]), default=Origin.STOP.value,
               show_default=True, help="Why the savepoint is taken.")  # fmt: skip
-@click.option("--drain", is_flag=True, help="The job will not go on from here: note that in the savepoint.")
+@click.option("--drain", is_flag=True, help="The job will not go on from here: fire every event-time timer before "
+              "the savepoint.")  # fmt: skip
 @_with(_ASK)
 @_with(_SETTINGS)
 @_with(_WHO)

@@ -34,10 +34,15 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """When a run ends: caught up with what the sources held at its start, or earlier by one of these."""
+    """When a run ends: caught up with what the sources held at its start, or earlier by one of these.
+
+    Attributes:
+        max_tick_batches: how many batches without rows a run ends with at most, while timers are due.
+    """
 
     max_batches: int | None = None
     max_duration: timedelta | None = None
+    max_tick_batches: int = 10
 
 
 @dataclass(frozen=True)

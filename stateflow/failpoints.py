@@ -21,6 +21,7 @@ NAMES: dict[str, str] = {
     "start.seeded": "the Spark checkpoint location is seeded, the first batch not yet begun",
     "batch.begin": "source positions are captured, no task has run",
     "task.restored": "a task has its base state, no row processed",
+    "task.fired": "a task has fired its due timers, if there are any, and processed no row of a source",
     "task.processed": "a task has processed its rows, nothing is written back",
     "task.snapshot": "a task has its local snapshot, nothing uploaded",
     "task.uploaded": "a task has uploaded its files, its sink files are not closed",

@@ -463,12 +463,27 @@ def _pins_of(root: JobRoot, owner: str, purpose: str) -> list[str]:
 
 def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
     by = ask.by or root.writer
+    if ask.drain:
+        _check_drained(root)
     _drop_pins(root, by, ask.name)
     checkpoint, sinks = _settled(root, root.head(), ask)
     return make_savepoint(root, Order(
         name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=by,
         reason=ask.reason, request=ask.request, drained=ask.drain,
     ))  # fmt: skip
+
+
+def _check_drained(root: JobRoot) -> None:
+    """Raises ConfigError when there are event-time timers, which only a run could fire."""
+    manifest = root.manifest(root.head())
+    pending = (
+        [o.uid for o in manifest.operators if any(s.event_timer is not None for s in o.subtasks)]
+        if manifest
+        else []
+    )
+    if pending:
+        raise ConfigError("no run is there to fire the job's event-time timers", hint="ask while a run is at work, or "
+                          "leave --drain out", operators=pending)  # fmt: skip
 
 
 def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:

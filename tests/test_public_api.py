@@ -39,10 +39,11 @@ def test_the_names_never_change_unnoticed() -> None:
         "DeadLetters", "DeltaSink", "FileSource", "FoldingStateDescriptor", "FsStateBackend",
         "FunctionInitializationContext", "FunctionSnapshotContext", "KeyedBroadcastProcessFunction",
         "KeyedCoProcessFunction", "KeyedProcessFunction", "ListState", "ListStateDescriptor", "MapState",
-        "MapStateDescriptor", "MemoryStateBackend", "OperatorListState", "OperatorStateStore", "OutputTag",
-        "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
+        "MapStateDescriptor", "MemoryStateBackend", "OnTimerContext", "OperatorListState", "OperatorStateStore",
+        "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
         "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "Serializer",
-        "StateTtlConfig", "StreamExecutionEnvironment", "Time", "ValueState", "ValueStateDescriptor",
+        "StateTtlConfig", "StreamExecutionEnvironment", "Time", "TimeDomain", "TimerService", "ValueState",
+        "ValueStateDescriptor", "WatermarkStrategy",
     ]  # fmt: skip
 
 

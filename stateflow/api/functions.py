@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.side_outputs import OutputTag, SideOutputs
+from stateflow.api.timers import TimerService
 from stateflow.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -23,6 +24,7 @@ from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
 from stateflow.state.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
+from stateflow.state.timers import TimeDomain
 from stateflow.state.value_state import ValueState
 
 In = TypeVar("In")
@@ -90,13 +92,23 @@ class RuntimeContext:
 class Context:
     """Given with each row."""
 
-    __slots__ = ("_key", "_operator_state", "_side", "info")
+    __slots__ = ("_key", "_operator_state", "_side", "_time_of", "_timers", "info", "row")
 
-    def __init__(self, info: TaskInfo, operator_state: OperatorStateStore | None = None) -> None:
+    def __init__(
+        self,
+        info: TaskInfo,
+        timers: TimerService | None = None,
+        side: SideOutputs | None = None,
+        operator_state: OperatorStateStore | None = None,
+    ) -> None:
         self.info = info
         self._operator_state = operator_state
+        self.row: Any = None
+        """For the runtime only: the row that is being processed."""
         self._key: tuple[Any, ...] = ()
-        self._side = SideOutputs()
+        self._side = side or SideOutputs()
+        self._timers = timers or TimerService()
+        self._time_of: Callable[[Any], int | None] | None = None
 
     def output(self, tag: OutputTag[T], row: T) -> None:
         """Emits a row into a side output. It goes nowhere when the job does not use that output."""
@@ -126,6 +138,14 @@ class Context:
         """The batch's processing time: one value for all its rows."""
         return self.info.processing_time
 
+    def timer_service(self) -> TimerService:
+        """The time, and the timers of the current key."""
+        return self._timers
+
+    def timestamp(self) -> int | None:
+        """The row's event time, in milliseconds since 1970; None when it has none, and when none is declared."""
+        return None if self._time_of is None or self.row is None else self._time_of(self.row)
+
     def set_key(self, key: tuple[Any, ...]) -> None:
         """For the runtime only."""
         self._key = key
@@ -138,9 +158,43 @@ class Context:
         """For the runtime only: forgets what was emitted to side outputs since the mark."""
         self._side.take_back(mark)
 
+    def set_time_of(self, time_of: Callable[[Any], int | None] | None) -> None:
+        """For the runtime only: how the event time of the rows that come is read."""
+        self._time_of = time_of
+
     def take_side_outputs(self) -> dict[str, list[Any]]:
         """For the runtime only: the rows by the tag's name, once."""
         return self._side.take()
+
+
+class OnTimerContext(Context):
+    """Given with each timer that is due."""
+
+    __slots__ = ("_domain", "_timestamp")
+
+    def __init__(
+        self,
+        info: TaskInfo,
+        timers: TimerService,
+        side: SideOutputs,
+        operator_state: OperatorStateStore | None = None,
+    ) -> None:
+        super().__init__(info, timers, side, operator_state)
+        self._domain = TimeDomain.EVENT_TIME
+        self._timestamp = 0
+
+    def time_domain(self) -> TimeDomain:
+        """Which time the timer went by."""
+        return self._domain
+
+    def timestamp(self) -> int | None:
+        """The timer's time."""
+        return self._timestamp
+
+    def set_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """For the runtime only."""
+        self._domain = domain
+        self._timestamp = timestamp
 
 
 class KeyedFunction(Generic[Out]):
@@ -152,6 +206,11 @@ class KeyedFunction(Generic[Out]):
 
     def open(self, ctx: RuntimeContext) -> None:
         """Called once per batch and subtask, before the first row. Declare state here."""
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Out] | None:
+        """Called for each timer that is due, in order of time; returns, or yields, rows of the declared output
+        class."""
+        return None
 
     def on_batch_end(self, ctx: Context) -> Iterable[Out] | None:
         """Called for each key that had rows in the batch, after the last of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
 from stateflow.api.source import LocalSource, Source
+from stateflow.api.watermarks import WatermarkStrategy, has_event_time
 from stateflow.errors import JobDefinitionError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_key_type
@@ -47,6 +48,19 @@ class RowsNode:
     def schema(self) -> RowSchema:
         """The columns of the rows."""
         return self.step.schema
+
+
+@dataclass(frozen=True, eq=False)
+class WatermarkNode:
+    """The rows of `parent`, whose event time is known from here on. All are of one source."""
+
+    parent: Node
+    strategy: WatermarkStrategy
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows."""
+        return self.parent.schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +136,7 @@ class SideOutputNode:
     schema: RowSchema
 
 
-Node = SourceNode | TransformNode | RowsNode | UnionNode | ProcessNode | SideOutputNode
+Node = SourceNode | TransformNode | RowsNode | WatermarkNode | UnionNode | ProcessNode | SideOutputNode
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +236,11 @@ class Graph:
             raise JobDefinitionError("dead letters go nowhere", hint="stream.get_dead_letters().sink_to(…)",
                                      of=lost)  # fmt: skip
 
+        strategies(self.consumed)
+        for operator in self.operators:
+            for edge in operator.inputs:
+                event_time_of(edge.node)
+
     @property
     def consumed(self) -> list[Node]:
         """The nodes whose rows operators and sinks take, in order of declaration."""
@@ -273,6 +292,57 @@ def sources_of(node: Node) -> list[SourceNode]:
     if isinstance(node, SourceNode):
         return [node]
     return [source for parent in parents_of(node) for source in sources_of(parent)]
+
+
+def strategies(nodes: Iterable[Node], directly: bool = False) -> dict[str, WatermarkStrategy]:
+    """The watermark strategy of each source that has one and can reach `nodes`, by uid.
+
+    Args:
+        directly: without an operator in between.
+
+    Raises JobDefinitionError when a source has two.
+    """
+    found: dict[str, WatermarkStrategy] = {}
+    for node in nodes:
+        if directly and is_emitted(node):
+            continue
+        for parent in parents_of(node):
+            _add_strategies(found, strategies([parent], directly))
+        if isinstance(node, WatermarkNode):
+            (source,) = set(sources_of(node))
+            _add_strategies(found, {source.uid: node.strategy})
+    return found
+
+
+def _add_strategies(found: dict[str, WatermarkStrategy], more: dict[str, WatermarkStrategy]) -> None:
+    for uid, strategy in more.items():
+        if found.setdefault(uid, strategy) != strategy:
+            raise JobDefinitionError("a source has two watermark strategies", hint="declare one, where its stream "
+                                     "begins", uid=uid)  # fmt: skip
+
+
+def event_time_of(node: Node) -> str:
+    """The column with the event time of a stream's rows; empty when none is declared. Behind an operator it is the
+    column of the same name, if there is one.
+
+    Raises JobDefinitionError when it got lost before the first operator, or differs within a union.
+    """
+    if isinstance(node, WatermarkNode):
+        return node.strategy.column
+    found = {name for parent in parents_of(node) if (name := event_time_of(parent))}
+    if len(found) > 1 and isinstance(node, UnionNode):
+        raise JobDefinitionError("the streams of a union have different columns of event time", hint="bring them to "
+                                 "one before", columns=sorted(found))  # fmt: skip
+    if len(found) != 1:
+        return ""
+    (name,) = found
+    if has_event_time(node.schema, name):
+        return name
+    if level_of(node) == 0:
+        raise JobDefinitionError("the column of event time is lost before the first key_by", hint="keep it in the "
+                                 "schema of what comes behind, or declare the strategy later", column=name,
+                                 columns=list(node.schema.names))  # fmt: skip
+    return ""
 
 
 def level_of(node: Node) -> int:

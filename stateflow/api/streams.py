@@ -19,7 +19,11 @@ from stateflow.api.graph import (
     SinkNode,
     TransformNode,
     UnionNode,
+    WatermarkNode,
     keying,
+    level_of,
+    sources_of,
+    strategies,
 )
 from stateflow.api.keyed_rows import (
     AggregateRows,
@@ -35,6 +39,7 @@ from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
+from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
@@ -115,6 +120,26 @@ class DataStream:
                                          "class with map or transform", first=self.schema.ddl,
                                          other=other.schema.ddl)  # fmt: skip
         return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))))
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """The same rows, with event time: in a column that must be there up to the first `key_by`.
+
+        The watermark is computed per source, from the rows that came in earlier batches.
+
+        Raises JobDefinitionError behind a union, behind an operator, and for a column that is no time.
+        """
+        if not isinstance(strategy, WatermarkStrategy):
+            raise JobDefinitionError("assign_timestamps_and_watermarks needs a WatermarkStrategy", hint="such as "
+                                     "WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=5))",
+                                     given=repr(strategy))  # fmt: skip
+        sources = sorted({source.uid for source in sources_of(self._node)})
+        if level_of(self._node) or len(sources) != 1:
+            raise JobDefinitionError("event time is declared on the stream of one source", hint="before union and "
+                                     "before key_by", sources=sources)  # fmt: skip
+        strategy.check(self.schema)
+        node = WatermarkNode(self._node, strategy)
+        strategies([node])
+        return DataStream(self._graph, node)
 
     def broadcast(self) -> BroadcastStream:
         """The same rows for every subtask of the operator that a keyed stream is connected to them for."""

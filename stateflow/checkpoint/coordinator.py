@@ -104,6 +104,14 @@ class PendingCheckpoint:
                 found.setdefault(uid, []).append(report)
         return [_operator(uid, reports, known.get(uid)) for uid, reports in found.items()]
 
+    def event_times(self) -> dict[str, int]:
+        """The latest event time of each source's rows, by uid, without sources that had none."""
+        latest: dict[str, int] = {}
+        for report in self.reports.values():
+            for uid, time in report.event_times.items():
+                latest[uid] = max(time, latest.get(uid, time))
+        return latest
+
     def output(self) -> dict[str, list[Committable]]:
         """Files to publish, by sink, without sinks that got none."""
         result: dict[str, list[Committable]] = {}

@@ -48,6 +48,8 @@ class OperatorState(Document, frozen=True, kw_only=True):
     """What operator state is declared."""
     parts: list[OperatorPart] = []
     """Operator state, without subtasks that have none."""
+    watermark: int | None = None
+    """Of its batch, in milliseconds since 1970; None before there was one."""
 
     @property
     def files(self) -> list[FileHandle]:
@@ -78,6 +80,17 @@ class SourcePosition(Document, frozen=True, kw_only=True):
     """The source's own JSON, as Spark's offset log holds it; ``-`` when it had nothing yet."""
 
 
+class SourceWatermark(Document, frozen=True, kw_only=True):
+    """How far event time has come in one source, and whether anybody waits for it."""
+
+    uid: str
+    watermark: int | None = None
+    """In milliseconds since 1970; None before there were rows."""
+    active_at: int
+    """Processing time of the last batch that had rows of it; of the first batch, when none had."""
+    idle: bool = False
+
+
 class SparkPosition(Document, frozen=True, kw_only=True):
     """What a fresh Spark checkpoint location is seeded with to go on after this checkpoint."""
 
@@ -97,6 +110,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     operators: list[OperatorState]
     sources: list[SourcePosition]
     spark: SparkPosition | None = None
+    watermarks: list[SourceWatermark] = []
+    """Of the sources that have a watermark strategy: the next batch's watermark is made of them."""
     increment_bytes: int = 0
     """Bytes of state written for this checkpoint alone, compactions apart."""
     compaction_bytes: int = 0

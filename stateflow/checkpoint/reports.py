@@ -61,6 +61,8 @@ class TaskReport(Document, frozen=True, kw_only=True):
     dead_letters: int = 0
     last_dead_letter: Failure | None = None
     """What was wrong with the last of them."""
+    event_times: dict[str, int] = {}
+    """The latest event time of the rows that came from each source, by uid."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

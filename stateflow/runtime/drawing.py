@@ -19,6 +19,7 @@ from stateflow.api.graph import (
     SourceNode,
     TransformNode,
     UnionNode,
+    WatermarkNode,
     parents_of,
 )
 from stateflow.api.keyed_rows import hooks_of
@@ -226,6 +227,8 @@ def _way(node: Node) -> str:
     if isinstance(node, RowsNode):
         letters = "dead letters of " if node.step.catches else ""
         return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
+    if isinstance(node, WatermarkNode):
+        return f"{ways[0]} > watermarks by {node.strategy.column}"
     assert isinstance(node, TransformNode)
     return f"{ways[0]} > transform {getattr(node.function, '__qualname__', type(node.function).__qualname__)}"
 

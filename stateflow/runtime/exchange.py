@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, reduce
 
 import msgspec
 import pyarrow as pa
@@ -20,11 +20,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from stateflow.api.functions import TaskInfo
-from stateflow.api.graph import Keying, Node, RowsNode, SourceNode, TransformNode, UnionNode, leaves_of
+from stateflow.api.graph import (
+    Keying,
+    Node,
+    RowsNode,
+    SourceNode,
+    TransformNode,
+    UnionNode,
+    WatermarkNode,
+    leaves_of,
+)
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.plan import JobPlan, Level, Unit
+from stateflow.runtime.plan import JobPlan, Level, Share, Unit
 from stateflow.runtime.row_steps import steps_in_frame
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
@@ -33,6 +42,7 @@ from stateflow.runtime.specs import (
     GROUP_SHIFT,
     INPUT,
     ORDER,
+    ORIGIN,
     PHASE,
     PHASE_SHIFT,
     POSITION,
@@ -49,6 +59,8 @@ from stateflow.runtime.specs import (
 from stateflow.runtime.task import Barrier
 
 _ROUTES = "_sf_routes"
+_SHARE_SHIFT = 55
+"""Of a row without a place of its own: above Spark's number, as long as a frame has less than 4 million partitions."""
 
 
 def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
@@ -90,7 +102,11 @@ def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, 
 
 def reads_of_source(level: Level) -> int:
     """How many times the tasks' input reads the batch's source frame."""
-    return sum(len(leaves_of(node)) for node in level.inputs)
+    return sum(
+        leaves_of(node).count(share.leaf) if share.leaf else len(leaves_of(node))
+        for node in level.inputs
+        for share in level.shares[node]
+    )
 
 
 def first_exchange(
@@ -98,8 +114,7 @@ def first_exchange(
 ) -> DataFrame:
     """The input of the first level's tasks, from the batch's source frames."""
     router = _Router(level, info.max_parallelism)
-    expressions = Expressions(lambda node: sources[node], _frame_info(info))
-    frames = [router.route(node, expressions.frame(node), _ARRIVAL) for node in level.inputs]
+    frames = list(_shared(level, sources.__getitem__, router, info))
     frames.append(router.barriers(frames[0].sparkSession, barrier))
     return router.exchange(frames)
 
@@ -108,15 +123,44 @@ def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchIn
     """The input of a later level's tasks, from what the level before emitted."""
     router = _Router(level, info.max_parallelism)
     frames = [router.controls(emitted.where(f"{CONTROL} IS NOT NULL"))]
-    expressions = Expressions(lambda node: _emitted_rows(node, before, emitted), _frame_info(info))
     for node in level.inputs:
         if leaves_of(node) == [node]:
             rows = _emitted_rows(node, before, emitted, POSITION, PHASE)
             frames.append(router.route(node, rows, _EMITTED))
-        else:
-            # Expressions see no phase. Without timers, all that a task emits is of this one.
-            frames.append(router.route(node, expressions.frame(node), _ARRIVAL))
+    frames += _shared(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), router, info)
     return router.exchange(frames)
+
+
+def _shared(
+    level: Level, leaf: Callable[..., DataFrame], router: _Router, info: BatchInfo
+) -> Iterator[DataFrame]:
+    """The input's rows that go through expressions, which see neither phase nor source: so these go through apart."""
+    for node in level.inputs:
+        for share in level.shares[node]:
+            if level.number > 1 and leaves_of(node) == [node]:
+                continue
+            frame = Expressions(partial(_leaf_rows, leaf, share), _frame_info(info)).frame(node)
+            if frame is not None:
+                yield router.route(node, frame, _placed(share), share.origin)
+
+
+def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> DataFrame | None:
+    if share.leaf is not None and share.leaf is not node:
+        return None
+    if share.phase is None:
+        return leaf(node)
+    rows = leaf(node, PHASE).where(f"{PHASE} = {share.phase}")
+    return rows.select(*(_quoted(name) for name in node.schema.names))
+
+
+def _placed(share: Share) -> _Place:
+    """Rows of two shares must not have one position."""
+    position = (
+        f"({_ARRIVAL.position} + {share.number << _SHARE_SHIFT}L)" if share.number else _ARRIVAL.position
+    )
+    return replace(
+        _ARRIVAL, position=position, phase=str(SOURCE_PHASE if share.phase is None else share.phase)
+    )
 
 
 def _frame_info(info: BatchInfo) -> TaskInfo:
@@ -127,39 +171,30 @@ class Expressions:
     """The frames of nodes between those whose rows there are and the tasks that take them.
 
     Args:
-        leaf: the frame of a source or of an emitted node.
+        leaf: the frame of a source or of an emitted node; None to leave its rows out.
         info: what row functions are told, but for the number of their partition.
     """
 
-    def __init__(self, leaf: Callable[[Node], DataFrame], info: TaskInfo) -> None:
+    def __init__(self, leaf: Callable[[Node], DataFrame | None], info: TaskInfo) -> None:
         self._leaf = leaf
         self._info = info
 
-    def frame(self, node: Node) -> DataFrame:
-        """The rows of `node`, with exactly its columns."""
+    def frame(self, node: Node) -> DataFrame | None:
+        """The rows of `node`, with exactly its columns; None when all were left out."""
         if leaves_of(node) == [node]:
             return self._leaf(node)
+        if isinstance(node, WatermarkNode):
+            return self.frame(node.parent)
         if isinstance(node, TransformNode):
-            return conform(self._transformed(node), node.schema)
+            before = self.frame(node.parent)
+            return None if before is None else conform(_transformed(node, before), node.schema)
         if isinstance(node, RowsNode):
             return self._stepped(node)
         assert isinstance(node, UnionNode)
-        first, *others = map(self.frame, node.parents)
-        for other in others:
-            first = first.union(other)
-        return first
+        frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]
+        return reduce(DataFrame.union, frames) if frames else None
 
-    def _transformed(self, node: TransformNode) -> DataFrame:
-        before = self.frame(node.parent)
-        try:
-            return node.function(before)  # type: ignore[no-any-return]
-        except StateflowError:
-            raise
-        except Exception as e:
-            raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
-                                function=getattr(node.function, "__qualname__", "")) from e  # fmt: skip
-
-    def _stepped(self, node: RowsNode) -> DataFrame:
+    def _stepped(self, node: RowsNode) -> DataFrame | None:
         """One Python function for all row functions behind each other."""
         steps: tuple[RowStep, ...] = ()
         at: Node = node
@@ -167,7 +202,18 @@ class Expressions:
             steps = (at.step, *steps)
             at = at.parent
         function = partial(_run_steps, steps, at.schema, self._info)
-        return self.frame(at).mapInArrow(function, node.schema.ddl)
+        before = self.frame(at)
+        return None if before is None else before.mapInArrow(function, node.schema.ddl)
+
+
+def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
+    try:
+        return node.function(before)  # type: ignore[no-any-return]
+    except StateflowError:
+        raise
+    except Exception as e:
+        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
+                            function=getattr(node.function, "__qualname__", "")) from e  # fmt: skip
 
 
 def _run_steps(
@@ -260,13 +306,17 @@ class _Router:
             for c in n.schema.columns
         ]
 
-    def route(self, node: Node, frame: DataFrame, place: _Place) -> DataFrame:
-        """One input's rows, once for each subtask that takes them."""
+    def route(self, node: Node, frame: DataFrame, place: _Place, origin: int = -1) -> DataFrame:
+        """One input's rows, once for each subtask that takes them; `origin` as a `Share` has it."""
         units = [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
         prefix = input_prefix(self._level.inputs.index(node))
         renamed = {_quoted(prefix + name): _quoted(name) for name in node.schema.names}
         values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
-        nothing = [f"CAST(NULL AS BINARY) AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}"]
+        nothing = [
+            f"CAST(NULL AS BINARY) AS {CONTROL}",
+            f"CAST(NULL AS BINARY) AS {REPORT}",
+            *self._origin(origin),
+        ]
         if any(unit.operator is None for unit in units) and place.position != POSITION:
             # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
             frame = frame.selectExpr("*", f"{place.position} AS {POSITION}")
@@ -286,7 +336,12 @@ class _Router:
         exploded = frame.selectExpr(f"explode(array({structs})) AS {_ROUTES}", position, *nothing, *values)
         names = [c for c, _ in self._payload]
         return exploded.selectExpr(
-            *(f"{_ROUTES}.{name}" for name in (TARGET, ORDER, INPUT)), POSITION, CONTROL, REPORT, *names
+            *(f"{_ROUTES}.{name}" for name in (TARGET, ORDER, INPUT)),
+            POSITION,
+            CONTROL,
+            REPORT,
+            *self._told,
+            *names,
         )
 
     def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
@@ -294,13 +349,13 @@ class _Router:
         data = msgspec.msgpack.encode(barrier).hex()
         return spark.range(0, self._level.targets, 1, 1).selectExpr(
             f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}", f"0L AS {POSITION}",
-            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._nulls(),
+            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._origin(-1), *self._nulls(),
         )  # fmt: skip
 
     def controls(self, frame: DataFrame) -> DataFrame:
         """Barriers and reports from the tasks of the level before."""
         return frame.selectExpr(f"CAST({TARGET} AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}",
-                                POSITION, CONTROL, REPORT, *self._nulls())  # fmt: skip
+                                POSITION, CONTROL, REPORT, *self._origin(-1), *self._nulls())  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
         """The frames together, each row with its subtask, sorted."""
@@ -311,7 +366,16 @@ class _Router:
         keys = [F.expr(text) for text in (ORDER, *self._tie_breakers(), POSITION)]
         sorted_parts = parts.sortWithinPartitions(*keys)
         inputs = (INPUT,) if self._level.connects else ()
-        return sorted_parts.selectExpr(ORDER, *inputs, CONTROL, REPORT, *(c for c, _ in self._payload))
+        return sorted_parts.selectExpr(
+            ORDER, *inputs, CONTROL, REPORT, *self._told, *(c for c, _ in self._payload)
+        )
+
+    @property
+    def _told(self) -> tuple[str, ...]:
+        return (ORIGIN,) if self._level.tells_origin else ()
+
+    def _origin(self, origin: int) -> list[str]:
+        return [f"{origin} AS {ORIGIN}"] if self._level.tells_origin else []
 
     def _nulls(self) -> list[str]:
         return [f"CAST(NULL AS {kind}) AS {c}" for c, kind in self._payload]

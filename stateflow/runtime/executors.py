@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from stateflow.api.graph import maker_of
+from stateflow.api.graph import event_time_of, maker_of
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
@@ -40,11 +40,12 @@ from stateflow.state.handles import Base
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What one batch does: the plan, the barrier, and the state to start from."""
+    """What one batch does: the plan, the barrier, the state to start from, and the watermark of each operator."""
 
     plan: JobPlan
     info: BatchInfo
     base: dict[str, OperatorState]
+    watermarks: Mapping[str, int | None] = field(default_factory=dict)
 
 
 class Executor(ABC):
@@ -52,6 +53,10 @@ class Executor(ABC):
 
     reads_by_spark: bool = False
     """Whether Spark reads the sources, so that positions are in Spark's words."""
+
+    @abstractmethod
+    def no_rows(self, plan: JobPlan) -> Any:
+        """What `execute` takes for a batch without rows."""
 
     @abstractmethod
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
@@ -86,7 +91,7 @@ def level_specs(work: BatchWork) -> list[LevelSpec]:
         units = tuple(_unit_spec(level, index, work) for index in range(len(level.units)))
         specs.append(LevelSpec(
             work.info, level.parallelism, units, upstream, 0 if last else levels[at + 1].targets,
-            output_schema(level, last),
+            output_schema(level, last), level.sources,
         ))  # fmt: skip
         upstream = tuple((u.uid, s) for u in level.units for s in range(level.parallelism))
     return specs
@@ -99,12 +104,14 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
     bases = bases_of(state, level.parallelism, work.info.max_parallelism)
     return UnitSpec(
         uid=unit.uid, inputs=tuple(
-            InputSpec(input_prefix(level.inputs.index(e.node)), e.node.schema, e.keying) for e in unit.inputs
+            InputSpec(input_prefix(level.inputs.index(e.node)), e.node.schema, e.keying,
+                      event_time_of(e.node) if operator else "") for e in unit.inputs
         ), function=operator.function if operator else None,
         outlets=tuple(_outlet_spec(outlet, unit, level, work.info) for outlet in unit.outlets),
         bases=tuple(_packed(base) for base in bases),
         known_states=tuple(state.states) if state else (), on_error=operator.on_error if operator else None,
-        operator_base=encode_operator_base(state) if state else b"",
+        operator_base=encode_operator_base(state) if state else b"", watermark=work.watermarks.get(unit.uid),
+        watermark_before=state.watermark if state else None,
     )  # fmt: skip
 
 

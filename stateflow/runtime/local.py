@@ -6,7 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import msgspec
@@ -14,7 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.functions import TaskInfo
-from stateflow.api.graph import Keying, Node, RowsNode, TransformNode, UnionNode, leaves_of, parents_of
+from stateflow.api.graph import (
+    Keying,
+    Node,
+    RowsNode,
+    SourceNode,
+    TransformNode,
+    UnionNode,
+    WatermarkNode,
+    leaves_of,
+    parents_of,
+)
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.errors import JobDefinitionError
 from stateflow.keygroups import key_hash, subtask_of
@@ -29,6 +39,7 @@ from stateflow.runtime.specs import (
     GROUP_SHIFT,
     INPUT,
     ORDER,
+    ORIGIN,
     PHASE,
     PHASE_SHIFT,
     POSITION,
@@ -49,11 +60,12 @@ _HASH_MASK = (1 << GROUP_SHIFT) - 1
 
 @dataclass(frozen=True)
 class _Placed:
-    """A row, and where it stands among the others."""
+    """A row, where it stands among the others, and the number of the source that it comes from, or -1."""
 
     position: int
     phase: int
     row: Any
+    origin: int = -1
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ class _Routed:
     number: int
     position: int
     row: Any
+    origin: int = -1
 
 
 _Rows = Mapping[Node, list[_Placed]]
@@ -77,6 +90,9 @@ class LocalExecutor(Executor):
     def __init__(self) -> None:
         self._attempts = count()
 
+    def no_rows(self, plan: JobPlan) -> Mapping[str, Sequence[Any]]:
+        return {}
+
     def execute(self, rows: Mapping[str, Sequence[Any]], work: BatchWork) -> list[TaskReport]:
         """Runs the batch over row objects of the sources' classes, by uid."""
         refuse_transforms(work.plan)
@@ -84,8 +100,8 @@ class LocalExecutor(Executor):
         barrier = msgspec.msgpack.encode(Barrier(work.info.generation, work.info.ordinal))
         controls: _Controls = [[(barrier, None)] for _ in range(work.plan.levels[0].targets)]
         inputs: _Rows = {
-            node: [_Placed(n, SOURCE_PHASE, row) for n, row in enumerate(rows.get(node.uid, ()))]
-            for node in work.plan.sources
+            node: [_Placed(n, SOURCE_PHASE, row, origin) for n, row in enumerate(rows.get(node.uid, ()))]
+            for origin, node in enumerate(work.plan.sources)
         }
         emitted: list[pa.RecordBatch] = []
         for at, level in enumerate(work.plan.levels):
@@ -131,6 +147,8 @@ def _expressed(level: Level, given: _Rows, info: BatchInfo) -> _Rows:
 def _rows_of(node: Node, given: _Rows, info: BatchInfo) -> Iterator[_Placed]:
     if leaves_of(node) == [node]:
         yield from given.get(node, ())
+    elif isinstance(node, WatermarkNode):
+        yield from _rows_of(node.parent, given, info)
     elif isinstance(node, UnionNode):
         together = [placed for parent in node.parents for placed in _rows_of(parent, given, info)]
         yield from (replace(placed, position=n) for n, placed in enumerate(together))
@@ -147,7 +165,7 @@ def _stepped(node: RowsNode, rows: Sequence[_Placed], info: BatchInfo) -> Iterat
     for placed in rows:
         with chain.closed_on_error():
             made = chain.apply([placed.row])
-        yield from (_Placed(next(numbers), placed.phase, row) for row in made)
+        yield from (_Placed(next(numbers), placed.phase, row, placed.origin) for row in made)
     chain.close()
 
 
@@ -177,7 +195,7 @@ class _Router:
         if keying is not None:
             yield self._keyed(number, keying, placed)
         elif unit.operator is not None:
-            item = _Routed(BROADCAST_ORDER, (), number, position, placed.row)
+            item = _Routed(BROADCAST_ORDER, (), number, position, placed.row, placed.origin)
             yield from ((subtask, item) for subtask in range(parallelism))
         else:
             # A relay keeps the order of arrival of what came together.
@@ -189,26 +207,28 @@ class _Router:
         key = tuple(getattr(row, c) for c in keying.columns)
         if None in key:
             # As Spark has it: a null does not change the hash. The operator refuses the row with a clear error.
-            return 0, _Routed(phase, (), number, placed.position, row)
+            return 0, _Routed(phase, (), number, placed.position, row, placed.origin)
         digest = key_hash(key, keying.types)
         group = digest % self._max_parallelism
         order = phase | group << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT) & _HASH_MASK
         ties = tuple((v is not None, v) for v in (*key, *(getattr(row, c) for c in keying.order_by)))
         subtask = subtask_of(group, self._level.parallelism, self._max_parallelism)
-        return subtask, _Routed(order, ties, number, placed.position, row)
+        return subtask, _Routed(order, ties, number, placed.position, row, placed.origin)
 
 
 def _input_batches(
     inputs: Sequence[InputSpec], items: Sequence[_Routed], controls: Sequence[tuple[bytes, bytes | None]]
 ) -> list[pa.RecordBatch]:
     number = pa.array([i.number for i in items], pa.int32())
-    names, columns = [ORDER, INPUT, CONTROL, REPORT], [
+    names, columns = [ORDER, INPUT, CONTROL, REPORT, ORIGIN], [
         pa.array([i.order for i in items], pa.int64()), number,
         pa.nulls(len(items), pa.binary()), pa.nulls(len(items), pa.binary()),
+        pa.array([i.origin for i in items], pa.int32()),
     ]  # fmt: skip
     barriers = [pa.array([BARRIER_ORDER] * len(controls), pa.int64()), pa.array([0] * len(controls), pa.int32()),
                 pa.array([c for c, _ in controls], pa.binary()),
-                pa.array([r for _, r in controls], pa.binary())]  # fmt: skip
+                pa.array([r for _, r in controls], pa.binary()),
+                pa.array([-1] * len(controls), pa.int32())]  # fmt: skip
     given = dict(zip(names, columns, strict=True))
     ended = dict(zip(names, barriers, strict=True))
     for at, spec in enumerate(inputs):
@@ -251,4 +271,6 @@ def _emitted_rows(batch: pa.RecordBatch, number: int, level: Level) -> Iterator[
     schema, prefix = level.fed[number].node.schema, output_prefix(number)
     found = to_rows([batch.column(prefix + n) for n in schema.names], row_maker(schema))
     places = (batch.column(c).to_pylist() for c in (POSITION, PHASE))
-    return map(_Placed, *places, found)
+    node = level.fed[number].node
+    origin = level.sources.index(node.uid) if isinstance(node, SourceNode) else -1
+    return map(_Placed, *places, found, repeat(origin))

@@ -8,8 +8,9 @@ from typing import Any
 from stateflow.api.source import LocalSource
 from stateflow.checkpoint.documents import NOT_BEGUN, SourcePosition
 from stateflow.runtime import stores
-from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
+from stateflow.runtime.bounds import STOPPED, Bounds
 from stateflow.runtime.run import BatchResult, JobRun, Positions
+from stateflow.runtime.ticks import run_ticks
 
 
 def run_local(
@@ -40,7 +41,7 @@ def _until_reached(
             return STOPPED
         rows, positions = _read(run, sources)
         if not rows:
-            return CAUGHT_UP
+            return run_ticks(run, bounds, on_batch)
         here = Positions(positions)
         on_batch(run.run_batch(rows, lambda _, here=here: here))  # type: ignore[misc]
         bounds.count_batch()

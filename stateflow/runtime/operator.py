@@ -6,11 +6,11 @@ Rows come in Arrow batches, sorted: key group, key, the declared order, then ord
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,25 +25,36 @@ from stateflow.api.checkpointed import (
 )
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import DEAD_LETTERS
-from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.functions import (
+    Context,
+    KeyedFunction,
+    KeyedProcessFunction,
+    OnTimerContext,
+    RuntimeContext,
+    TaskInfo,
+)
 from stateflow.api.keyed_rows import hooks_of
+from stateflow.api.side_outputs import SideOutputs
+from stateflow.api.timers import TimerService
 from stateflow.checkpoint.redistribution import Assigned
 from stateflow.checkpoint.reports import Failure
 from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
 from stateflow.runtime.operator_parts import OperatorParts
+from stateflow.runtime.plan import has_timers
 from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
+from stateflow.runtime.watermarks import milliseconds
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.current import BatchTime
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.keyed import KeyedState
 from stateflow.state.operator_state import OperatorStateStore
+from stateflow.state.timers import SLICE, TimeDomain, Timer, TimerIndex
 
 Key = tuple[Any, ...]
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Caller = Callable[[Any, Context], Iterable[Any] | None]
 
 
@@ -60,6 +71,7 @@ class _Input:
     columns: slice
     keys: tuple[int, ...]
     maker: Maker
+    time_of: Callable[[Any], int | None] | None
 
 
 @dataclass(frozen=True)
@@ -90,13 +102,31 @@ def _rows(parts: Sequence[_Part], count: int) -> list[Any]:
 def _inputs(specs: Sequence[InputSpec]) -> list[_Input]:
     starts = [0, *accumulate(len(spec.schema.names) for spec in specs)]
     return [
-        _Input(spec.schema.names, slice(start, end), _key_indexes(spec), row_maker(spec.schema))
+        _Input(
+            spec.schema.names,
+            slice(start, end),
+            _key_indexes(spec),
+            row_maker(spec.schema),
+            _time_of(spec.time_column),
+        )
         for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
     ]
 
 
 def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
     return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
+
+
+def _time_of(column: str) -> Callable[[Any], int | None] | None:
+    """How the event time of a row is read."""
+    if not column:
+        return None
+
+    def time_of(row: Any) -> int | None:
+        value = getattr(row, column)
+        return milliseconds(value) if isinstance(value, datetime) else value
+
+    return time_of
 
 
 def _callers(function: KeyedFunction[Any]) -> tuple[Caller, ...]:
@@ -116,15 +146,17 @@ class KeyedOperator:
         backend: with the base state restored.
         parts: operator state of the base.
         checkpoint_id: of the base; 0 when there is none.
+        index: what is known of the timers in the store; None for one without timers, whose time does not advance.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a subtask of an operator is made of
         self,
         spec: UnitSpec,
         info: TaskInfo,
         backend: KeyedStateBackend,
         parts: OperatorParts | None = None,
         checkpoint_id: int = 0,
+        index: TimerIndex | None = None,
     ) -> None:
         assert spec.function is not None and spec.keying is not None
         self._spec = spec
@@ -144,10 +176,22 @@ class KeyedOperator:
         self._raw = assigned.own
         self._info = info
         self._hooks = hooks_of(spec.function)
-        broadcasts = isinstance(spec.function, KeyedBroadcastProcessFunction)
-        self._context = Context(info, self._operator_state if broadcasts else None)
+        self._index = index or TimerIndex()
+        self._timers = self._state.timers(self._groups, self._index)
+        self._advanced = index is None
+        self._now = milliseconds(info.processing_time)
+        refused = "" if has_timers(spec.function) else "the function has no on_timer"
+        self._service = TimerService(self._timers, self._now, spec.watermark_before, refused)
+        side = SideOutputs()
+        given_state = (
+            self._operator_state if isinstance(spec.function, KeyedBroadcastProcessFunction) else None
+        )
+        self._context = Context(info, self._service, side, given_state)
+        self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
         self._open: tuple[bytes, bytes, Key] | None = None
-        """The last key of the batch before: whether it has more rows is not known yet."""
+        """The last key of the Arrow batch before: whether it has more rows is not known yet."""
+        self._ended: dict[tuple[bytes, bytes], tuple[bytes, bytes, Key]] = {}
+        """Keys with rows of phase 0, for `on_batch_end`: each may have rows of phase 1 too."""
         runtime = RuntimeContext(self._state, info)
         if isinstance(self._hooks, CheckpointedFunction):
             stores = (self._operator_state, runtime)
@@ -193,6 +237,7 @@ class KeyedOperator:
         for (start, end), group in zip(pairwise([*starts, len(rows)]), named, strict=True):
             self._enter(group, emitted)
             if came_by is None:
+                self._context.set_time_of(self._inputs[0].time_of)
                 self._feed(self._callers[0], rows[start:end], emitted)
             else:
                 self._feed_each(rows[start:end], came_by[start:end], emitted)
@@ -206,6 +251,7 @@ class KeyedOperator:
         emitted: list[Any] = []
         self._context.set_key(())
         self._operator_state.side.is_broadcast = True
+        self._context.set_time_of(side.time_of)
         self._feed(
             self._function.process_broadcast_element, to_rows(columns[side.columns], side.maker), emitted
         )
@@ -216,11 +262,64 @@ class KeyedOperator:
         """What the function emitted to side outputs since it was last asked, by the tag's name."""
         return self._context.take_side_outputs()
 
-    def finish(self) -> list[Any]:
-        """Ends the batch: the last key's end, `snapshot_state`, then `close`."""
+    def advance(self) -> None:
+        """Lets the time be that of the batch: rows of phase 0 are over."""
+        self._end_open_key([])
+        self._advanced = True
+        self._service.advance(self._spec.watermark)
+
+    def fire(self) -> Iterator[list[Any]]:
+        """Advances, and calls `on_timer` for what is due, in slices; yields what that emitted to the main output.
+
+        Event-time timers come first, then those of processing time, until nothing is due.
+        """
+        self.advance()
+        until = {TimeDomain.EVENT_TIME: self._spec.watermark, TimeDomain.PROCESSING_TIME: self._now}
+        while self._index.earliest.due(self._spec.watermark, self._now):
+            for domain, time in until.items():
+                for keys, timers in self._timers.due(domain, time) if time is not None else ():
+                    yield self._fire_slice(domain, keys, timers)
+                self._state.end_stretch()
+
+    def _fire_slice(
+        self, domain: TimeDomain, keys: list[tuple[bytes, bytes]], timers: Iterator[Timer]
+    ) -> list[Any]:
         emitted: list[Any] = []
+        self._state.begin_stretch(sorted(set(keys)))
+        for timer in timers:
+            self._fire_one(domain, timer, emitted)
+        self._state.end_stretch()
+        return emitted
+
+    def _fire_one(self, domain: TimeDomain, timer: Timer, emitted: list[Any]) -> None:
+        context = self._on_timer_context
+        self._state.switch(timer.group, timer.key)
+        if timer.namespace is not None:
+            self._state.set_namespace(timer.namespace)
+        context.set_key(timer.values)
+        context.set_timer(domain, timer.time)
+        try:
+            out = self._function.on_timer(timer.time, context)
+            if out is not None:
+                emitted.extend(out)
+        except StateflowError:
+            raise
+        except Exception as e:
+            raise self._user_error("on_timer", None, e, timer.values) from e
+
+    def finish(self) -> list[Any]:
+        """Ends the batch: the end of each key that had rows, then `close`."""
+        emitted: list[Any] = []
+        if not self._advanced:
+            self.advance()
         self._end_open_key(emitted)
         self._state.end_stretch()
+        ended = iter(list(self._ended.values()))
+        while some := list(islice(ended, SLICE)):
+            self._state.begin_stretch([(group, key) for group, key, _ in some])
+            for group in some:
+                self._end_key(group, emitted)
+            self._state.end_stretch()
         if isinstance(self._hooks, CheckpointedFunction):
             context = FunctionSnapshotContext(self._info, self._groups)
             self._call("snapshot_state", partial(self._hooks.snapshot_state, context))
@@ -260,14 +359,21 @@ class KeyedOperator:
         self._make_current(group)
 
     def _end_open_key(self, emitted: list[Any]) -> None:
-        if self._open is None:
+        ended, self._open = self._open, None
+        if ended is None or not self._has_batch_end:
             return
-        if self._has_batch_end:
-            self._make_current(self._open)
-            self._call(
-                "on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ())
-            )
-        self._open = None
+        if self._advanced:
+            self._ended.pop(ended[:2], None)
+            self._end_key(ended, emitted)
+        else:
+            self._ended[ended[:2]] = ended
+
+    def _end_key(self, group: tuple[bytes, bytes, Key], emitted: list[Any]) -> None:
+        self._make_current(group)
+        self._context.row = None
+        self._call(
+            "on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ()), group[2]
+        )
 
     def _make_current(self, group: tuple[bytes, bytes, Key]) -> None:
         if self._state.current != group[:2]:
@@ -278,6 +384,7 @@ class KeyedOperator:
         """Rows of one key from several inputs, in stretches of the same."""
         cuts = [i for i in range(1, len(rows)) if came_by[i] != came_by[i - 1]]
         for start, end in pairwise([0, *cuts, len(rows)]):
+            self._context.set_time_of(self._inputs[came_by[start]].time_of)
             self._feed(self._callers[came_by[start]], rows[start:end], emitted)
 
     def _feed(self, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
@@ -288,6 +395,7 @@ class KeyedOperator:
         row = None
         try:
             for row in rows:
+                context.row = row
                 out = function(row, context)
                 if out is not None:
                     emitted.extend(out)
@@ -315,21 +423,23 @@ class KeyedOperator:
                 context.take_back_side_outputs(side)
                 context.output(DEAD_LETTERS, letters.take(self._named_key(), row, e))
 
-    def _named_key(self) -> dict[str, Any] | None:
-        return dict(zip(self._columns, self._open[2], strict=True)) if self._open else None
+    def _named_key(self, values: Key | None = None) -> dict[str, Any] | None:
+        if values is None and self._open is not None:
+            values = self._open[2]
+        return dict(zip(self._columns, values, strict=True)) if values is not None else None
 
-    def _call(self, name: str, call: Callable[[], object]) -> None:
+    def _call(self, name: str, call: Callable[[], object], key: Key | None = None) -> None:
         try:
             call()
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error(name, None, e) from e
+            raise self._user_error(name, None, e, key) from e
 
-    def _user_error(self, name: str, row: Any, error: Exception) -> UserCodeError:
+    def _user_error(self, name: str, row: Any, error: Exception, values: Key | None = None) -> UserCodeError:
         return UserCodeError(
             f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
-            "this batch was committed", operator=self._spec.uid, key=repr(self._named_key()), row=repr(row)[:500],
+            "this batch was committed", operator=self._spec.uid, key=repr(self._named_key(values)), row=repr(row)[:500],
             where=innermost(error),
         )  # fmt: skip
 
@@ -391,8 +501,7 @@ class KeyedOperator:
 
 
 def _time(info: TaskInfo) -> BatchTime:
-    since = info.processing_time - _EPOCH
-    return BatchTime(info.epoch, since // timedelta(milliseconds=1), info.watermark)
+    return BatchTime(info.epoch, milliseconds(info.processing_time), info.watermark)
 
 
 def _shown(cell: pa.Scalar) -> object:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import (
     Edge,
     Graph,
@@ -18,7 +19,9 @@ from stateflow.api.graph import (
     level_of,
     maker_of,
     sources_of,
+    strategies,
 )
+from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.coordinator import Participant
 
 
@@ -59,14 +62,48 @@ class Unit:
         """Whether it only carries rows on."""
         return self.operator is None and any(o.feeds for o in self.outlets)
 
+    @property
+    def fires(self) -> bool:
+        """Whether its function has timers."""
+        return self.operator is not None and has_timers(self.operator.function)
+
+    @cached_property
+    def watermark_sources(self) -> frozenset[str]:
+        """Uids of the sources that its watermark is made of."""
+        return frozenset(strategies(e.node for e in self.operator.inputs) if self.operator else ())
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of an input's rows that goes through the shuffle apart, so that something is known of all of its rows.
+
+    Attributes:
+        number: tells the shares of an input apart.
+        leaf: whose rows these are; None for those of all leaves.
+        phase: of the rows; None where each row says it, or all are of the same.
+        origin: number of the source that they come from, when its watermark is made of them; else -1.
+    """
+
+    number: int
+    leaf: Node | None
+    phase: int | None
+    origin: int
+
 
 @dataclass(frozen=True)
 class Level:
-    """All units behind the same number of shuffles; one shuffle and one mapInArrow run them."""
+    """All units behind the same number of shuffles; one shuffle and one mapInArrow run them.
+
+    Attributes:
+        sources: uids of the job's sources, in order.
+        phased: whether rows of phase 0 can come in, which timers of a level before have made.
+    """
 
     number: int
     units: tuple[Unit, ...]
     parallelism: int
+    sources: tuple[str, ...] = ()
+    phased: bool = False
 
     @property
     def targets(self) -> int:
@@ -82,6 +119,29 @@ class Level:
     def fed(self) -> tuple[Outlet, ...]:
         """The outlets that units of the next level consume; an outlet's place here is its number."""
         return tuple(o for u in self.units for o in u.outlets if o.feeds)
+
+    @cached_property
+    def shares(self) -> dict[Node, tuple[Share, ...]]:
+        """How the rows of each input are taken apart."""
+        return {node: tuple(self._shares(node)) for node in self.inputs}
+
+    @property
+    def tells_origin(self) -> bool:
+        """Whether rows say which source they come from."""
+        return any(share.origin >= 0 for shares in self.shares.values() for share in shares)
+
+    def _shares(self, node: Node) -> Iterator[Share]:
+        taken = any(u.operator and e.node is node for u in self.units for e in u.inputs)
+        timed = strategies([node], directly=True) if taken else {}
+        leaves = list(dict.fromkeys(leaves_of(node)))
+        number = 0
+        for leaf in leaves if timed and len(leaves) > 1 else [None]:
+            of = leaves[0] if leaf is None else leaf
+            origin = self.sources.index(of.uid) if isinstance(of, SourceNode) and of.uid in timed else -1
+            phased = self.phased and leaves != [node] and any(map(is_emitted, [leaf] if leaf else leaves))
+            for phase in (0, 1) if phased else (None,):
+                yield Share(number, leaf, phase, origin)
+                number += 1
 
     @property
     def connects(self) -> bool:
@@ -112,6 +172,11 @@ class JobPlan:
         return {u.uid: list(u.operator.keying.types) for u in self.units if u.operator}
 
     @property
+    def strategies(self) -> dict[str, WatermarkStrategy]:
+        """The watermark strategies of sources that reach an operator, by uid."""
+        return strategies(e.node for u in self.units if u.operator for e in u.inputs)
+
+    @property
     def first_units(self) -> frozenset[str]:
         """Uids of units of the first level whose rows, together, are those of every source once."""
         counted: set[str] = set()
@@ -132,6 +197,11 @@ class JobPlan:
             result += [Participant(uid, subtask, upstream) for uid, subtask in keys]
             upstream = frozenset(keys)
         return result
+
+
+def has_timers(function: KeyedFunction[object]) -> bool:
+    """Whether a function does something when a timer is due."""
+    return type(function).on_timer is not KeyedFunction.on_timer
 
 
 @dataclass(frozen=True)
@@ -155,10 +225,13 @@ def plan_job(graph: Graph, parallelism: int) -> JobPlan:
     fed = {(leaf, draft.level - 1) for draft in drafts for leaf in _leaves(draft)}
     numbers = sorted({draft.level for draft in drafts})
     levels = []
+    uids = tuple(sorted(s.uid for s in graph.sources))
+    phased = False
     for number in numbers:
         here = [draft for draft in drafts if draft.level == number]
         units = tuple(_unit(draft, index * parallelism, fed) for index, draft in enumerate(here))
-        levels.append(Level(number, units, parallelism))
+        levels.append(Level(number, units, parallelism, uids, phased))
+        phased = phased or any(unit.fires for unit in units)
     return JobPlan(tuple(sorted(graph.sources, key=lambda s: s.uid)), tuple(levels), parallelism)
 
 

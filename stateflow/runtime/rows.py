@@ -29,6 +29,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "timestamp_ntz": datetime.datetime,
 }
 """Which values a column takes."""
+_UNITS = {"us": 1000, "ns": 1_000_000}
 _NO_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
 """Which it does not take, although they are subclasses."""
 
@@ -61,6 +62,15 @@ def to_list(column: pa.Array) -> list[Any]:
 def _moments(column: pa.Array, zoned: bool) -> list[Any]:
     values: list[Any] = column.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
     return [v.replace(tzinfo=datetime.UTC) for v in values] if zoned else values
+
+
+def latest_time(column: pa.Array) -> int | None:
+    """The latest event time in a column, in milliseconds since 1970; None when it has none."""
+    latest = pc.max(column)
+    if not latest.is_valid:
+        return None
+    number: int = latest.cast(pa.int64()).as_py()
+    return number // _UNITS[column.type.unit] if pa.types.is_timestamp(column.type) else number
 
 
 def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:

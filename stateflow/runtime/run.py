@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from msgspec.structs import replace
+
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.coordinator import Acknowledgement, PendingCheckpoint
@@ -17,6 +19,7 @@ from stateflow.checkpoint.documents import (
     OperatorState,
     PendingOutput,
     SourcePosition,
+    SourceWatermark,
     SparkPosition,
 )
 from stateflow.checkpoint.entries import Commit, pending_of
@@ -52,8 +55,10 @@ from stateflow.runtime.publishing import BoundSink, Publisher
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
+from stateflow.runtime.watermarks import advanced, combined, milliseconds
 from stateflow.state.evolution import Declaration
 from stateflow.state.memory import check_limit
+from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage.paths import DataKey, data_folder
 
 log = logging.getLogger(__name__)
@@ -148,6 +153,7 @@ class JobRun:
         self._ordinal = 0
         self._epoch = 0
         self._base: dict[str, OperatorState] = {}
+        self._sources: list[SourceWatermark] = []
         self._desk: RequestDesk
         self.head: Head
         self.restored: RestorePlan
@@ -167,7 +173,7 @@ class JobRun:
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._trim_history()
             self._desk = RequestDesk(
-                self.job.root, self.head.entry.generation, self.job.settings.requests.interval
+                self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self._drain
             )
             self._desk.open(self._point())
 
@@ -180,6 +186,7 @@ class JobRun:
         self.stood_at = self.head.stand
         self._base = self.restored.operators
         self._epoch = self.manifest.epoch if self.manifest else 0
+        self._sources = self.manifest.watermarks if self.manifest else []
         self._sweep_sinks()
 
     def _trim_history(self) -> None:
@@ -199,22 +206,66 @@ class JobRun:
         with self.fenced_first():
             return self._run_batch(rows, capture)
 
+    @property
+    def has_due_timers(self) -> bool:
+        """Whether a batch without rows would fire timers, as far as that is known."""
+        watermarks, now = self._watermarks(), milliseconds(self.job.root.clock.now())
+        fired = [u.uid for u in self.job.plan.units if u.operator]
+        return any(
+            subtask.earliest_timers.due(watermarks[uid], now)
+            for uid in fired
+            if uid in self._base
+            for subtask in self._base[uid].subtasks
+        )
+
+    def run_tick(self) -> BatchResult:
+        """Runs a batch without rows, at the positions of the batch before; raises as `run_batch` does."""
+        with self.fenced_first():
+            result = self._run_tick(self._watermarks())
+            self._desk.serve(self._point())
+        return result
+
+    def _drain(self) -> Point:
+        """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
+        if self.manifest is not None:
+            self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
+        return self._point()
+
+    def _run_tick(self, watermarks: dict[str, int | None]) -> BatchResult:
+        assert self.manifest is not None  # without a checkpoint there are no timers
+        here = Positions(self.manifest.sources, self.manifest.spark)
+        return self._run_to_end(self._executor.no_rows(self.job.plan), lambda _: here, watermarks)
+
+    def _watermarks(self) -> dict[str, int | None]:
+        """That of each operator in the next batch."""
+        watermarks: dict[str, int | None] = {}
+        for unit in self.job.plan.units:
+            before = self._base[unit.uid].watermark if unit.uid in self._base else None
+            reaching = [s for s in self._sources if s.uid in unit.watermark_sources]
+            watermarks[unit.uid] = combined(before, reaching)
+        return watermarks
+
     def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
+        result = self._run_to_end(rows, capture, self._watermarks())
+        self._desk.serve(self._point())
+        failpoints.hit("batch.end")
+        return result
+
+    def _run_to_end(self, rows: Any, capture: Capture, watermarks: dict[str, int | None]) -> BatchResult:
         clock = self.job.root.clock
         began = clock.monotonic()
         ordinal = self._ordinal + 1
         folder = data_folder(self.head.entry.generation, ordinal, DRIVER_ATTEMPT)
         positions = capture(folder)
         failpoints.hit("batch.begin")
-        pending = self._execute(rows, ordinal)
+        info = self.batch_info(ordinal)
+        pending = self._execute(rows, info, watermarks)
         failpoints.hit("batch.reported")
-        manifest = self._manifest(pending, positions)
+        manifest = self._manifest(pending, positions, info)
         self._commit(pending, manifest, folder)
         self._publish()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self._after(result, manifest)
-        self._desk.serve(self._point())
-        failpoints.hit("batch.end")
         return result
 
     @property
@@ -347,9 +398,9 @@ class JobRun:
         for bound in self.job.sinks.values():
             bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
-    def _execute(self, rows: Any, ordinal: int) -> PendingCheckpoint:
-        work = BatchWork(self.job.plan, self.batch_info(ordinal), self._base)
-        pending = PendingCheckpoint(self.head.entry.generation, ordinal, self.job.plan.participants())
+    def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingCheckpoint:
+        work = BatchWork(self.job.plan, info, self._base, watermarks)
+        pending = PendingCheckpoint(info.generation, info.ordinal, self.job.plan.participants())
         for report in self._executor.execute(rows, work):
             _acknowledge(pending, report)
         pending.check()
@@ -367,8 +418,12 @@ class JobRun:
             state=settings.state.shared_by(len(self.job.plan.participants())),
         )  # fmt: skip
 
-    def _manifest(self, pending: PendingCheckpoint, positions: Positions) -> Manifest:
-        operators = pending.operators(self._base.values())
+    def _manifest(self, pending: PendingCheckpoint, positions: Positions, info: BatchInfo) -> Manifest:
+        # Also behind a draining batch, which went far ahead: rows that come all the same are not late for that.
+        watermarks = self._watermarks()
+        operators = [
+            replace(o, watermark=watermarks.get(o.uid)) for o in pending.operators(self._base.values())
+        ]
         limit = self.job.settings.state.memory_limit_bytes
         check_limit({o.uid: o.subtasks for o in operators}, limit)
         return Manifest(
@@ -377,7 +432,9 @@ class JobRun:
             increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
             compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
             full_bytes=state_bytes(operators),
-            epoch=self._epoch + 1, columns=source_columns(self.job.plan),
+            epoch=self._epoch + 1, columns=source_columns(self.job.plan), watermarks=advanced(
+                self._sources, self.job.plan.strategies, pending.event_times(), milliseconds(info.processing_time)
+            ),
         )  # fmt: skip
 
     def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
@@ -396,6 +453,8 @@ class JobRun:
         self._ordinal = pending.ordinal
         self._base = {o.uid: o for o in manifest.operators}
         self._epoch = manifest.epoch
+        self._sources = manifest.watermarks
+        self.manifest = manifest
         self._publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,13 +46,17 @@ class RequestDesk:
     Args:
         generation: of the run.
         interval: between two looks.
+        drain: runs a batch that fires every event-time timer; returns where the job stands then.
     """
 
-    def __init__(self, root: JobRoot, generation: int, interval: timedelta) -> None:
+    def __init__(
+        self, root: JobRoot, generation: int, interval: timedelta, drain: Callable[[], Point]
+    ) -> None:
         self.stopped = False
         self._root = root
         self._generation = generation
         self._interval = interval
+        self._drain = drain
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._known: set[str] = set()
@@ -135,6 +140,7 @@ class RequestDesk:
             return
         began = clock.monotonic()
         try:
+            point = self._drain() if asked.drain and asked.savepoint else point
             made = self._made(asked, point)
         except Fenced as e:
             # The newer run finds the request open, and serves it.

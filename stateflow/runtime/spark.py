@@ -8,12 +8,19 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_source, split_sources
+from stateflow.runtime.exchange import (
+    first_exchange,
+    next_exchange,
+    reads_of_source,
+    source_frame,
+    split_sources,
+)
 from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
+from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.specs import REPORT, LevelSpec
 from stateflow.runtime.task import Barrier, run_level
 
@@ -22,6 +29,11 @@ class SparkExecutor(Executor):
     """Builds the frames of a batch and collects its reports."""
 
     reads_by_spark = True
+
+    def no_rows(self, plan: JobPlan) -> DataFrame:
+        """An empty frame of the sources' columns."""
+        spark = SparkSession.active()
+        return source_frame([(node, spark.createDataFrame([], node.schema.ddl)) for node in plan.sources])
 
     def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
         """Runs the batch over the frame `rows`, which must be what the sources give for it."""

@@ -15,12 +15,13 @@ from stateflow import failpoints
 from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
-from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
+from stateflow.runtime.bounds import STOPPED, Bounds
 from stateflow.runtime.exchange import source_frame
 from stateflow.runtime.row_steps import failure_in
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 from stateflow.runtime.seeding import SparkLocation, source_positions
 from stateflow.runtime.session import is_local
+from stateflow.runtime.ticks import run_ticks
 from stateflow.storage import Storage
 from stateflow.storage.paths import spark_location
 
@@ -99,7 +100,7 @@ class SparkRun:
                 raise outcome.error
             reached = outcome.reached
             if reached is None and (ends_by_itself or outcome.batches == 0):
-                reached = CAUGHT_UP
+                reached = run_ticks(self._run, self._bounds, self._on_batch)
         return reached
 
     def _seeded_location(self) -> SparkLocation:

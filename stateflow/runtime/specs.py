@@ -16,6 +16,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.state.handles import StateSchema
+from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder
 
@@ -26,6 +27,7 @@ POSITION = "_sf_position"
 INPUT = "_sf_input"
 PHASE = "_sf_phase"
 SOURCE = "_sf_source"
+ORIGIN = "_sf_origin"
 UNIT = "_sf_unit"
 REPORT = "_sf_report"
 
@@ -34,9 +36,10 @@ GROUP_SHIFT = 46
 groups are in order."""
 GROUP_MASK = (1 << 15) - 1
 PHASE_SHIFT = 61
-"""Phase 0 is what the level before emitted while it applied its own phase 0; all else, rows of sources first of all, is
-phase 1. What separates them is that time advances in between."""
+"""Phase 0 is what the level before emitted while it applied its own phase 0 and fired its timers; all else, rows of
+sources first of all, is phase 1. What separates them is that time advances in between."""
 SOURCE_PHASE = 1
+TIMER_PHASE = 0
 POSITION_SHIFT = 40
 """Of what tasks emit, the position is the task's number, then 40 bits that count its rows."""
 BROADCAST_ORDER = -1
@@ -53,7 +56,6 @@ class BatchInfo:
         state: with no more inline state for a subtask than all of them can have in a manifest.
         epoch: number of the batch along the job's state.
         checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
-        watermark: milliseconds since 1970; None before there is one.
     """
 
     job_uuid: str
@@ -67,7 +69,6 @@ class BatchInfo:
     state: StateSettings = field(default_factory=StateSettings)
     epoch: int = 0
     checkpoint_id: int = 0
-    watermark: int | None = None
 
     @property
     def storage(self) -> Storage:
@@ -86,11 +87,13 @@ class InputSpec:
     Attributes:
         prefix: of the columns that carry its rows.
         keying: None for a broadcast stream, and for a unit without an operator.
+        time_column: with the event time of its rows; empty where none is declared.
     """
 
     prefix: str
     schema: RowSchema
     keying: Keying | None
+    time_column: str = ""
 
     @property
     def columns(self) -> list[str]:
@@ -125,6 +128,8 @@ class UnitSpec:
         known_states: what the base was written with.
         on_error: what becomes of rows that the function raises for.
         operator_base: msgpack of the `OperatorBase`; empty when the base does not have the operator.
+        watermark: of the batch, in milliseconds since 1970; None before there is one.
+        watermark_before: that of the batch before.
     """
 
     uid: str
@@ -135,11 +140,18 @@ class UnitSpec:
     known_states: tuple[StateSchema, ...] = ()
     on_error: OnError = None
     operator_base: bytes = b""
+    watermark: int | None = None
+    watermark_before: int | None = None
 
     @property
     def keying(self) -> Keying | None:
         """How the first input is keyed; the types are those of the state."""
         return self.inputs[0].keying
+
+    @property
+    def state_watermark(self) -> int | None:
+        """What time to live goes by: draining fires every timer, and lets nothing expire."""
+        return self.watermark_before if self.watermark == MAX_WATERMARK else self.watermark
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,7 @@ class LevelSpec:
     Attributes:
         next_targets: number of tasks of the level behind; 0 in the last.
         output: the Arrow schema of what the tasks emit.
+        sources: uids of the job's sources, in order.
     """
 
     batch: BatchInfo
@@ -157,6 +170,7 @@ class LevelSpec:
     upstream: tuple[tuple[str, int], ...]
     next_targets: int
     output: pa.Schema
+    sources: tuple[str, ...] = ()
 
 
 def input_prefix(index: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -18,6 +19,7 @@ from stateflow.runtime.specs import BatchInfo
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.timers import TimerIndex
 from stateflow.state.transfer import HostCache, private_folder, remove_tree
 
 _LIMIT = 16
@@ -40,6 +42,8 @@ class _Kept:
 
 
 _kept: dict[StoreKey, _Kept] = {}
+_timers: WeakKeyDictionary[KeyedStateBackend, TimerIndex] = WeakKeyDictionary()
+"""What is known of the timers in each open store."""
 _clock = SystemClock()
 
 
@@ -70,6 +74,13 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     cache = HostCache(home / "cache", batch.storage, _clock, others)
     work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
     return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
+
+
+def timers_of(backend: KeyedStateBackend, base: Base) -> TimerIndex:
+    """What is known of the timers in an open store that was acquired for `base`."""
+    if backend not in _timers:
+        _timers[backend] = TimerIndex(base.earliest_timers)
+    return _timers[backend]
 
 
 def give_back(key: StoreKey, backend: KeyedStateBackend, snapshot: str, settings: StateSettings) -> None:

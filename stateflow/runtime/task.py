@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from stateflow import failpoints
@@ -27,13 +28,14 @@ from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
 from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.row_steps import RowChain
-from stateflow.runtime.rows import to_batch
+from stateflow.runtime.rows import latest_time, to_batch
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
     CONTROL,
     INPUT,
     ORDER,
+    ORIGIN,
     PHASE,
     PHASE_SHIFT,
     POSITION,
@@ -41,12 +43,14 @@ from stateflow.runtime.specs import (
     REPORT,
     SOURCE_PHASE,
     TARGET,
+    TIMER_PHASE,
     UNIT,
     LevelSpec,
     OutletSpec,
     UnitSpec,
     output_prefix,
 )
+from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
@@ -94,7 +98,7 @@ class _Task:
         self._unit: UnitSpec = spec.units[self._index]
         self._columns = [column for each in self._unit.inputs for column in each.columns]
         self._info = TaskInfo(self._unit.uid, self._subtask, spec.parallelism, spec.batch.max_parallelism,
-                              spec.batch.processing_time, spec.batch.epoch, spec.batch.watermark)  # fmt: skip
+                              spec.batch.processing_time, spec.batch.epoch, self._unit.state_watermark)  # fmt: skip
         owned = range_of(self._subtask, spec.parallelism, spec.batch.max_parallelism)
         parts = stores.decode_parts(self._unit.bases[self._subtask]) if self._unit.keying else ()
         self._base = Base(self._subtask, owned, parts)
@@ -106,6 +110,8 @@ class _Task:
         self._writers: dict[str, SinkWriter] = {}
         self._barriers: list[Barrier] = []
         self._carried: list[TaskReport] = []
+        self._event_times: dict[str, int] = {}
+        self._fired = False
         self._compaction_bytes = 0
         self._rows_in = 0
         self._rows_out = 0
@@ -116,6 +122,8 @@ class _Task:
         order = batch.column(ORDER).to_numpy()
         rows = int(np.searchsorted(order, BARRIER_ORDER, side="left"))
         for start, end in _phases(order[:rows]):
+            if order[start] >> PHASE_SHIFT == SOURCE_PHASE:
+                yield from self._fire()
             yield from self._process(order[start:end], batch.slice(start, end - start))
         if rows < len(order):
             self._take_control(batch.slice(rows))
@@ -123,6 +131,7 @@ class _Task:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Ends the batch: the operator's end, snapshot, sink files, report."""
         self._check_barriers()
+        yield from self._fire()
         if self._operator is not None:
             yield from self._emit(self._operator.finish(), SOURCE_PHASE)
             self._operator.clean_up(self._level.batch.state.ttl_cleanup_entries)
@@ -159,6 +168,7 @@ class _Task:
     def _process(self, order: np.ndarray[Any, Any], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Rows of one phase, or broadcast rows."""
         columns = [batch.column(c) for c in self._columns]
+        self._note_event_times(batch)
         is_broadcast = order[0] == BROADCAST_ORDER
         # Every subtask gets all of those.
         self._rows_in += 0 if is_broadcast and self._subtask else len(order)
@@ -175,12 +185,41 @@ class _Task:
             which = batch.column(INPUT).to_numpy() if len(self._unit.inputs) > 1 else None
             yield from self._emit(self._opened_operator().process(order, columns, which), phase)
 
+    def _fire(self) -> Iterator[pa.RecordBatch]:
+        """Once, between the rows of both phases: time advances, and what is due is called. What that emits is of phase
+        0, for a level behind whose time has not advanced yet."""
+        if self._fired or self._unit.function is None:
+            return
+        now = milliseconds(self._level.batch.processing_time)
+        if self._operator is not None or self._base.earliest_timers.due(self._unit.watermark, now):
+            for emitted in self._opened_operator().fire():
+                yield from self._emit(emitted, TIMER_PHASE)
+        self._fired = True
+        failpoints.hit("task.fired")
+
+    def _note_event_times(self, batch: pa.RecordBatch) -> None:
+        columns = [each.prefix + each.time_column for each in self._unit.inputs if each.time_column]
+        if not columns or ORIGIN not in batch.schema.names:
+            return
+        origins = batch.column(ORIGIN)
+        for number in set(pc.unique(origins).to_pylist()) - {-1}:
+            rows = batch.filter(pc.equal(origins, number))
+            uid = self._level.sources[number]
+            latest = [latest_time(rows.column(name)) for name in columns]
+            known = [time for time in (*latest, self._event_times.get(uid)) if time is not None]
+            if known:
+                self._event_times[uid] = max(known)
+
     def _opened_operator(self) -> KeyedOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
+            backend = self._opened_backend()
+            timers = stores.timers_of(backend, self._base)
             self._operator = KeyedOperator(
-                self._unit, self._info, self._opened_backend(), self._parts, self._level.batch.checkpoint_id
+                self._unit, self._info, backend, self._parts, self._level.batch.checkpoint_id, timers
             )
+            if self._fired:
+                self._operator.advance()
         return self._operator
 
     def _opened_backend(self) -> KeyedStateBackend:
@@ -247,9 +286,11 @@ class _Task:
         batch, owned = self._level.batch, self._base.owned
         snapshot = f"{batch.data_folder(self._attempt)}{name}"
         taken = self._backend.snapshot(snapshot)
+        earliest = stores.timers_of(self._backend, self._base).earliest
         self._compaction_bytes = taken.compaction_bytes
         state = SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
-                             files=list(taken.files), backend=batch.state.backend, inline=taken.inline)  # fmt: skip
+                             files=list(taken.files), backend=batch.state.backend, inline=taken.inline,
+                             event_timer=earliest.event, processing_timer=earliest.processing)  # fmt: skip
         # The driver looks at all subtasks together; what one alone has too much of need not travel there.
         check_limit({self._unit.uid: [state]}, batch.state.memory_limit_bytes)
         failpoints.hit("task.uploaded")
@@ -288,7 +329,7 @@ class _Task:
             operator_states=self._operator.operator_states if self._operator else [],
             dead_letters=count, last_dead_letter=last,
             increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
-            carried=self._carried,
+            carried=self._carried, event_times=self._event_times,
         )  # fmt: skip
 
     def _send(self, report: TaskReport) -> Iterator[pa.RecordBatch]:

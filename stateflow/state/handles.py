@@ -16,6 +16,23 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything stored. Unknown fields are ignored on reading, and new ones have defaults."""
 
 
+@dataclass(frozen=True)
+class EarliestTimers:
+    """In milliseconds since 1970; no pending timer is earlier, and None says that there is none at all."""
+
+    event: int | None = None
+    processing: int | None = None
+
+    def due(self, watermark: int | None, now: int) -> bool:
+        """Whether a timer may be due."""
+        return is_due(self.event, watermark) or is_due(self.processing, now)
+
+
+def is_due(time: int | None, now: int | None) -> bool:
+    """Whether a timer of that time, if any, is due, if there is a time at all."""
+    return time is not None and now is not None and time <= now
+
+
 class FileHandle(Document, frozen=True, kw_only=True):
     """A reference to one immutable stored file."""
 
@@ -117,11 +134,20 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """The backend that wrote it."""
     inline: bytes | None = None
     """All of the state, when it is not in files."""
+    event_timer: int | None = None
+    """No pending event-time timer is earlier; None when there is none."""
+    processing_timer: int | None = None
+    """The same of processing-time timers."""
 
     @property
     def groups(self) -> KeyGroupRange:
         """The key groups that the subtask owned."""
         return KeyGroupRange(self.first_group, self.last_group)
+
+    @property
+    def earliest_timers(self) -> EarliestTimers:
+        """When the next timers are due."""
+        return EarliestTimers(self.event_timer, self.processing_timer)
 
 
 class OperatorContent(Document, frozen=True, kw_only=True):
@@ -172,6 +198,14 @@ class Base:
         written at another parallelism."""
         same = [p for p in self.parts if (p.subtask, p.groups) == (self.subtask, self.owned)]
         return same[0] if same else None
+
+    @property
+    def earliest_timers(self) -> EarliestTimers:
+        """When the next timers of all parts are due, those for other subtasks included."""
+        return EarliestTimers(
+            min((p.event_timer for p in self.parts if p.event_timer is not None), default=None),
+            min((p.processing_timer for p in self.parts if p.processing_timer is not None), default=None),
+        )
 
     @property
     def rescales(self) -> bool:

@@ -35,6 +35,7 @@ from stateflow.state.handles import StateSchema
 from stateflow.state.list_state import ListState
 from stateflow.state.map_state import MapState
 from stateflow.state.reducing_state import ReducingState
+from stateflow.state.timers import TIMER_IDS, TimerIndex, Timers
 from stateflow.state.ttl import Ttl, expiry_id
 from stateflow.state.value_state import ValueState
 
@@ -81,6 +82,10 @@ class KeyedState:
         self._known = {schema.name: schema for schema in known}
         self._states: dict[str, _State] = {}
         self._cells: list[Cell[Any]] = []
+
+    def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
+        """The timers beside the states, for the same current key and namespace."""
+        return Timers(self._entries, owned, index)
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """The state that `descriptor` declares; the same object when it is asked for again.
@@ -262,6 +267,10 @@ class KeyedState:
 
     def _refuse_shared(self, wanted: _State) -> None:
         schema, taken = wanted.schema, {wanted.id, expiry_id(wanted.schema.name)}
+        if taken & set(TIMER_IDS.values()):
+            raise StateError(
+                "a state name has the same id as the timers", hint="rename the state", name=schema.name
+            )
         for other in self._states.values():
             if taken & {other.id, expiry_id(other.schema.name)}:
                 raise StateError("two state names have the same id", hint="rename one of them", first=schema.name,
@@ -272,8 +281,9 @@ class KeyedState:
 
 
 def state_names(schemas: Iterable[StateSchema]) -> dict[bytes, StateSchema | None]:
-    """What the state ids in stored keys stand for; None for expiry entries."""
-    names: dict[bytes, StateSchema | None] = {expiry_id(schema.name): None for schema in schemas}
+    """What the state ids in stored keys stand for; None for expiry entries and timers."""
+    names: dict[bytes, StateSchema | None] = dict.fromkeys(TIMER_IDS.values())
+    names |= {expiry_id(schema.name): None for schema in schemas}
     return names | {state_id(schema.name): schema for schema in schemas}
 
 

@@ -229,6 +229,8 @@ class OneOperator:
     levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Unit(_OPERATOR),)),))
 
     sources: tuple[Any, ...] = ()
+    units: tuple[Any, ...] = ()
+    strategies: dict[str, Any] = field(default_factory=dict)
     first_units: frozenset[str] = frozenset({_OPERATOR})
 
     def participants(self) -> list[Participant]:
@@ -251,6 +253,9 @@ class _Writer(Executor):
 
     def __init__(self, site: Site) -> None:
         self._site = site
+
+    def no_rows(self, plan: object) -> Any:
+        return None
 
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         site, info = self._site, work.info

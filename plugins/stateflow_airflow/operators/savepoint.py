@@ -141,7 +141,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     Args:
         origin: ``stop`` or ``upgrade``; ``manual`` counts as *stop*. Templated.
-        drain: note in the savepoint that the job does not go on from here.
+        drain: the job does not go on from here; the run fires every event-time timer before the savepoint.
     """
 
     ui_color = "#f7e3d4"

@@ -1,0 +1,62 @@
+"""The watermark of each source and each operator, from batch to batch. Pure.
+
+A batch's watermark comes from the batches before it, so that a batch that is tried again has the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+
+from stateflow.api.watermarks import WatermarkStrategy
+from stateflow.checkpoint.documents import SourceWatermark
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def milliseconds(moment: datetime) -> int:
+    """A moment in milliseconds since 1970; without a zone it is taken for UTC."""
+    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return (zoned - _EPOCH) // timedelta(milliseconds=1)
+
+
+def advanced(
+    known: Iterable[SourceWatermark],
+    strategies: Mapping[str, WatermarkStrategy],
+    seen: Mapping[str, int],
+    now: int,
+) -> list[SourceWatermark]:
+    """The sources' watermarks behind a batch, by uid.
+
+    Args:
+        known: those before it.
+        seen: the latest event time of each source that had rows in it.
+        now: its processing time.
+    """
+    before = {each.uid: each for each in known}
+    return [
+        _advanced(uid, before.get(uid), strategies[uid], seen.get(uid), now) for uid in sorted(strategies)
+    ]
+
+
+def _advanced(
+    uid: str, before: SourceWatermark | None, strategy: WatermarkStrategy, latest: int | None, now: int
+) -> SourceWatermark:
+    watermark = before.watermark if before else None
+    if latest is None:
+        active_at = before.active_at if before else now
+        idle = now - active_at >= strategy.idleness
+        return SourceWatermark(uid=uid, watermark=watermark, active_at=active_at, idle=idle)
+    # As in Flink: a row of just that time may still come, so the watermark stays below it.
+    reached = latest - strategy.out_of_orderness - 1
+    watermark = reached if watermark is None else max(watermark, reached)
+    return SourceWatermark(uid=uid, watermark=watermark, active_at=now)
+
+
+def combined(before: int | None, sources: Iterable[SourceWatermark]) -> int | None:
+    """An operator's watermark: the smallest of the sources that are not idle, and never less than before."""
+    active = [each.watermark for each in sources if not each.idle]
+    known = [watermark for watermark in active if watermark is not None]
+    if not known or len(known) < len(active):
+        return before
+    return min(known) if before is None else max(before, min(known))
