@@ -353,10 +353,10 @@ class JobRun:
 
     def _check(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
         restored = plan_restore(head.checkpoint_id, manifest, self.job.wanted)
-        self._check_reader(manifest)
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
+        self._check_reader(manifest)
         return restored
 
     def _check_reader(self, manifest: Manifest | None) -> None:

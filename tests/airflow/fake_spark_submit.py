@@ -19,6 +19,7 @@ RESULT: dict[str, object] = {
     "job_uuid": "0" * 32,
     "generation": 7,
     "started_from": 5,
+    "started_at": "checkpoint 5",
     "checkpoint_id": 9,
     "batches": 2,
     "rows_in": 20,

@@ -27,6 +27,7 @@ RETURNED = {
     "rows_out": {"delays": 20},
     "batches": 2,
     "started_from": 5,
+    "started_at": "checkpoint 5",
     "generation": 7,
     "stopped_because": "caught-up",
 }
