@@ -12,6 +12,7 @@ from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoPro
 from stateflow.api.functions import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
+from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
@@ -65,6 +66,8 @@ __all__ = [
     "Time",
     "ValueState",
     "ValueStateDescriptor",
+    "VectorState",
+    "VectorizedKeyedFunction",
 ]
 
 

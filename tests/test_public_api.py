@@ -40,7 +40,7 @@ def test_the_names_never_change_unnoticed() -> None:
         "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
         "RichFlatMapFunction", "RichMapFunction", "RuntimeContext", "StateTtlConfig",
         "StreamExecutionEnvironment", "Time", "ValueState",
-        "ValueStateDescriptor",
+        "ValueStateDescriptor", "VectorState", "VectorizedKeyedFunction",
     ]  # fmt: skip
 
 

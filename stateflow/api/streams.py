@@ -33,6 +33,7 @@ from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
+from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
@@ -165,16 +166,20 @@ class KeyedStream:
         self._keys = keys
 
     def process(
-        self, function: KeyedProcessFunction[Any, Any], *, output: type[Any], uid: str = ""
+        self,
+        function: KeyedProcessFunction[Any, Any] | VectorizedKeyedFunction,
+        *,
+        output: type[Any],
+        uid: str = "",
     ) -> DataStream:
-        """Runs a stateful function over the rows of each key.
+        """Runs a stateful function over the rows of each key, or, vectorized, of many keys at once.
 
         Args:
             function: is sent to tasks anew for each batch.
             output: row class of what it yields.
             uid: what the operator's state is matched by, over all versions of the job.
         """
-        if not isinstance(function, KeyedProcessFunction):
+        if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
             raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object: "
                                      "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
         return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__)

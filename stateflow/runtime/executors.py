@@ -99,7 +99,7 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         ), function=operator.function if operator else None,
         outlets=tuple(_outlet_spec(outlet, unit, level, work.info) for outlet in unit.outlets),
         bases=tuple(msgspec.msgpack.encode(b.parts) if b.parts else b"" for b in bases),
-        known_states=tuple(state.states) if state else (),
+        known_states=tuple(state.states) if state else (), emits=operator.schema if operator else None,
     )  # fmt: skip
 
 

@@ -120,6 +120,7 @@ class UnitSpec:
         inputs: one; or two, of connected streams, of which the first is keyed.
         bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
         known_states: what the base was written with.
+        emits: columns of the operator's main output; None for a unit without an operator.
     """
 
     uid: str
@@ -128,6 +129,7 @@ class UnitSpec:
     outlets: tuple[OutletSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
+    emits: RowSchema | None = None
 
     @property
     def keying(self) -> Keying | None:

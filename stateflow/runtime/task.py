@@ -19,13 +19,14 @@ from stateflow import failpoints
 from stateflow.api.functions import TaskInfo
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkWriter, Writing
+from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
 from stateflow.runtime.row_steps import RowChain
-from stateflow.runtime.rows import to_batch
+from stateflow.runtime.rows import row_maker, to_batch, to_rows
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
@@ -45,6 +46,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
     output_prefix,
 )
+from stateflow.runtime.vector_operator import VectorOperator
 from stateflow.state.handles import Base, Committable, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
 
@@ -97,7 +99,7 @@ class _Task:
         self._base = Base(self._subtask, owned, parts)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: RocksDBBackend | None = None
-        self._operator: KeyedOperator | None = None
+        self._operator: KeyedOperator | VectorOperator | None = None
         self._chains: dict[int, RowChain] = {}
         self._writers: dict[str, SinkWriter] = {}
         self._barriers: list[Barrier] = []
@@ -120,7 +122,7 @@ class _Task:
         """Ends the batch: the operator's end, snapshot, sink files, report."""
         self._check_barriers()
         if self._operator is not None:
-            yield from self._emit(self._operator.finish(), SOURCE_PHASE)
+            yield from self._end(self._operator)
             self._operator.clean_up(self._level.batch.ttl_cleanup_entries)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
@@ -164,16 +166,30 @@ class _Task:
             yield from self._send_rows(
                 outlet, pa.RecordBatch.from_arrays(columns, schema=outlet.schema.arrow), phase
             )
+            return
+        operator = self._opened_operator()
+        if isinstance(operator, VectorOperator):
+            yield from self._emit_columns(operator.process(order, columns))
         elif is_broadcast:
-            yield from self._emit(self._opened_operator().broadcast(columns), phase)
+            yield from self._emit(operator, operator.broadcast(columns), phase)
         else:
             which = batch.column(INPUT).to_numpy() if len(self._unit.inputs) > 1 else None
-            yield from self._emit(self._opened_operator().process(order, columns, which), phase)
+            yield from self._emit(operator, operator.process(order, columns, which), phase)
 
-    def _opened_operator(self) -> KeyedOperator:
+    def _end(self, operator: KeyedOperator | VectorOperator) -> Iterator[pa.RecordBatch]:
+        """What an operator emits at a batch's end."""
+        if isinstance(operator, VectorOperator):
+            yield from self._emit_columns(operator.finish())
+        else:
+            yield from self._emit(operator, operator.finish(), SOURCE_PHASE)
+
+    def _opened_operator(self) -> KeyedOperator | VectorOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
-            self._operator = KeyedOperator(self._unit, self._info, self._opened_backend())
+            made = (
+                VectorOperator if isinstance(self._unit.function, VectorizedKeyedFunction) else KeyedOperator
+            )
+            self._operator = made(self._unit, self._info, self._opened_backend())
         return self._operator
 
     def _opened_backend(self) -> RocksDBBackend:
@@ -185,9 +201,8 @@ class _Task:
             failpoints.hit("task.restored")
         return self._backend
 
-    def _emit(self, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
-        assert self._operator is not None
-        emitted: Emitted = {MAIN: main, **self._operator.take_side_outputs()}
+    def _emit(self, operator: KeyedOperator, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
+        emitted: Emitted = {MAIN: main, **operator.take_side_outputs()}
         self._rows_out += sum(map(len, emitted.values()))
         for index, outlet in enumerate(self._unit.outlets):
             rows = emitted.get(outlet.tag)
@@ -195,6 +210,20 @@ class _Task:
                 rows = self._chain(index, outlet).apply(rows)
             if rows:
                 yield from self._send_rows(outlet, to_batch(rows, outlet.schema), phase)
+
+    def _emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """What a vectorized operator emits, which has no side outputs."""
+        assert self._unit.emits is not None
+        for phase, batch in emitted:
+            self._rows_out += len(batch)
+            for index, outlet in enumerate(self._unit.outlets):
+                if not outlet.steps:
+                    yield from self._send_rows(outlet, batch, phase)
+                    continue
+                rows = to_rows(batch.columns, row_maker(self._unit.emits))
+                made = self._chain(index, outlet).apply(rows)
+                if made:
+                    yield from self._send_rows(outlet, to_batch(made, outlet.schema), phase)
 
     def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
         if index not in self._chains:

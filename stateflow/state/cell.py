@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from stateflow.serializers import ValueSerializer
+from stateflow.state.columns import ColumnSerializer
 from stateflow.state.current import ABSENT, VOID_NAMESPACE, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
@@ -29,6 +31,7 @@ class Cell(Generic[T]):
         self.id = state_id(schema.name)
         self.schema = schema
         self.ttl = ttl
+        self.value_type = value_type
         self._entries = entries
         serializer: ValueSerializer[T] = ValueSerializer(value_type)
         self._encode, self._decode = serializer.encode, serializer.decode
@@ -37,6 +40,16 @@ class Cell(Generic[T]):
         self._value: T | None = None
         self._stored_key: bytes | None = None
         self._changed = False
+
+    @property
+    def default(self) -> bytes | None:
+        """What is read where nothing is stored, as it would be stored."""
+        return self._default
+
+    @cached_property
+    def columns(self) -> ColumnSerializer:
+        """For the values of many keys at once. Raises JobDefinitionError when the type has no columns."""
+        return ColumnSerializer(self.value_type)
 
     def clear(self) -> None:
         """Removes the current key's value."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
 from stateflow.serializers import ValueSerializer, decode_key, describe_type, encode_key
+from stateflow.state.columns import ColumnSerializer
 from stateflow.state.current import CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
@@ -29,8 +31,20 @@ class MapState(Generic[K, V]):
         )  # fmt: skip
         self.ttl = ttl
         self._entries = entries
+        self._value_type = descriptor.value_type
         self._serializer: ValueSerializer[V] = ValueSerializer(descriptor.value_type)
+        self._key_type = descriptor.key_type
         self._changes: dict[bytes, V | None] = {}
+
+    @cached_property
+    def columns(self) -> ColumnSerializer:
+        """For the values of many keys at once. Raises JobDefinitionError when the type has no columns."""
+        return ColumnSerializer(self._value_type)
+
+    @cached_property
+    def key_columns(self) -> ColumnSerializer:
+        """For user keys, as `columns` is for values."""
+        return ColumnSerializer(self._key_type)
 
     def get(self, key: K) -> V | None:
         """The value of `key`; None when the map does not have it."""
