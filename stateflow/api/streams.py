@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.column_aggregates import ColumnAggregates
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
 from stateflow.api.graph import (
@@ -245,6 +246,24 @@ class KeyedStream:
                                      given=repr(function), uid=uid)  # fmt: skip
         return self._operator(AggregateRows(function, accumulator), RowSchema.of(output), uid,
                               _name("aggregate", function))  # fmt: skip
+
+    def aggregate_columns(
+        self, aggregates: Mapping[str, Sequence[str]], *, output: type[Any], uid: str = ""
+    ) -> DataStream:
+        """Aggregates columns of each key, vectorized: emits one row for each key that had rows in a batch.
+
+        Args:
+            aggregates: by the output's column: ``(kind, column)``. Kinds are ``sum``, ``count``, ``min``, ``max``,
+                ``mean``, ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (within about 2 %).
+                Nulls do not count.
+            output: row class with the columns of the key and of the aggregates.
+
+        Raises:
+            JobDefinitionError: an aggregate, its column or the output class does not fit.
+        """
+        schema = RowSchema.of(output)
+        function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
+        return self._operator(function, schema, uid, f"aggregate {', '.join(aggregates)}")
 
     def map_with_state(
         self, function: Callable[[Any, Any], tuple[Any, Any]], *, state: Any, output: type[Any], uid: str = ""

@@ -1,4 +1,4 @@
-"""msgpack of many values of one plain type, read and written by columns.
+"""Many values of one plain type as msgpack, read and written by columns.
 
 A value is written as `msgspec` writes it, byte for byte: whole numbers as short as they can be, floats in nine bytes,
 a class as a map of its fields in order, or as a list. What is laid out in any other way is not read here.
