@@ -21,6 +21,7 @@ from stateflow.api.functions import Context, KeyedProcessFunction, OnTimerContex
 from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.timers import TimerService
+from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.descriptors import (
     AggregateFunction,
@@ -101,6 +102,8 @@ __all__ = [
     "TimerService",
     "ValueState",
     "ValueStateDescriptor",
+    "VectorState",
+    "VectorizedKeyedFunction",
     "WatermarkStrategy",
 ]
 

@@ -31,7 +31,7 @@ _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (
     0x30,
     0x31,
 )
-_VALUE_FORMAT = b"\x01"
+VALUE_FORMAT = b"\x01"
 _MOMENT_FORMAT = b"\x02"
 _MOMENT_BYTES = 8
 _ZERO = 1 << 63
@@ -76,7 +76,7 @@ class ValueSerializer(Generic[T]):
             data = self._encoder.encode(value)
             # A checkpoint with a value that does not decode could never be restored.
             self._decoder.decode(data)
-            return _VALUE_FORMAT + data
+            return VALUE_FORMAT + data
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
             raise StateError("a value cannot be stored", hint=f"the state is declared as {self.type_name}",
                              value=repr(value)[:200], reason=str(e)) from e  # fmt: skip
@@ -84,7 +84,7 @@ class ValueSerializer(Generic[T]):
     def decode(self, data: bytes) -> T:
         """The value in `data`. Raises CorruptFile when it is not of the declared type."""
         try:
-            return self._decoder.decode(data[1:] if data[:1] == _VALUE_FORMAT else _payload(data))
+            return self._decoder.decode(data[1:] if data[:1] == VALUE_FORMAT else _payload(data))
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
                               declared=self.type_name, reason=str(e)) from e  # fmt: skip
@@ -121,7 +121,7 @@ class CustomValueSerializer(Generic[T]):
         except Exception as e:
             raise StateError("a value cannot be stored", hint="mend the state's serializer", serializer=custom.name,
                              value=repr(value)[:200], reason=f"{type(e).__name__}: {e}") from e  # fmt: skip
-        return _VALUE_FORMAT + msgspec.msgpack.encode((custom.version, data))
+        return VALUE_FORMAT + msgspec.msgpack.encode((custom.version, data))
 
     def decode(self, data: bytes) -> T:
         """The value in `data`. Raises CorruptFile when the serializer raises, or did not write it."""
@@ -173,10 +173,15 @@ def with_moment(data: bytes, moment: int) -> bytes:
     return _MOMENT_FORMAT + struct.pack(">Q", moment + _ZERO) + _payload(data)
 
 
+def payload_start(data: bytes) -> int:
+    """Where the msgpack in a stored value begins. Raises CorruptFile."""
+    return len(data) - len(_payload(data))
+
+
 def _payload(data: bytes) -> bytes:
     """The msgpack in a stored value, behind its format and its moment; a copy, which costs less than a memoryview."""
     kind = data[:1]
-    if kind == _VALUE_FORMAT:
+    if kind == VALUE_FORMAT:
         return data[1:]
     if kind != _MOMENT_FORMAT or len(data) <= _MOMENT_BYTES:
         raise CorruptFile("a stored value has an unknown format", format=kind.hex())

@@ -43,7 +43,7 @@ def test_the_names_never_change_unnoticed() -> None:
         "OutputTag", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RichFilterFunction",
         "RichFlatMapFunction", "RichMapFunction", "RocksDBStateBackend", "RuntimeContext", "Serializer",
         "StateTtlConfig", "StreamExecutionEnvironment", "Time", "TimeDomain", "TimerService", "ValueState",
-        "ValueStateDescriptor", "WatermarkStrategy",
+        "ValueStateDescriptor", "VectorState", "VectorizedKeyedFunction", "WatermarkStrategy",
     ]  # fmt: skip
 
 

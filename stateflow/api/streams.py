@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.checkpointed import CheckpointedFunction, CheckpointListener
+from stateflow.api.column_aggregates import ColumnAggregates
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
@@ -39,6 +40,7 @@ from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
+from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.errors import JobDefinitionError
 
@@ -214,13 +216,13 @@ class KeyedStream:
 
     def process(
         self,
-        function: KeyedProcessFunction[Any, Any],
+        function: KeyedProcessFunction[Any, Any] | VectorizedKeyedFunction,
         *,
         output: type[Any],
         uid: str = "",
         on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
-        """Runs a stateful function over the rows of each key.
+        """Runs a stateful function over the rows of each key, or, vectorized, of many keys at once.
 
         Args:
             function: is sent to tasks anew for each batch.
@@ -229,9 +231,12 @@ class KeyedStream:
             on_error: ``"fail"``: the run fails when the function raises, and the batch leaves nothing behind. Or
                 `DeadLetters`: such rows are kept apart. That costs an encoding of state per row instead of per key.
         """
-        if not isinstance(function, KeyedProcessFunction):
+        if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
             raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object: "
                                      "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
+        if isinstance(function, VectorizedKeyedFunction) and on_error != FAIL:
+            raise JobDefinitionError("a vectorized function has no dead letters", hint="it gets many rows at once: "
+                                     "tell good from bad ones in it, or work row by row", uid=uid)  # fmt: skip
         return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
 
     def connect(self, other: KeyedStream | BroadcastStream) -> Any:
@@ -317,6 +322,24 @@ class KeyedStream:
                                      given=repr(function), uid=uid)  # fmt: skip
         return self._operator(AggregateRows(function, accumulator), RowSchema.of(output), uid,
                               _name("aggregate", function), on_error)  # fmt: skip
+
+    def aggregate_columns(
+        self, aggregates: Mapping[str, Sequence[str]], *, output: type[Any], uid: str = ""
+    ) -> DataStream:
+        """Aggregates columns of each key, vectorized: emits one row for each key that had rows in a batch.
+
+        Args:
+            aggregates: by the output's column: ``(kind, column)``. Kinds are ``sum``, ``count``, ``min``, ``max``,
+                ``mean``, ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (within about 2 %).
+                Nulls do not count.
+            output: row class with the columns of the key and of the aggregates.
+
+        Raises:
+            JobDefinitionError: an aggregate, its column or the output class does not fit.
+        """
+        schema = RowSchema.of(output)
+        function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
+        return self._operator(function, schema, uid, f"aggregate {', '.join(aggregates)}", FAIL)
 
     def map_with_state(
         self,

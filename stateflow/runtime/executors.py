@@ -111,7 +111,7 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         bases=tuple(_packed(base) for base in bases),
         known_states=tuple(state.states) if state else (), on_error=operator.on_error if operator else None,
         operator_base=encode_operator_base(state) if state else b"", watermark=work.watermarks.get(unit.uid),
-        watermark_before=state.watermark if state else None,
+        watermark_before=state.watermark if state else None, emits=operator.schema if operator else None,
     )  # fmt: skip
 
 

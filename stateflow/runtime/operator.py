@@ -167,7 +167,9 @@ class KeyedOperator:
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedFunction.on_batch_end
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._letters = LetterBox(spec.on_error, spec.uid, info.epoch) if spec.on_error else None
-        self._state = KeyedState(backend, spec.known_states, _time(info), undoable=self._letters is not None)
+        self._state = KeyedState(
+            backend, spec.known_states, batch_time(info), undoable=self._letters is not None
+        )
         assigned = parts.assigned() if parts else Assigned()
         base = parts.base if parts else None
         self._operator_state = OperatorStateStore(
@@ -470,22 +472,13 @@ class KeyedOperator:
     def _keys(self, parts: Sequence[_Part]) -> list[pa.Array]:
         """Each row's key, column by column."""
         for part in parts:
-            self._refuse_null_keys(part.input, part.keys, part.columns)
+            refuse_null_keys(self._spec, part.input.names, part.input.keys, part.columns)
         if len(parts) == 1:
             return parts[0].keys
         back = pa.array(np.argsort(np.concatenate([part.places for part in parts])))
         return [
             pa.concat_arrays(same).take(back) for same in zip(*[part.keys for part in parts], strict=True)
         ]
-
-    def _refuse_null_keys(self, given: _Input, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
-        for index, column in zip(given.keys, keys, strict=True):
-            name = given.names[index]
-            if column.null_count:
-                at = column.is_null().to_numpy(zero_copy_only=False).argmax()
-                row = {n: c[int(at)].as_py() for n, c in zip(given.names, columns, strict=True)}
-                raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
-                                 operator=self._spec.uid, column=name, row=repr(row)[:500])  # fmt: skip
 
     def _refuse_failing_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
         """Finds the key that cannot be read or encoded, and raises StateError with its row."""
@@ -500,8 +493,27 @@ class KeyedOperator:
                                  reason=str(e)) from e  # fmt: skip
 
 
-def _time(info: TaskInfo) -> BatchTime:
+def batch_time(info: TaskInfo) -> BatchTime:
+    """When the batch of a subtask is."""
     return BatchTime(info.epoch, milliseconds(info.processing_time), info.watermark)
+
+
+def refuse_null_keys(
+    spec: UnitSpec, names: Sequence[str], keys: Sequence[int], columns: Sequence[pa.Array]
+) -> None:
+    """Raises StateError with the first row whose key has a null.
+
+    Args:
+        names: of the columns.
+        keys: which of them are the key.
+    """
+    for index in keys:
+        column = columns[index]
+        if column.null_count:
+            at = column.is_null().to_numpy(zero_copy_only=False).argmax()
+            row = {n: c[int(at)].as_py() for n, c in zip(names, columns, strict=True)}
+            raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
+                             operator=spec.uid, column=names[index], row=repr(row)[:500])  # fmt: skip
 
 
 def _shown(cell: pa.Scalar) -> object:

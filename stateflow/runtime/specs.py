@@ -130,6 +130,7 @@ class UnitSpec:
         operator_base: msgpack of the `OperatorBase`; empty when the base does not have the operator.
         watermark: of the batch, in milliseconds since 1970; None before there is one.
         watermark_before: that of the batch before.
+        emits: columns of the operator's main output; None for a unit without an operator.
     """
 
     uid: str
@@ -142,6 +143,7 @@ class UnitSpec:
     operator_base: bytes = b""
     watermark: int | None = None
     watermark_before: int | None = None
+    emits: RowSchema | None = None
 
     @property
     def keying(self) -> Keying | None:

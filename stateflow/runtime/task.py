@@ -21,6 +21,7 @@ from stateflow import failpoints
 from stateflow.api.functions import TaskInfo
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkWriter, Writing
+from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.keygroups import range_of
@@ -28,7 +29,7 @@ from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
 from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.row_steps import RowChain
-from stateflow.runtime.rows import latest_time, to_batch
+from stateflow.runtime.rows import latest_time, row_maker, to_batch, to_rows
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
@@ -50,6 +51,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
     output_prefix,
 )
+from stateflow.runtime.vector_operator import VectorOperator
 from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
@@ -105,7 +107,7 @@ class _Task:
         self._parts = OperatorParts.of(self._unit, self._subtask, spec.parallelism, spec.batch)
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: KeyedStateBackend | None = None
-        self._operator: KeyedOperator | None = None
+        self._operator: KeyedOperator | VectorOperator | None = None
         self._chains: dict[int, RowChain] = {}
         self._writers: dict[str, SinkWriter] = {}
         self._barriers: list[Barrier] = []
@@ -133,7 +135,7 @@ class _Task:
         self._check_barriers()
         yield from self._fire()
         if self._operator is not None:
-            yield from self._emit(self._operator.finish(), SOURCE_PHASE)
+            yield from self._end(self._operator)
             self._operator.clean_up(self._level.batch.state.ttl_cleanup_entries)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
@@ -179,11 +181,15 @@ class _Task:
             yield from self._send_rows(
                 outlet, pa.RecordBatch.from_arrays(columns, schema=outlet.schema.arrow), phase
             )
+            return
+        operator = self._opened_operator()
+        if isinstance(operator, VectorOperator):
+            yield from self._emit_columns(operator.process(order, columns))
         elif is_broadcast:
-            yield from self._emit(self._opened_operator().broadcast(columns), phase)
+            yield from self._emit(operator, operator.broadcast(columns), phase)
         else:
             which = batch.column(INPUT).to_numpy() if len(self._unit.inputs) > 1 else None
-            yield from self._emit(self._opened_operator().process(order, columns, which), phase)
+            yield from self._emit(operator, operator.process(order, columns, which), phase)
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """Once, between the rows of both phases: time advances, and what is due is called. What that emits is of phase
@@ -192,10 +198,16 @@ class _Task:
             return
         now = milliseconds(self._level.batch.processing_time)
         if self._operator is not None or self._base.earliest_timers.due(self._unit.watermark, now):
-            for emitted in self._opened_operator().fire():
-                yield from self._emit(emitted, TIMER_PHASE)
+            yield from self._fire_due(self._opened_operator())
         self._fired = True
         failpoints.hit("task.fired")
+
+    def _fire_due(self, operator: KeyedOperator | VectorOperator) -> Iterator[pa.RecordBatch]:
+        if isinstance(operator, VectorOperator):
+            yield from self._emit_columns(operator.flush())
+            return
+        for emitted in operator.fire():
+            yield from self._emit(operator, emitted, TIMER_PHASE)
 
     def _note_event_times(self, batch: pa.RecordBatch) -> None:
         columns = [each.prefix + each.time_column for each in self._unit.inputs if each.time_column]
@@ -210,17 +222,29 @@ class _Task:
             if known:
                 self._event_times[uid] = max(known)
 
-    def _opened_operator(self) -> KeyedOperator:
+    def _end(self, operator: KeyedOperator | VectorOperator) -> Iterator[pa.RecordBatch]:
+        """What an operator emits at a batch's end."""
+        if isinstance(operator, VectorOperator):
+            yield from self._emit_columns(operator.finish())
+        else:
+            yield from self._emit(operator, operator.finish(), SOURCE_PHASE)
+
+    def _opened_operator(self) -> KeyedOperator | VectorOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""
         if self._operator is None:
-            backend = self._opened_backend()
-            timers = stores.timers_of(backend, self._base)
-            self._operator = KeyedOperator(
-                self._unit, self._info, backend, self._parts, self._level.batch.checkpoint_id, timers
-            )
-            if self._fired:
-                self._operator.advance()
+            self._operator = self._made_operator(self._opened_backend())
         return self._operator
+
+    def _made_operator(self, backend: KeyedStateBackend) -> KeyedOperator | VectorOperator:
+        if isinstance(self._unit.function, VectorizedKeyedFunction):
+            return VectorOperator(self._unit, self._info, backend)
+        timers = stores.timers_of(backend, self._base)
+        operator = KeyedOperator(
+            self._unit, self._info, backend, self._parts, self._level.batch.checkpoint_id, timers
+        )
+        if self._fired:
+            operator.advance()
+        return operator
 
     def _opened_backend(self) -> KeyedStateBackend:
         if self._backend is None:
@@ -231,9 +255,8 @@ class _Task:
             failpoints.hit("task.restored")
         return self._backend
 
-    def _emit(self, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
-        assert self._operator is not None
-        emitted: Emitted = {MAIN: main, **self._operator.take_side_outputs()}
+    def _emit(self, operator: KeyedOperator, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
+        emitted: Emitted = {MAIN: main, **operator.take_side_outputs()}
         self._rows_out += sum(map(len, emitted.values()))
         for index, outlet in enumerate(self._unit.outlets):
             rows = emitted.get(outlet.tag)
@@ -241,6 +264,20 @@ class _Task:
                 rows = self._chain(index, outlet).apply(rows)
             if rows:
                 yield from self._send_rows(outlet, to_batch(rows, outlet.schema), phase)
+
+    def _emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """What a vectorized operator emits, which has no side outputs."""
+        assert self._unit.emits is not None
+        for phase, batch in emitted:
+            self._rows_out += len(batch)
+            for index, outlet in enumerate(self._unit.outlets):
+                if not outlet.steps:
+                    yield from self._send_rows(outlet, batch, phase)
+                    continue
+                rows = to_rows(batch.columns, row_maker(self._unit.emits))
+                made = self._chain(index, outlet).apply(rows)
+                if made:
+                    yield from self._send_rows(outlet, to_batch(made, outlet.schema), phase)
 
     def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
         if index not in self._chains:
@@ -299,7 +336,7 @@ class _Task:
         return state
 
     def _operator_part(self) -> OperatorPart | None:
-        if self._operator is None:
+        if not isinstance(self._operator, KeyedOperator):
             return self._parts.kept(self._attempt)
         return self._parts.written(self._operator.operator_content, self._attempt)
 
@@ -319,14 +356,15 @@ class _Task:
             new.append(len(state.inline or b""))
         if part is not None and part.handle is not None and not self._parts.has(part):
             new.append(part.handle.size)
-        count, last = self._operator.dead_letters if self._operator else (0, None)
+        rows_operator = self._operator if isinstance(self._operator, KeyedOperator) else None
+        count, last = rows_operator.dead_letters if rows_operator else (0, None)
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
             attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
             consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
             key_types=list(self._unit.keying.types) if self._unit.keying else [],
             part=part, states=self._operator.schemas if self._operator else [],
-            operator_states=self._operator.operator_states if self._operator else [],
+            operator_states=rows_operator.operator_states if rows_operator else [],
             dead_letters=count, last_dead_letter=last,
             increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
             carried=self._carried, event_times=self._event_times,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from stateflow.serializers import Codec
 from stateflow.state.changes import ABSENT
+from stateflow.state.columns import ColumnSerializer, columns_of
 from stateflow.state.current import VOID_NAMESPACE, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.state.ttl import Ttl
@@ -38,6 +40,16 @@ class Cell(Generic[T]):
         self._value: T | None = None
         self._stored_key: bytes | None = None
         self._changed = False
+
+    @property
+    def default(self) -> bytes | None:
+        """What is read where nothing is stored, as it would be stored."""
+        return self._default
+
+    @cached_property
+    def columns(self) -> ColumnSerializer:
+        """For the values of many keys at once. Raises JobDefinitionError when the type has no columns."""
+        return columns_of(self.codec)
 
     def clear(self) -> None:
         """Removes the current key's value."""

@@ -33,6 +33,7 @@ from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.expiry import CleanUp
 from stateflow.state.handles import StateSchema
 from stateflow.state.list_state import ListState
+from stateflow.state.many_keys import ManyKeys
 from stateflow.state.map_state import MapState
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.timers import TIMER_IDS, TimerIndex, Timers
@@ -196,6 +197,12 @@ class KeyedState:
         """Reads what value-like states have in the void namespace for many (group, key) pairs at once."""
         for cell in self._cells:
             cell.prefetch(keys)
+
+    def many_keys(self, groups: Sequence[bytes], keys: Sequence[bytes]) -> ManyKeys:
+        """The states of many different keys at once, in the void namespace, until the stretch ends; no key is current
+        then. Arguments as for `switch`, one for each key."""
+        self.leave()
+        return ManyKeys(self._entries, groups, keys)
 
     def end_stretch(self) -> None:
         """Writes back what was changed since the last stretch."""

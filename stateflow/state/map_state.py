@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
 from stateflow.serializers import decode_key, encode_key, value_serializer
+from stateflow.state.columns import ColumnSerializer, columns_of
 from stateflow.state.current import CurrentKey, state_id
 from stateflow.state.ttl import Ttl
 from stateflow.state.typeschema import state_schema
@@ -27,7 +29,18 @@ class MapState(Generic[K, V]):
         self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._entries = entries
+        self._key_type = descriptor.key_type
         self._changes: dict[bytes, V | None] = {}
+
+    @cached_property
+    def columns(self) -> ColumnSerializer:
+        """For the values of many keys at once. Raises JobDefinitionError when the type has no columns."""
+        return columns_of(self.codec)
+
+    @cached_property
+    def key_columns(self) -> ColumnSerializer:
+        """For user keys, as `columns` is for values."""
+        return ColumnSerializer(self._key_type)
 
     def get(self, key: K) -> V | None:
         """The value of `key`; None when the map does not have it."""

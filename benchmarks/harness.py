@@ -1,0 +1,199 @@
+"""One task on one core, without Spark: from sorted Arrow batches, as Spark delivers them, to a stored snapshot."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.jobs.running_mean import Event, Mean, RunningMean, Sum
+from stateflow import RuntimeContext, ValueStateDescriptor
+from stateflow.api.functions import KeyedFunction
+from stateflow.api.graph import Keying
+from stateflow.api.schema import RowSchema
+from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.config import RocksDBSettings
+from stateflow.keygroups import key_hash
+from stateflow.runtime import stores
+from stateflow.runtime.specs import (
+    BARRIER_ORDER,
+    CONTROL,
+    GROUP_SHIFT,
+    ORDER,
+    PHASE_SHIFT,
+    REPORT,
+    SOURCE_PHASE,
+    BatchInfo,
+    InputSpec,
+    LevelSpec,
+    OutletSpec,
+    UnitSpec,
+)
+from stateflow.runtime.task import Barrier, run_level
+from stateflow.state.handles import SubtaskState
+
+M = 4096
+_SCHEMA = RowSchema.of(Event)
+_JOB = "0" * 32
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to do.
+
+    Attributes:
+        rows_per_arrow_batch: as `runtime.session` sets it for Spark.
+    """
+
+    batches: int = 6
+    rows_per_batch: int = 1_000_000
+    keys: int = 100_000
+    rows_per_arrow_batch: int = 100_000
+    seed: int = 1
+
+
+def measure(
+    folder: Path, function: KeyedFunction[Any], output: type[Any], size: Size = Size()
+) -> dict[str, Any]:
+    """Events per second of each batch of one task; the first batch, which makes all keys, is told apart.
+
+    Making the input is not counted; opening the store, working, the snapshot and its storing are.
+    """
+    orders = _orders(size.keys)
+    dice = np.random.default_rng(size.seed)
+    unit = _unit(function, output)
+    state: SubtaskState | None = None
+    seconds = []
+    try:
+        for ordinal in range(1, size.batches + 1):
+            given = _batch(size, orders, dice, ordinal)
+            spec = _level(folder, replace(unit, bases=(_parts(state),)), ordinal)
+            began = time.perf_counter()
+            *_, answer = run_level(spec, 0, f"t{ordinal}", given)
+            seconds.append(time.perf_counter() - began)
+            report = msgspec.msgpack.decode(answer.column(REPORT)[0].as_py(), type=TaskReport)
+            assert report.failure is None and report.rows_in == size.rows_per_batch, report.failure
+            state = report.state
+    finally:
+        stores.close_all()
+        shutil.rmtree(folder)
+    return {
+        "events_per_s": round(size.rows_per_batch / statistics.median(seconds[1:])),
+        "best_events_per_s": round(size.rows_per_batch / min(seconds[1:])),
+        "first_batch_s": round(seconds[0], 2),
+    }
+
+
+def _orders(keys: int) -> np.ndarray[Any, Any]:
+    """The `_order` of each key, as Spark computes it."""
+    digests = np.array([key_hash((key,), ("bigint",)) for key in range(keys)], dtype=np.int64)
+    groups = digests % M
+    hashes = (digests.view(np.uint64) >> np.uint64(64 - GROUP_SHIFT)).view(np.int64)
+    return SOURCE_PHASE << PHASE_SHIFT | groups << GROUP_SHIFT | hashes
+
+
+def _batch(
+    size: Size, orders: np.ndarray[Any, Any], dice: np.random.Generator, ordinal: int
+) -> Sequence[pa.RecordBatch]:
+    keys = dice.integers(0, size.keys, size.rows_per_batch)
+    values = dice.random(size.rows_per_batch)
+    order = orders[keys]
+    at = np.lexsort((keys, order))
+    rows = len(at)
+    names = [ORDER, CONTROL, REPORT, "i0_key", "i0_value"]
+    table = pa.RecordBatch.from_arrays(
+        [pa.array(order[at]), pa.nulls(rows, pa.binary()), pa.nulls(rows, pa.binary()), pa.array(keys[at]),
+         pa.array(values[at])], names=names
+    )  # fmt: skip
+    barrier = pa.RecordBatch.from_arrays(
+        [pa.array([BARRIER_ORDER]), pa.array([msgspec.msgpack.encode(Barrier(1, ordinal))]),
+         pa.nulls(1, pa.binary()), pa.nulls(1, pa.int64()), pa.nulls(1, pa.float64())], names=names
+    )  # fmt: skip
+    return [*_cut(table, size.rows_per_arrow_batch), barrier]
+
+
+def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    return (batch.slice(at, rows) for at in range(0, len(batch), rows))
+
+
+def _unit(function: KeyedFunction[Any], output: type[Any]) -> UnitSpec:
+    keying = Keying(("key",), (), ("bigint",))
+    outlet = OutletSpec("", (), RowSchema.of(output), (), None)
+    return UnitSpec(
+        "op", (InputSpec("i0_", _SCHEMA, keying),), function, (outlet,), (b"",), emits=outlet.schema
+    )
+
+
+def _level(folder: Path, unit: UnitSpec, ordinal: int) -> LevelSpec:
+    batch = BatchInfo(
+        job_uuid=_JOB, root_uri=(folder / "root").as_uri(), generation=1, ordinal=ordinal,
+        processing_time=datetime(2026, 1, 1, tzinfo=UTC), max_parallelism=M, local_folder=folder / "local",
+        rocksdb=RocksDBSettings(),
+    )  # fmt: skip
+    return LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
+
+
+def _parts(state: SubtaskState | None) -> bytes:
+    return msgspec.msgpack.encode([state]) if state else b""
+
+
+def row(folder: Path, size: Size = Size()) -> dict[str, Any]:
+    """The running mean of the row API: one row out for each row in."""
+    return measure(folder / "row", RunningMean(), Mean, size)
+
+
+class VectorizedMean(VectorizedKeyedFunction):
+    """The same running mean over the same state, by columns; one row out for each row in."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
+        before = state.read(self.sum)
+        count, total = (before.field(n).fill_null(0).to_numpy() for n in ("count", "total"))
+        values = batch.column("value").to_numpy()
+        running = np.cumsum(values)
+        # What ran up before a key's first row is not its own.
+        own = running - (running[state.starts] - values[state.starts] - total)[state.key_of_row]
+        counts = np.arange(1, len(batch) + 1) - (state.starts - count)[state.key_of_row]
+        ends = state.starts + state.counts - 1
+        state.write(self.sum, pa.StructArray.from_arrays([counts[ends], own[ends]], names=["count", "total"]))
+        return pa.RecordBatch.from_arrays(
+            [batch.column("key"), counts, own / counts], names=["key", "count", "mean"]
+        )
+
+
+def vectorized(folder: Path, size: Size = Size()) -> dict[str, Any]:
+    """The running mean of the vectorized API: one row out for each row in."""
+    return measure(folder / "vectorized", VectorizedMean(), Mean, size)
+
+
+def figures(folder: Path, size: Size = Size()) -> dict[str, Any]:
+    """What ``throughput.json`` has of them."""
+    by_row, by_column = row(folder, size), vectorized(folder, size)
+    return {
+        "harness_row": by_row["events_per_s"],
+        "harness_vectorized": by_column["events_per_s"],
+        "harness_row_first_batch_s": by_row["first_batch_s"],
+        "harness_vectorized_first_batch_s": by_column["first_batch_s"],
+        "harness_rows_per_batch": size.rows_per_batch,
+        "harness_keys": size.keys,
+    }
+
+
+if __name__ == "__main__":
+    import sys
+    import tempfile
+
+    for name in sys.argv[1:] or ["row"]:
+        print(name, globals()[name](Path(tempfile.mkdtemp())))

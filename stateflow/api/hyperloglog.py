@@ -1,0 +1,180 @@
+"""How many different values many keys have seen, roughly: HyperLogLog, for all keys at once.
+
+4096 registers, so the standard error is 1.6 %. A key with few of them has those that it has, in four bytes each and
+sorted; one with many has all, in a byte each. The estimate is that of O. Ertl, New cardinality estimation algorithms
+for HyperLogLog sketches, 2017, which needs no tables for small numbers. Hashes and layout are part of what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from stateflow.errors import CorruptFile
+from stateflow.state.key_columns import comparable
+
+Array = np.ndarray[Any, Any]
+
+REGISTERS = 4096
+_INDEX_SHIFT, _RANK_BITS = 52, 6
+_RANKS = _INDEX_SHIFT + 2
+"""A register has 0, when it has seen nothing, or 1 more than the number of zeros that a hash began with."""
+_SEED = 0
+_STEPS = 64
+"""After so many, neither of the two sums below changes in a float."""
+
+
+@dataclass(frozen=True)
+class Sketches:
+    """Registers of several keys, those with 0 left out, in order of key and register.
+
+    Attributes:
+        places: number of the key, then 12 bits of the register's.
+        ranks: what it has.
+    """
+
+    keys: int
+    places: Array
+    ranks: Array
+
+    def merged(self, other: Sketches) -> Sketches:
+        """What both have seen."""
+        return _highest(
+            self.keys, np.concatenate([self.places, other.places]), np.concatenate([self.ranks, other.ranks])
+        )
+
+    def estimates(self) -> Array:
+        """How many different values each key has seen."""
+        of_key = self.places // REGISTERS
+        counts = np.bincount(of_key * _RANKS + self.ranks, minlength=self.keys * _RANKS)
+        counts = counts.reshape(self.keys, _RANKS).astype(np.float64)
+        counts[:, 0] = REGISTERS - counts.sum(axis=1)
+        z = REGISTERS * _tau(1 - counts[:, -1] / REGISTERS)
+        for rank in range(_RANKS - 2, 0, -1):
+            z = 0.5 * (z + counts[:, rank])
+        z += REGISTERS * _sigma(counts[:, 0] / REGISTERS)
+        found: Array = np.rint(REGISTERS**2 / (2 * np.log(2)) / z).astype(np.int64)
+        return found
+
+    def encode(self) -> list[bytes]:
+        """The bytes of each key."""
+        of_key = self.places // REGISTERS
+        registers = self.places % REGISTERS
+        few = (registers << _RANK_BITS | self.ranks).astype("<u4").tobytes()
+        edges = np.searchsorted(of_key, np.arange(self.keys + 1)).tolist()
+        return [
+            few[4 * start : 4 * end] if 4 * (end - start) < REGISTERS else
+            _all_registers(registers[start:end], self.ranks[start:end])
+            for start, end in pairwise(edges)
+        ]  # fmt: skip
+
+
+def decode(stored: Sequence[bytes | None]) -> Sketches:
+    """What `encode` made; of None, nothing seen. Raises CorruptFile."""
+    places, ranks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, data in enumerate(stored):
+        if data is None:
+            continue
+        if len(data) == REGISTERS:
+            every = np.frombuffer(data, np.uint8).astype(np.int64)
+            registers = np.flatnonzero(every)
+            found = every[registers]
+        elif len(data) % 4 == 0 and len(data) < REGISTERS:
+            few = np.frombuffer(data, "<u4").astype(np.int64)
+            registers, found = few >> _RANK_BITS, few & (1 << _RANK_BITS) - 1
+        else:
+            raise CorruptFile("a count of different values has an unknown form", bytes=len(data))
+        if (registers >= REGISTERS).any() or (found >= _RANKS).any():
+            raise CorruptFile("a count of different values has registers that there are not", bytes=len(data))
+        places.append(number * REGISTERS + registers)
+        ranks.append(found)
+    return _highest(len(stored), np.concatenate(places), np.concatenate(ranks))
+
+
+def sketch(values: pa.Array, key_of_row: Array, keys: int) -> Sketches:
+    """Of the values in a column that are not null."""
+    if values.null_count:
+        there = values.is_valid().to_numpy(zero_copy_only=False)
+        values, key_of_row = values.drop_null(), key_of_row[there]
+    hashes = _hashes(values)
+    behind = hashes & np.uint64((1 << _INDEX_SHIFT) - 1)
+    # Below 2**53 a float is exact, and its exponent is the number of bits.
+    ranks = _INDEX_SHIFT + 1 - np.frexp(behind.astype(np.float64))[1].astype(np.int64)
+    registers = (hashes >> np.uint64(_INDEX_SHIFT)).astype(np.int64)
+    return _highest(keys, key_of_row * REGISTERS + registers, ranks)
+
+
+def _highest(keys: int, places: Array, ranks: Array) -> Sketches:
+    both = np.sort(places << _RANK_BITS | ranks)
+    places = both >> _RANK_BITS
+    last = np.append(places[1:] != places[:-1], True) if len(both) else np.zeros(0, bool)
+    return Sketches(keys, places[last], both[last] & (1 << _RANK_BITS) - 1)
+
+
+def _all_registers(registers: Array, ranks: Array) -> bytes:
+    every = np.zeros(REGISTERS, np.uint8)
+    every[registers] = ranks
+    return every.tobytes()
+
+
+def _hashes(values: pa.Array) -> Array:
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        encoded = values.dictionary_encode()
+        each = [
+            xxhash.xxh64_intdigest(text, _SEED) for text in encoded.dictionary.cast(pa.binary()).to_pylist()
+        ]
+        found: Array = np.array(each, np.uint64)[encoded.indices.to_numpy()]
+        return found
+    return _mixed(_numbers(values))
+
+
+def _numbers(values: pa.Array) -> Array:
+    kind = values.type
+    if pa.types.is_floating(kind):
+        whole = comparable(values)
+    elif pa.types.is_date32(kind):
+        whole = values.cast(pa.int32())
+    else:
+        whole = values.cast(pa.int64())
+    found: Array = (
+        whole.to_numpy().astype(np.int64 if whole.type != pa.uint64() else np.uint64).view(np.uint64)
+    )
+    return found
+
+
+def _mixed(numbers: Array) -> Array:
+    """The mixing step of SplitMix64."""
+    x: Array = numbers + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = x ^ x >> np.uint64(31)
+    return mixed
+
+
+def _sigma(x: Array) -> Array:
+    full = x == 1
+    x = np.where(full, 0.0, x)
+    total, weight = x.copy(), 1.0
+    for _ in range(_STEPS):
+        x = x * x
+        total += x * weight
+        weight *= 2
+    return np.where(full, np.inf, total)
+
+
+def _tau(x: Array) -> Array:
+    at_end = (x == 0) | (x == 1)
+    x = np.where(at_end, 0.5, x)
+    total, weight = 1 - x, 1.0
+    for _ in range(_STEPS):
+        x = np.sqrt(x)
+        weight *= 0.5
+        total -= (1 - x) ** 2 * weight
+    return np.where(at_end, 0.0, total / 3)

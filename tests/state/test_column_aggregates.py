@@ -1,0 +1,244 @@
+"""Ready-made aggregates by name, against plain Python over all rows so far."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.api import hyperloglog
+from stateflow.api.column_aggregates import ColumnAggregates
+from stateflow.api.schema import RowSchema
+from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, StateError
+from stateflow.runtime.vector_operator import VectorOperator
+from stateflow.state.memory import DictBackend
+from tests.state.test_vector_operator import _info, _pieces, _unit
+
+
+class Row(msgspec.Struct):
+    key: int
+    whole: int | None = None
+    real: float | None = None
+    text: str | None = None
+    flag: bool | None = None
+    raw: bytes | None = None
+    day: datetime.date | None = None
+    moment: datetime.datetime | None = None
+
+
+MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1))  # noqa: DTZ001
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "whole": st.integers(-(1 << 55), 1 << 55),
+    "real": st.floats(-1e6, 1e6),
+    "text": st.text(max_size=3),
+    "flag": st.booleans(),
+    "raw": st.binary(max_size=3),
+    "day": st.dates(),
+    "moment": MOMENTS,
+}
+TYPES: dict[str, Any] = {"whole": int, "real": float, "text": str, "flag": bool, "raw": bytes, "day": datetime.date,
+                         "moment": datetime.datetime}  # fmt: skip
+ROWS = st.lists(
+    st.builds(Row, st.integers(0, 3), **{n: st.none() | v for n, v in VALUES.items()}),
+    min_size=1,
+    max_size=12,
+)
+
+ORACLES: dict[str, Callable[[list[Any]], Any]] = {
+    "sum": lambda v: sum(v) if v else None,
+    "count": len,
+    "min": lambda v: min(v, default=None),
+    "max": lambda v: max(v, default=None),
+    "mean": lambda v: statistics.fmean(v) if v else None,
+    "variance": lambda v: statistics.variance(map(float, v)) if len(v) > 1 else None,
+    "first": lambda v: v[0] if v else None,
+    "last": lambda v: v[-1] if v else None,
+    "approx_distinct": lambda v: len(set(v)),
+}
+_RESULTS = {"count": int, "mean": float, "variance": float, "approx_distinct": int}
+CASES = [
+    (kind, column) for kind in ORACLES for column in VALUES
+    if column in ("whole", "real") or kind not in ("sum", "mean", "variance")
+]  # fmt: skip
+ALL = {f"{kind}_{column}": (kind, column) for kind, column in CASES}
+
+
+def _output(wanted: dict[str, tuple[str, str]], row_class: type[Any] = Row) -> type[Any]:
+    schema = RowSchema.of(row_class)
+    types = {
+        n: _RESULTS.get(kind) or TYPES[schema.column(column).name] for n, (kind, column) in wanted.items()
+    }
+    return msgspec.defstruct("Output", [("key", int), *((n, kind | None) for n, kind in types.items())])
+
+
+class Keeper:
+    """Runs batches over one store; every batch with a new function, as in a job."""
+
+    def __init__(self, wanted: dict[str, tuple[str, str]]) -> None:
+        self.wanted = wanted
+        self.output = _output(wanted)
+        self.store = DictBackend()
+        self.known: tuple[Any, ...] = ()
+
+    def batch(self, rows: Sequence[Row], cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
+        function = ColumnAggregates(self.wanted, ("key",), RowSchema.of(Row), RowSchema.of(self.output))
+        unit = replace(_unit(function, Row, self.output), known_states=self.known)
+        operator = VectorOperator(unit, _info(), self.store)
+        emitted = [made for piece in _pieces(unit, rows, cuts) for made in operator.process(*piece)]
+        emitted += operator.finish()
+        self.known = tuple(operator.schemas)
+        return [row for _, made in emitted for row in made.to_pylist()]
+
+    def restored(self) -> None:
+        """Goes on with nothing but what is stored."""
+        entries, self.store = self.store.entries, DictBackend()
+        self.store.write(entries)
+
+
+def _close(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float) and found is not None:
+        return math.isclose(found, wanted, rel_tol=1e-7, abs_tol=1e-4)
+    return bool(found == wanted)
+
+
+@given(
+    st.lists(st.tuples(ROWS, st.lists(st.integers(1, 11), max_size=3), st.booleans()), min_size=1, max_size=4)
+)
+def test_every_aggregate_is_that_of_all_rows_so_far(batches: list[tuple[list[Row], list[int], bool]]) -> None:
+    keeper, seen = Keeper(ALL), defaultdict[int, list[Row]](list)
+    for rows, cuts, restores in batches:
+        found = {row["key"]: row for row in keeper.batch(rows, cuts)}
+        assert set(found) == {row.key for row in rows}
+        for row in rows:
+            seen[row.key].append(row)
+        for key, result in found.items():
+            for name, (kind, column) in ALL.items():
+                values = [v for row in seen[key] if (v := getattr(row, column)) is not None]
+                wanted = ORACLES[kind](values)
+                assert _close(result[name], wanted), (name, result[name], wanted)
+        if restores:
+            keeper.restored()
+
+
+@given(st.lists(st.lists(st.floats() | st.none(), min_size=1, max_size=5), min_size=1, max_size=3))
+def test_not_a_number_is_larger_than_all_floats(batches: list[list[float | None]]) -> None:
+    keeper, seen = Keeper({"low": ("min", "real"), "high": ("max", "real")}), list[float]()
+    for values in batches:
+        (found,) = keeper.batch([Row(1, real=value) for value in values])
+        seen += [v for v in values if v is not None]
+        ordered = sorted(seen, key=lambda v: (v != v, v))
+        low, high = (ordered[0], ordered[-1]) if ordered else (None, None)
+        assert repr((found["low"], found["high"])).replace("-0.0", "0.0") == repr((low, high)).replace(
+            "-0.0", "0.0"
+        )
+
+
+def test_the_variance_of_numbers_far_from_zero_is_kept() -> None:
+    keeper = Keeper({"spread": ("variance", "real")})
+    values = [1e9 + n % 7 for n in range(1000)]
+    for start in range(0, 1000, 100):
+        (found,) = keeper.batch([Row(1, real=v) for v in values[start : start + 100]])
+    assert math.isclose(found["spread"], statistics.variance(values), rel_tol=1e-9)
+
+
+def test_a_sum_up_to_the_border_is_exact_and_beyond_it_an_error() -> None:
+    keeper = Keeper({"total": ("sum", "whole")})
+    assert keeper.batch([Row(1, 1 << 62), Row(1, (1 << 62) - 1)]) == [{"key": 1, "total": (1 << 63) - 1}]
+    assert keeper.batch([Row(1, 3), Row(1, -3)]) == [{"key": 1, "total": (1 << 63) - 1}]
+    with pytest.raises(StateError, match="beyond 64 bits") as caught:
+        keeper.batch([Row(1, 1), Row(2, 5)])
+    assert caught.value.facts["sum"] == 1 << 63
+
+
+def test_an_aggregate_does_not_depend_on_what_its_neighbours_are() -> None:
+    alone, together = Keeper({"total": ("sum", "whole")}), Keeper(ALL | {"total": ("sum", "whole")})
+    rows = [Row(n % 2, n, text=str(n)) for n in range(9)]
+    for at in range(0, 9, 3):
+        (a, b) = alone.batch(rows[at : at + 3]), together.batch(rows[at : at + 3])
+        assert [row["total"] for row in a] == [row["total"] for row in b]
+
+
+@pytest.mark.parametrize(("wanted", "output", "text"), [
+    ({"x": ("median", "whole")}, {"x": int | None}, "no such aggregate"),
+    ({"x": "sum"}, {"x": int | None}, "no such aggregate"),
+    ({"x__y": ("sum", "whole")}, {"x__y": int | None}, "no such aggregate"),
+    ({"x": ("sum", "nowhere")}, {"x": int | None}, "no such column"),
+    ({"x": ("sum", "text")}, {"x": int | None}, "does not take such a column"),
+    ({"x": ("sum", "whole")}, {"y": int | None}, "other columns"),
+    ({"x": ("sum", "whole")}, {"x": float | None}, "does not fit"),
+    ({"x": ("sum", "whole")}, {"x": int}, "does not fit"),
+    ({"x": ("variance", "key")}, {"x": float}, "does not fit"),
+    ({"key": ("sum", "whole")}, {}, "other columns"),
+])  # fmt: skip
+def test_an_aggregate_that_cannot_be_is_refused_in_build(
+    wanted: Any, output: dict[str, Any], text: str
+) -> None:
+    row_class = msgspec.defstruct("Output", [("key", int), *output.items()])
+    with pytest.raises((JobDefinitionError, ConfigError), match=text):
+        ColumnAggregates(wanted, ("key",), RowSchema.of(Row), RowSchema.of(row_class))
+
+
+def test_a_column_without_nulls_needs_no_null_in_the_output() -> None:
+    output = msgspec.defstruct("Output", [("key", int), ("n", int), ("x", int), ("m", float)])
+    wanted = {"n": ("count", "whole"), "x": ("max", "key"), "m": ("mean", "key")}
+    ColumnAggregates(wanted, ("key",), RowSchema.of(Row), RowSchema.of(output))
+
+
+# -- approximate distinct -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 1000, 3000, 10_000, 200_000])
+def test_an_estimate_is_within_four_standard_errors(count: int) -> None:
+    errors = []
+    for seed in range(10):
+        values = pa.array(np.arange(count) * 7919 + seed * 10**9)
+        (found,) = hyperloglog.sketch(values, np.zeros(count, np.int64), 1).estimates().tolist()
+        # Of few, two may share a register.
+        errors.append(max(0, abs(found - count) - 1) / max(count, 1))
+    assert max(errors) <= 4 * 1.04 / math.sqrt(hyperloglog.REGISTERS)
+    assert statistics.fmean(errors) <= 0.02
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=2)), max_size=30), st.integers(0, 30))
+def test_sketches_of_parts_merge_to_that_of_the_whole(rows: list[tuple[int, str]], cut: int) -> None:
+    def of(part: Sequence[tuple[int, str]]) -> hyperloglog.Sketches:
+        return hyperloglog.sketch(
+            pa.array([t for _, t in part], pa.string()), np.array([k for k, _ in part], int), 3
+        )
+
+    whole = of(rows).encode()
+    assert of(rows[:cut]).merged(of(rows[cut:])).encode() == whole
+    assert hyperloglog.decode(whole).encode() == whole
+    assert hyperloglog.decode([b or None for b in whole]).merged(of(rows)).encode() == whole
+
+
+def test_many_registers_are_stored_in_a_byte_each_and_read_back() -> None:
+    sketch = hyperloglog.sketch(pa.array(np.arange(50_000)), np.zeros(50_000, np.int64), 1)
+    (data,) = sketch.encode()
+    assert len(data) == hyperloglog.REGISTERS
+    assert hyperloglog.decode([data]).estimates().tolist() == sketch.estimates().tolist()
+
+
+def test_hashes_are_those_that_are_stored() -> None:
+    """They may never change: what is stored was made with them."""
+    columns = [pa.array([7, -7]), pa.array([1.5, float("nan")]), pa.array(["a", "ä"]), pa.array([True]),
+               pa.array([datetime.date(2026, 1, 1)])]  # fmt: skip
+    found = [hyperloglog.sketch(c, np.zeros(len(c), np.int64), 1).encode()[0].hex() for c in columns]
+    assert found == ["018f010041b00100", "811c0300415b0300", "02b6020001490300", "01440200", "41270200"]
+
+
+@pytest.mark.parametrize("data", [b"abc", b"\xff" * 4, b"\xff" * 4096, b"\x00" * 8000])
+def test_registers_that_there_are_not_are_an_error(data: bytes) -> None:
+    with pytest.raises(CorruptFile):
+        hyperloglog.decode([data])

@@ -1,0 +1,234 @@
+"""State as Arrow columns: the bytes of the row API, for many values at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
+from stateflow.serializers import ValueSerializer, encode_key, with_moment
+from stateflow.state.columns import ColumnSerializer
+from stateflow.state.key_columns import comparable, encode_keys
+
+_LIMITS = [
+    s * ((1 << b) + d) for b in (0, 5, 7, 8, 15, 16, 31, 32, 53, 62) for d in (-1, 0, 1) for s in (1, -1)
+]
+INTS = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.sampled_from(_LIMITS))
+FLOATS = st.floats()
+
+
+class Sum(msgspec.Struct, array_like=True):
+    count: int
+    total: float
+
+
+class Named(msgspec.Struct, rename="camel"):
+    how_many: int
+    how_much: float | None = None
+    is_open: bool = False
+    inner: Sum | None = None
+
+
+class Nested(msgspec.Struct):
+    left: Sum
+    flag: bool | None
+    right: Sum
+
+
+Wide = msgspec.defstruct("Wide", [*((f"f{n}", int) for n in range(16)), ("flag", bool)])
+"""So many fields that msgpack counts them in another way."""
+
+
+@dataclasses.dataclass
+class Data:
+    number: int
+    text: str
+    parts: list[int]
+    day: datetime.date | None
+
+
+class Short(msgspec.Struct, omit_defaults=True):
+    number: int = 0
+    other: float = 1.0
+
+
+class Bounded(msgspec.Struct):
+    number: Annotated[int, msgspec.Meta(ge=0)]
+
+
+SUMS = st.builds(Sum, INTS, FLOATS)
+KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "int": (int, INTS),
+    "float": (float, FLOATS),
+    "bool": (bool, st.booleans()),
+    "str": (str, st.text()),
+    "bytes": (bytes, st.binary()),
+    "array-like": (Sum, SUMS),
+    "named": (Named, st.builds(Named, INTS, st.none() | FLOATS, st.booleans(), st.none() | SUMS)),
+    "nested": (Nested, st.builds(Nested, SUMS, st.none() | st.booleans(), SUMS)),
+    "wide": (Wide, st.builds(Wide, *[INTS] * 16, st.booleans())),
+    "dataclass": (Data, st.builds(Data, INTS, st.text(), st.lists(INTS), st.none() | st.dates())),
+    "omits": (Short, st.builds(Short, INTS, FLOATS)),
+    "bounded": (Bounded, st.builds(Bounded, st.integers(0, 1 << 40))),
+    "moment": (datetime.datetime, st.datetimes()),
+    "lists": (list[float], st.lists(FLOATS)),
+}
+
+
+def _plain(value: Any) -> Any:
+    """As Arrow gives it, with floats by their bits."""
+    if isinstance(value, float):
+        return "nan" if value != value else value.hex()
+    if isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value):
+        names = getattr(type(value), "__struct_fields__", None) or [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.DataObject) -> None:
+    value_type, values = KINDS[kind]
+    rows: list[Any] = data.draw(st.lists(st.none() | values, max_size=8))
+    serializer, columns = ValueSerializer(value_type), ColumnSerializer(value_type)
+    stored = [None if row is None else serializer.encode(row) for row in rows]
+    moments = [None if d is None else with_moment(d, 5) if n % 3 == 1 else d for n, d in enumerate(stored)]
+
+    found = columns.decode(moments)
+
+    found.validate(full=True)
+    assert found.type == columns.type
+    assert _plain(found.to_pylist()) == _plain(
+        [serializer.decode(d) if d is not None else None for d in stored]
+    )
+    assert columns.encode(found) == stored
+    # A part of a column knows where it begins.
+    assert columns.encode(found.slice(1)) == stored[1:]
+
+
+@given(st.lists(st.tuples(INTS, FLOATS), max_size=6))
+def test_a_whole_number_where_a_float_is_declared_is_read_as_the_row_api_reads_it(
+    rows: list[tuple[int, float]],
+) -> None:
+    serializer = ValueSerializer(Sum)
+    stored = [serializer.encode(Sum(n, n)) for n, _ in rows] + [serializer.encode(Sum(n, x)) for n, x in rows]
+    found = ColumnSerializer(Sum).decode(stored).to_pylist()
+    assert _plain(found) == _plain([serializer.decode(d) for d in stored])
+
+
+def test_values_that_are_laid_out_in_another_way_are_read_by_their_names() -> None:
+    odd = [
+        b"\x01" + msgspec.msgpack.encode(value)
+        for value in (
+            {"number": 3},
+            {"b": 1.0, "number": 4, "a": None},
+            {"x": 1, "a": 2, "number": -5, "b": 2.5},
+        )
+    ]
+
+    class Evolved(msgspec.Struct):
+        a: int | None = None
+        b: float = 0.5
+        number: int = 0
+
+    own = ValueSerializer(Evolved).encode(Evolved(1, 2.0, 3))
+    found = ColumnSerializer(Evolved).decode([odd[0], own, odd[1], None, odd[2]]).to_pylist()
+    assert found == [
+        {"a": None, "b": 0.5, "number": 3}, {"a": 1, "b": 2.0, "number": 3}, {"a": None, "b": 1.0, "number": 4}, None,
+        {"a": 2, "b": 2.5, "number": -5},
+    ]  # fmt: skip
+
+
+@given(st.lists(st.binary(max_size=24), min_size=1, max_size=5))
+def test_bytes_that_are_no_value_are_an_error_or_what_the_row_api_reads(junk: list[bytes]) -> None:
+    for value_type in (Sum, Nested, int, bool, float):
+        serializer = ValueSerializer(value_type)
+        for stored in ([b"\x01" + j for j in junk], junk):
+            try:
+                wanted = [serializer.decode(data) for data in stored]
+            except CorruptFile:
+                with pytest.raises((CorruptFile, StateError)):
+                    ColumnSerializer(value_type).decode(stored)
+            else:
+                assert _plain(ColumnSerializer(value_type).decode(stored).to_pylist()) == _plain(wanted)
+
+
+def test_a_cut_value_is_never_completed_with_the_bytes_of_the_next() -> None:
+    whole = ValueSerializer(Sum).encode(Sum(300, 2.5))
+    for cut in range(1, len(whole)):
+        with pytest.raises(CorruptFile):
+            ColumnSerializer(Sum).decode([whole[:cut], whole])
+
+
+def test_a_number_beyond_64_bits_with_a_sign_says_that_columns_have_no_place_for_it() -> None:
+    stored = ValueSerializer(int).encode((1 << 64) - 1)
+    with pytest.raises(StateError, match="no place in a column"):
+        ColumnSerializer(int).decode([stored])
+
+
+@pytest.mark.parametrize("value_type", [dict[str, int], int | str, Any, tuple[int, ...]])
+def test_a_type_without_columns_is_named(value_type: Any) -> None:
+    with pytest.raises(JobDefinitionError, match="has no columns"):
+        ColumnSerializer(value_type)
+
+
+@pytest.mark.parametrize(("value_type", "column"), [
+    (int, pa.array([1.5])), (int, pa.array(["x"])), (Sum, pa.array([1])),
+    (Sum, pa.array([{"count": 1}])), (Sum, pa.array([{"count": 1, "total": 1.0, "more": 2}])),
+    (Sum, pa.array([{"count": 1, "total": 1.0}, {"count": None, "total": 1.0}])),
+    (list[int], pa.array([["x"]])),
+])  # fmt: skip
+def test_a_column_of_another_type_is_refused(value_type: Any, column: pa.Array) -> None:
+    with pytest.raises(SchemaMismatch) as caught:
+        ColumnSerializer(value_type).encode(column)
+    assert caught.value.facts["declared"]
+
+
+def test_fields_are_told_by_their_names_and_widened() -> None:
+    column = pa.array(
+        [{"total": 2.5, "count": 7}, None], pa.struct([("total", pa.float32()), ("count", pa.int8())])
+    )
+    assert ColumnSerializer(Sum).encode(column) == [ValueSerializer(Sum).encode(Sum(7, 2.5)), None]
+
+
+def test_what_a_null_struct_hides_is_not_looked_at() -> None:
+    hidden = pa.StructArray.from_arrays([pa.array([1, None]), pa.array([1.0, None])], names=["count", "total"],
+                                        mask=pa.array([False, True]))  # fmt: skip
+    assert ColumnSerializer(Sum).encode(hidden) == [ValueSerializer(Sum).encode(Sum(1, 1.0)), None]
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------
+
+KEYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int64(), INTS), (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)), (pa.float64(), FLOATS),
+    (pa.string(), st.text()), (pa.binary(), st.binary()), (pa.bool_(), st.booleans()), (pa.date32(), st.dates()),
+    (pa.timestamp("us"), st.datetimes()),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.UTC))),
+]  # fmt: skip
+
+
+@given(st.data())
+def test_key_columns_have_the_bytes_of_each_key(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3))
+    rows: Sequence[tuple[Any, ...]] = data.draw(
+        st.lists(st.tuples(*[values for _, values in kinds]), max_size=5)
+    )
+    columns = [pa.array([row[i] for row in rows], kind) for i, (kind, _) in enumerate(kinds)]
+    assert encode_keys(columns) == [encode_key(row) for row in rows]
+
+
+@given(st.lists(FLOATS | st.sampled_from([0.0, -0.0, float("nan"), -float("nan")]), min_size=2))
+def test_keys_are_equal_in_columns_when_their_bytes_are(values: list[float]) -> None:
+    found = comparable(pa.array(values)).to_pylist()
+    encoded = [encode_key((value,)) for value in values]
+    assert [a == b for a in found for b in found] == [a == b for a in encoded for b in encoded]

@@ -1,0 +1,369 @@
+"""A vectorized operator over Arrow batches: which rows come together, and the same state as the row API."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.graph import Keying
+from stateflow.api.schema import RowSchema
+from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.descriptors import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
+from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, UserCodeError
+from stateflow.keygroups import key_hash
+from stateflow.runtime.operator import KeyedOperator
+from stateflow.runtime.rows import to_batch
+from stateflow.runtime.specs import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, InputSpec, OutletSpec, UnitSpec
+from stateflow.runtime.vector_operator import VectorOperator
+from stateflow.state.handles import StateSchema
+from stateflow.state.memory import DictBackend
+from tests.state.test_operator import NOW, M
+from tests.state.test_state_kinds import Mean
+
+
+class Row(msgspec.Struct):
+    key: str | None
+    number: int = 0
+
+
+class Out(msgspec.Struct):
+    key: str
+    total: int | None = None
+
+
+class Sum(msgspec.Struct, array_like=True):
+    count: int = 0
+    total: int = 0
+
+
+class SumRows(KeyedProcessFunction[Row, Out]):
+    """A sum in a value, the last number per parity in a map, a mean in an aggregating state."""
+
+    def __init__(self, ttl: StateTtlConfig | None = None) -> None:
+        self.ttl = ttl
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum, ttl=self.ttl))
+        self.last = ctx.get_map_state(MapStateDescriptor("last", str, int, ttl=self.ttl))
+        self.mean = ctx.get_aggregating_state(
+            AggregatingStateDescriptor("mean", Mean(), list[int], ttl=self.ttl)
+        )
+
+    def process_element(self, row: Row, ctx: Context) -> None:
+        before = self.sum.value() or Sum()
+        self.sum.update(Sum(before.count + 1, before.total + row.number))
+        self.last.get(_parity(row.number))
+        self.last.put(_parity(row.number), row.number)
+        self.mean.add(row.number)
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Out]:
+        found = self.sum.value()
+        assert found is not None
+        yield Out(ctx.get_current_key(), found.total)
+
+
+class SumColumns(VectorizedKeyedFunction):
+    """The same by columns."""
+
+    def __init__(self, ttl: StateTtlConfig | None = None) -> None:
+        self.ttl = ttl
+        self.batches: list[list[tuple[str, list[int]]]] = []
+
+    def open(self, ctx: RuntimeContext) -> None:
+        SumRows.open(self, ctx)  # type: ignore[arg-type]
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
+        numbers, keys = batch.column("number").to_numpy(), state.keys.column("key")
+        self.batches.append([
+            (key, numbers[start : start + count].tolist())
+            for key, start, count in zip(keys.to_pylist(), state.starts, state.counts, strict=True)
+        ])  # fmt: skip
+        sums = np.add.reduceat(numbers, state.starts)
+        self._add_to_mean(state, sums)
+        self._put_last(state, numbers)
+        before = state.read(self.sum)
+        count, total = (before.field(n).fill_null(0).to_numpy() for n in ("count", "total"))
+        after = pa.StructArray.from_arrays([count + state.counts, total + sums], names=["count", "total"])
+        state.write(self.sum, after)
+        return pa.RecordBatch.from_arrays([after.field("total"), keys], names=["total", "key"])
+
+    def _add_to_mean(self, state: VectorState, sums: np.ndarray[Any, Any]) -> None:
+        before = [pair or [0, 0] for pair in state.read(self.mean).to_pylist()]
+        after = [
+            [n + m, s + d] for (n, s), d, m in zip(before, sums.tolist(), state.counts.tolist(), strict=True)
+        ]
+        state.write(self.mean, pa.array(after, pa.list_(pa.int64())))
+
+    def _put_last(self, state: VectorState, numbers: np.ndarray[Any, Any]) -> None:
+        parities = pa.array([_parity(n) for n in numbers.tolist()], pa.string())
+        found = state.read_entries(self.last, state.key_of_row, parities)
+        assert len(found) == len(numbers)
+        state.write_entries(self.last, state.key_of_row, parities, numbers)
+
+
+def _parity(number: int) -> str:
+    return "odd" if number % 2 else "even"
+
+
+def _unit(function: KeyedFunction[Any], row_class: type[Any] = Row, output: type[Any] = Out) -> UnitSpec:
+    schema, emits = RowSchema.of(row_class), RowSchema.of(output)
+    keying = Keying(("key",), (), (schema.column("key").spark_type,))
+    return UnitSpec(uid="op", inputs=(InputSpec("i0_", schema, keying),), function=function,
+                    outlets=(OutletSpec("", (), emits, (), None),), bases=(b"",), emits=emits)  # fmt: skip
+
+
+def _info(batch: int = 1) -> TaskInfo:
+    return TaskInfo("op", 0, 1, M, NOW + timedelta(seconds=batch), batch)
+
+
+def _order(row: Any, types: Sequence[str], phase: int) -> int:
+    if row.key is None:
+        return phase << PHASE_SHIFT
+    digest = key_hash((row.key,), types)
+    return phase << PHASE_SHIFT | digest % M << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
+
+
+def _pieces(
+    unit: UnitSpec, rows: Sequence[Any], cuts: Sequence[int] = (), phase: int = SOURCE_PHASE
+) -> list[Any]:
+    """(order, columns) of the sorted rows, cut as Spark may cut them."""
+    assert unit.keying is not None
+    at = sorted((_order(r, unit.keying.types, phase), n) for n, r in enumerate(rows))
+    order = np.array([o for o, _ in at], np.int64)
+    columns = to_batch([rows[n] for _, n in at], unit.inputs[0].schema).columns
+    edges = sorted({0, *(c for c in cuts if c < len(at)), len(at)})
+    return [(order[a:b], [c.slice(a, b - a) for c in columns]) for a, b in pairwise(edges)]
+
+
+def _by_row(store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema],
+            ttl: StateTtlConfig | None) -> list[Out]:  # fmt: skip
+    unit = replace(_unit(SumRows(ttl)), known_states=tuple(known))
+    operator = KeyedOperator(unit, _info(batch), store)
+    emitted = [out for piece in _pieces(unit, rows) for out in operator.process(*piece)]
+    known[:] = operator.schemas
+    return emitted + operator.finish()
+
+
+def _by_column(store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema],
+               function: SumColumns, cuts: Sequence[int] = ()) -> list[Out]:  # fmt: skip
+    unit = replace(_unit(function), known_states=tuple(known))
+    operator = VectorOperator(unit, _info(batch), store)
+    emitted = [made for piece in _pieces(unit, rows, cuts) for made in operator.process(*piece)]
+    emitted += operator.finish()
+    known[:] = operator.schemas
+    return [Out(**row) for _, made in emitted for row in made.to_pylist()]
+
+
+ROWS = st.lists(
+    st.builds(Row, st.sampled_from("abcde"), st.integers(-(1 << 40), 1 << 40)), min_size=1, max_size=20
+)
+CUTS = st.lists(st.integers(1, 19), max_size=6)
+
+
+# -- the same as the row API --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(ROWS, CUTS, st.booleans()), min_size=1, max_size=4), st.booleans())
+def test_what_is_stored_and_emitted_is_that_of_the_row_api_and_a_job_may_switch_between_them(
+    batches: list[tuple[list[Row], list[int], bool]], with_ttl: bool
+) -> None:
+    ttl = StateTtlConfig.new_builder(timedelta(seconds=2)).update_ttl_on_read_and_write().build()
+    plain, mixed = DictBackend(), DictBackend()
+    known: tuple[list[StateSchema], list[StateSchema]] = ([], [])
+    for number, (rows, cuts, columns) in enumerate(batches):
+        own = ttl if with_ttl else None
+        wanted = _by_row(plain, rows, number, known[0], own)
+        if columns:
+            found = _by_column(mixed, rows, number, known[1], SumColumns(own), cuts)
+        else:
+            found = _by_row(mixed, rows, number, known[1], own)
+        assert found == wanted
+        assert mixed.entries == plain.entries
+        assert known[1] == known[0]
+
+
+def test_an_expired_value_is_not_read() -> None:
+    store, known = DictBackend(), list[StateSchema]()
+    ttl = StateTtlConfig(timedelta(seconds=5))
+    seconds = {1: Row("a", 3), 5: Row("a", 4), 10: Row("a", 5)}
+    found = [_by_column(store, [row], at, known, SumColumns(ttl)) for at, row in seconds.items()]
+    assert found == [[Out("a", 3)], [Out("a", 7)], [Out("a", 5)]]
+
+
+# -- which rows come together -------------------------------------------------------------------------------------
+
+
+@given(ROWS, CUTS)
+def test_a_key_comes_once_with_all_its_rows_in_their_order_wherever_spark_cuts(
+    rows: list[Row], cuts: list[int]
+) -> None:
+    function, wanted = SumColumns(), defaultdict(list)
+    for row in rows:
+        assert row.key is not None
+        wanted[row.key].append(row.number)
+    _by_column(DictBackend(), rows, 1, [], function, cuts)
+    found = [pair for batch in function.batches for pair in batch]
+    assert len(found) == len(wanted)
+    assert dict(found) == dict(wanted)
+
+
+def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
+    unit = _unit(function := SumColumns())
+    operator = VectorOperator(unit, _info(), DictBackend())
+    rows = [Row(key, 1) for key in "abcdefgh"]
+    emitted = [made for piece in _pieces(unit, rows, [4]) for made in operator.process(*piece)]
+    assert [len(made) for _, made in emitted] == [3, 4]
+    assert len(function.batches) == 2
+    ((_, last),) = operator.finish()
+    assert len(last) == 1
+
+
+def test_what_is_held_back_of_a_phase_is_emitted_in_that_phase() -> None:
+    unit = _unit(SumColumns())
+    operator = VectorOperator(unit, _info(), DictBackend())
+    (first,), (second,) = _pieces(unit, [Row("a", 1)], phase=0), _pieces(unit, [Row("a", 2)])
+    emitted = [*operator.process(*first), *operator.process(*second), *operator.finish()]
+    assert [(phase, made.to_pylist()) for phase, made in emitted] == [
+        (0, [{"key": "a", "total": 1}]), (SOURCE_PHASE, [{"key": "a", "total": 3}]),
+    ]  # fmt: skip
+
+
+class Floats(msgspec.Struct):
+    key: float
+    number: int = 0
+
+
+def test_not_a_number_is_one_key_and_so_are_both_zeros() -> None:
+    class Counts(VectorizedKeyedFunction):
+        def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> None:
+            counts.append(state.counts.tolist())
+
+    counts: list[list[int]] = []
+    for keys in ([math.nan, -math.nan, math.nan], [0.0, -0.0]):
+        unit = _unit(Counts(), Floats)
+        operator = VectorOperator(unit, _info(), DictBackend())
+        for piece in _pieces(unit, [Floats(key) for key in keys], [1]):
+            assert list(operator.process(*piece)) == []
+        assert list(operator.finish()) == []
+    assert counts == [[3], [2]]
+
+
+# -- state --------------------------------------------------------------------------------------------------------
+
+
+class Does(VectorizedKeyedFunction):
+    """Calls what it was made with."""
+
+    def __init__(self, call: Callable[[Any, VectorState], Any]) -> None:
+        self.call = call
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.number = ctx.get_state(ValueStateDescriptor("number", int, default=7))
+        self.map = ctx.get_map_state(MapStateDescriptor("map", int, float))
+        self.list = ctx.get_list_state(ListStateDescriptor("list", int))
+        self.odd = ctx.get_state(ValueStateDescriptor("odd", dict[str, int]))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> Any:
+        return self.call(self, state)
+
+
+def _do(
+    call: Callable[[Any, VectorState], Any], store: DictBackend | None = None, output: type[Any] = Out
+) -> Any:
+    unit = _unit(Does(call), output=output)
+    operator = VectorOperator(unit, _info(), store or DictBackend())
+    (piece,) = _pieces(unit, [Row("a", 1), Row("b", 2), Row("c", 3)])
+    return [*operator.process(*piece), *operator.finish()]
+
+
+def _in_one(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None) -> None:
+    """The same, once: only for the batch that has two of the three keys."""
+    _do(lambda does, state: call(does, state) if len(state) == 2 else None, store)
+
+
+def test_a_read_sees_what_was_written_before_it_and_a_default_where_nothing_is() -> None:
+    def call(does: Any, state: VectorState) -> None:
+        assert state.read(does.number).to_pylist() == [7, 7]
+        state.write(does.number, np.array([1, 2]), where=np.array([False, True]))
+        assert state.read(does.number).to_pylist() == [7, 2]
+        state.write(does.number, pa.array([5, None], pa.int64()))
+        assert state.read(does.number).to_pylist() == [5, 7]
+        seen.append(True)
+
+    seen: list[bool] = []
+    store = DictBackend()
+    _in_one(call, store)
+    assert seen and len(store.entries) == 1
+
+
+def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
+    def call(does: Any, state: VectorState) -> None:
+        of = np.array([1, 0, 1, 1])
+        state.write_entries(does.map, of, np.array([5, 9, -3, 5]), np.array([1.0, 2.0, 3.0, 4.0]))
+        listed = state.all_entries(does.map)
+        assert [part.tolist() if isinstance(part, np.ndarray) else part.to_pylist() for part in listed] == [
+            [0, 1, 1], [9, -3, 5], [2.0, 3.0, 4.0],
+        ]  # fmt: skip
+        state.write_entries(does.map, np.array([1]), np.array([-3]), pa.array([None], pa.float64()))
+        found = state.read_entries(does.map, np.array([1, 1, 0]), np.array([-3, 5, 5]))
+        assert found.to_pylist() == [None, 4.0, None]
+        seen.append(True)
+
+    seen: list[bool] = []
+    _in_one(call)
+    assert seen
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), [
+    (lambda d, s: s.read(d.list), StateError, "of this kind"),
+    (lambda d, s: s.read(d.map), StateError, "of this kind"),
+    (lambda d, s: s.all_entries(d.number), StateError, "of this kind"),
+    (lambda d, s: s.read(d.odd), JobDefinitionError, "has no columns"),
+    (lambda d, s: s.write(d.number, pa.array([1, 2, 3])), SchemaMismatch, "another length"),
+    (lambda d, s: s.write(d.number, pa.array(["x"] * len(s))), SchemaMismatch, "not of the state's type"),
+    (lambda d, s: s.write_entries(d.map, [0], pa.array(["x"]), pa.array([1.0])), SchemaMismatch, "keys of a map"),
+    (lambda d, s: s.write_entries(d.map, [0], pa.array([1]), pa.array([1.0, 2.0])), SchemaMismatch, "length"),
+    (lambda d, s: [1], SchemaMismatch, "returned no rows"),
+    (lambda d, s: pa.table({"key": ["a"]}), SchemaMismatch, "other columns"),
+    (lambda d, s: pa.table({"key": ["a"], "total": [1.5]}), SchemaMismatch, "another type"),
+    (lambda d, s: pa.table({"key": [None], "total": [1]}), SchemaMismatch, "a null in a column"),
+    (lambda d, s: 1 // 0, UserCodeError, "process_batch .* ZeroDivisionError"),
+])  # fmt: skip
+def test_a_mistake_of_the_function_says_what_it_is(call: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        _do(call)
+
+
+def test_rows_may_come_as_a_table_in_another_order_of_columns_and_in_narrower_numbers() -> None:
+    made = pa.table({"total": pa.array([1, None], pa.int32()), "key": pa.array(["x", "y"])})
+    ((_, rows), _) = _do(lambda d, s: made)
+    assert rows.schema == RowSchema.of(Out).arrow
+    assert rows.to_pylist() == [{"key": "x", "total": 1}, {"key": "y", "total": None}]
+
+
+def test_a_null_key_is_told_with_its_row() -> None:
+    unit = _unit(SumColumns())
+    operator = VectorOperator(unit, _info(), DictBackend())
+    (piece,) = _pieces(unit, [Row("a", 1), Row(None, 42)])
+    with pytest.raises(StateError, match="a key is null") as caught:
+        list(operator.process(*piece))
+    assert "42" in caught.value.facts["row"]
