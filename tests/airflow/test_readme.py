@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,9 +67,9 @@ def test_the_family_can_be_made_as_it_stands_and_its_pool_too() -> None:
     assert (arguments.pool, arguments.slots) == (made[0].get_task("run").pool, 1)
 
 
-@pytest.mark.parametrize("guide", sorted((REPOSITORY / "docs" / "guides").glob("*.md")), ids=lambda p: p.stem)
-def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: Path) -> None:
-    text = guide.read_text(encoding="utf-8")
+@pytest.mark.parametrize("guide", ["recover-at-3-am", "upgrade-with-a-savepoint"])
+def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: str) -> None:
+    text = (REPOSITORY / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
     lines = [*re.findall(r"^airflow .*$", text, re.MULTILINE), *re.findall(r"`(airflow [^`]+)`", text)]
     assert lines
     dags = {dag.dag_id: dag for dag in stateflow_dags(StateflowJob(name="flights", root="/r"), "/a.py")}

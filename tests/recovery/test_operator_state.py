@@ -163,7 +163,8 @@ def test_savepoints_going_back_and_forks_carry_it(job: AccountsBox, tmp_path: Pa
     _, manifest = _manifest(job)
     spilled = [part.handle for o in manifest.operators for part in o.parts if part.handle]
     assert bool(spilled) == bool(pad) and set(spilled) <= set(files_of(manifest))
-    assert manifest.full_bytes == sum(f.size for f in files_of(manifest))
+    inline = sum(len(part.content) for operator in manifest.operators for part in operator.parts)
+    assert manifest.full_bytes == sum(f.size for f in files_of(manifest)) + inline
     job.deliver(100)
     job.finish(parallelism=2)
     plan = str(job.folder / "plan.json")

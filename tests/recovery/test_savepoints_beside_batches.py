@@ -47,7 +47,7 @@ def _run(box: AccountsBox, storage: Storage, on_batch: Callable[[BatchResult], N
     env, settings = declare(load_job(file).build, file.stem, (layer,))
     run = JobRun(assemble(env.graph, settings, storage, SystemClock()), LocalExecutor())
     run.start("a test")
-    run_local(run, env.graph.sources[0].source, on_batch)  # type: ignore[arg-type]
+    run_local(run, {n.uid: n.source for n in env.graph.sources}, on_batch)  # type: ignore[misc]
 
 
 def _ask(name: str, patience: float) -> SavepointAsk:
