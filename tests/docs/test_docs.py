@@ -213,10 +213,10 @@ def _project() -> dict[str, Any]:
 
 def test_nothing_is_promised_that_this_version_lacks() -> None:
     _, _, rest = _read(ROOT / "CHANGELOG.md").partition("**Not yet**: ")
-    assert rest.startswith("timers and ")
+    assert rest.startswith("windows and joins")
     project = _project()
     promises = [project["description"], *project["keywords"], get_provider_info()["description"]]
-    assert [p for p in promises if re.search("timer|watermark|object store", p)] == []
+    assert [p for p in promises if re.search("window|join|object store", p)] == []
     assert set(project["optional-dependencies"]) == {"airflow"}
 
 

@@ -126,7 +126,9 @@ def test_every_aggregate_is_that_of_all_rows_so_far(batches: list[tuple[list[Row
             for name, (kind, column) in ALL.items():
                 values = [v for row in seen[key] if (v := getattr(row, column)) is not None]
                 wanted = ORACLES[kind](values)
-                assert _close(result[name], wanted), (name, result[name], wanted)
+                # Two of a few values share a register once in 4,096 pairs, and count as one then.
+                near = kind == "approx_distinct" and abs(result[name] - wanted) <= 1
+                assert near or _close(result[name], wanted), (name, result[name], wanted)
         if restores:
             keeper.restored()
 
