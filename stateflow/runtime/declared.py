@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from stateflow.api.functions import RuntimeContext, TaskInfo
+from stateflow.api.checkpointed import CheckpointedFunction, FunctionInitializationContext
+from stateflow.api.functions import KeyedFunction, RuntimeContext, TaskInfo
+from stateflow.api.keyed_rows import hooks_of
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.plan import JobPlan
 from stateflow.state.evolution import Declaration
+from stateflow.state.handles import OperatorContent
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
+from stateflow.state.operator_state import OperatorStateStore
 
 log = logging.getLogger(__name__)
 
 _NO_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The states of one operator."""
+
+    keyed: KeyedState
+    operator: OperatorStateStore
 
 
 def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, list[Declaration]]:
@@ -53,17 +67,27 @@ def source_columns(plan: JobPlan) -> dict[str, dict[str, str]]:
     }
 
 
-def _opened(function: object, info: TaskInfo) -> list[Declaration]:
-    state = KeyedState(DictBackend())
+def declare(function: KeyedFunction[Any], info: TaskInfo) -> Declared:
+    """What a function declares when it begins: a copy of it is opened, as a task does, and closed.
+
+    Raises whatever the function raises.
+    """
+    keyed, operator = KeyedState(DictBackend()), OperatorStateStore()
+    own, context = copy.deepcopy(function), RuntimeContext(keyed, info)
+    hooks = hooks_of(own)
+    if isinstance(hooks, CheckpointedFunction):
+        given = FunctionInitializationContext(False, (operator, context), OperatorContent(), info)
+        hooks.initialize_state(given)
+    own.open(context)
+    own.close()
+    return Declared(keyed, operator)
+
+
+def _opened(function: KeyedFunction[Any], info: TaskInfo) -> list[Declaration]:
     try:
-        own = copy.deepcopy(function)
-        try:
-            own.open(RuntimeContext(state, info))  # type: ignore[attr-defined]
-        finally:
-            own.close()  # type: ignore[attr-defined]
+        return declare(function, info).keyed.declarations
     except StateflowError:
         raise
     except Exception as e:
         raise UserCodeError(f"open of an operator raised {type(e).__name__}: {e}", hint="it is called once, to learn "
                             "what states it declares", operator=info.uid, where=innermost(e)) from e  # fmt: skip
-    return state.declarations

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stateflow.api.checkpointed import CheckpointedFunction, FunctionInitializationContext
-from stateflow.api.functions import RuntimeContext, TaskInfo
+from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
     Edge,
     Graph,
@@ -22,14 +20,10 @@ from stateflow.api.graph import (
     WatermarkNode,
     parents_of,
 )
-from stateflow.api.keyed_rows import hooks_of
 from stateflow.api.schema import RowSchema
 from stateflow.config import Settings
+from stateflow.runtime.declared import declare
 from stateflow.runtime.plan import Level, Unit, plan_job
-from stateflow.state.handles import OperatorContent
-from stateflow.state.keyed import KeyedState
-from stateflow.state.memory import DictBackend
-from stateflow.state.operator_state import OperatorStateStore
 
 
 @dataclass(frozen=True)
@@ -201,17 +195,11 @@ def _input(edge: Edge, operator: ProcessNode | None) -> DrawnInput:
 
 
 def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[DrawnState, ...] | None, str]:
-    state, others = KeyedState(DictBackend()), OperatorStateStore()
-    function, context = copy.deepcopy(operator.function), RuntimeContext(state, info)
-    hooks = hooks_of(function)
     try:
-        if isinstance(hooks, CheckpointedFunction):
-            given = FunctionInitializationContext(False, (others, context), OperatorContent(), info)
-            hooks.initialize_state(given)
-        function.open(context)
+        declared = declare(operator.function, info)
     except Exception as e:  # a user's code, which may want what only a task has
         return None, f"{type(e).__name__}: {e}"
-    found = [*state.schemas, *others.schemas]
+    found = [*declared.keyed.schemas, *declared.operator.schemas]
     return tuple(DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in found), ""
 
 

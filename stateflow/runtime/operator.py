@@ -236,10 +236,10 @@ class KeyedOperator:
         came_by = which.tolist() if which is not None and len(self._callers) > 1 else None
         emitted: list[Any] = []
         self._state.begin_stretch([(group, key) for group, key, _ in named])
+        self._context.set_time_of(self._inputs[0].time_of)
         for (start, end), group in zip(pairwise([*starts, len(rows)]), named, strict=True):
             self._enter(group, emitted)
             if came_by is None:
-                self._context.set_time_of(self._inputs[0].time_of)
                 self._feed(self._callers[0], rows[start:end], emitted)
             else:
                 self._feed_each(rows[start:end], came_by[start:end], emitted)
@@ -413,6 +413,7 @@ class KeyedOperator:
             count, side = len(emitted), context.mark_side_outputs()
             self._state.mark()
             self._operator_state.mark()
+            context.row = row
             try:
                 emitted.extend(function(row, context) or ())
                 self._state.keep()

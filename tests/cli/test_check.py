@@ -57,6 +57,23 @@ def test_a_job_that_has_not_changed_fits_as_is(bench: Bench) -> None:
     assert ": as is" in shown.output.splitlines()[0]
 
 
+def test_a_function_that_declares_its_states_when_it_is_initialized_is_looked_at_too(bench: Bench) -> None:
+    bench.run()
+    text = JOB.replace(
+        "class Sum(KeyedProcessFunction)", "class Sum(KeyedProcessFunction, CheckpointedFunction)"
+    )
+    text = text.replace("def open(self, ctx):", "def initialize_state(self, ctx):")
+    text = text.replace(f"ctx.get_state({VALUE})", f"ctx.get_keyed_state_store().get_state({VALUE})")
+    text = text.replace(
+        "    def process_element",
+        "    def snapshot_state(self, ctx):\n        pass\n\n    def process_element",
+    )
+    bench.job.write_text(
+        (text + BUILD).replace("import FileSource", "import CheckpointedFunction, FileSource")
+    )
+    assert _check(bench, "--exact").output.splitlines()[1:] == ["  sum, state total: as is"]
+
+
 def test_a_widened_state_fits_after_migration_and_ends_with_ten_when_asked(bench: Bench) -> None:
     bench.run()
     bench.write(BUILD, _job('ValueStateDescriptor("total", float)'))

@@ -25,6 +25,7 @@ from stateflow import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from stateflow.api.dead_letters import DeadLetters
 from stateflow.checkpoint.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests import post, read_answer
 from stateflow.clock import ManualClock
@@ -338,6 +339,36 @@ class Keeping(Alarm):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
         yield Note("timer", ctx.get_current_key(), timestamp, self.kept.value() or 0, 0)
+
+
+class Picky(KeyedProcessFunction[Event, Note]):
+    """Sets a timer with each row, and then fails on some."""
+
+    def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
+        ctx.timer_service().register_event_time_timer(row.at)
+        assert ctx.timestamp() == row.at
+        if row.at % 2:
+            raise ValueError("odd")
+        yield Note("row", row.key, row.at, 0, 0)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
+        yield Note("timer", ctx.get_current_key(), timestamp, 0, 0)
+
+
+def test_a_row_that_becomes_a_dead_letter_knew_its_time_and_sets_no_timer(box: Box) -> None:
+    rows = [Event("a", at) for at in (2, 3, 4, 5, 6)]
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        stream = env.from_collection(rows, Event, uid="s").assign_timestamps_and_watermarks(STRATEGY)
+        made = stream.key_by("key").process(Picky(), output=Note, uid="op", on_error=DeadLetters(budget=10))
+        made.sink_to(FolderSink(box.folder / "out"), uid="out")
+        made.get_dead_letters().sink_to(FolderSink(box.folder / "letters"), uid="letters")
+
+    box.run(build)
+    assert [row["error"] for row in FolderSink(box.folder / "letters").rows()] == ["ValueError: odd"] * 2
+    fired = sorted(note.at for note in box.notes() if note.what == "timer")
+    assert fired and set(fired) <= {2, 4, 6}
+    assert sorted(note.at for note in box.notes() if note.what == "row") == [2, 4, 6]
 
 
 def test_draining_lets_nothing_expire(box: Box) -> None:
