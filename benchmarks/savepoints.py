@@ -28,9 +28,9 @@ T = TypeVar("T")
 JOB = Path(__file__).parent / "jobs" / "large_state.py"
 KEYS = 5_000_000
 _REPEATS = 3
-_BATCHES = 60
+_BATCHES = 120
 _ROWS = 2_000
-_ASK_AT = (20, 30, 40, 50)
+_ASK_AT = tuple(range(15, 115, 10))
 
 
 def run(folder: Path) -> Path:
@@ -94,7 +94,7 @@ def _open_stores(run: JobRun) -> None:
         for base in bases:
             key = stores.StoreKey(info.job_uuid, uid, base.subtask)
             store = stores.acquire(key, base, info, "benchmark", len(bases))
-            stores.give_back(key, store, "benchmark")
+            stores.give_back(key, store, "benchmark", info.state)
 
 
 @dataclass
@@ -113,8 +113,8 @@ class _Watch:
 
 
 def _delays(folder: Path) -> dict[str, Any]:
-    """How much longer the four batches behind a request take than four batches as they usually are; the median over a
-    few requests."""
+    """How much longer the four batches behind a request take than four batches as they usually are; the median over
+    ten requests."""
     watch = _Watch(str(folder / "root"))
     # A batch that compacts all of a store takes a second, with a savepoint or without.
     _run(folder, _BATCHES * _ROWS, watch.note, **{"rocksdb.compact_at_files": "1000"})
