@@ -146,7 +146,9 @@ class PosixStorage(Storage):
         self._make_folders(path.parent)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fchmod(fd, 0o600)
+            # Also a mode that stays the same would give the file a new time, for fsync to write.
+            if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
+                os.fchmod(fd, 0o600)
             os.fsync(fd)
         finally:
             os.close(fd)
