@@ -5,327 +5,24 @@ The accumulators of all of an operator's aggregates are one value per key: a map
 
 from __future__ import annotations
 
-import datetime
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api import hyperloglog
+from stateflow.api.accumulators import AGGREGATES, Aggregate, Values
 from stateflow.api.functions import RuntimeContext
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import RowSchema
 from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.descriptors import ValueStateDescriptor
-from stateflow.errors import JobDefinitionError, StateError
+from stateflow.errors import JobDefinitionError
 from stateflow.state.value_state import ValueState
-
-Array = np.ndarray[Any, Any]
-Parts = Mapping[str, pa.Array]
-"""Columns of an accumulator by the part's name, one value per key."""
 
 _NAME = "aggregates"
 """Of the state: part of the stored format."""
-_PYTHON: dict[str, Any] = {
-    "bigint": int,
-    "double": float,
-    "string": str,
-    "boolean": bool,
-    "binary": bytes,
-    "date": datetime.date,
-    "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
-    "timestamp_ntz": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
-}
-_NUMBERS = ("bigint", "double")
-_SAFE_SUM = float(1 << 62)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """A column of a batch, and which rows of it are which key's."""
-
-    column: pa.Array
-    state: VectorState
-
-    @property
-    def valid(self) -> Array:
-        found: Array = self.column.is_valid().to_numpy(zero_copy_only=False)
-        return found
-
-    @property
-    def counts(self) -> Array:
-        """How many values each key has."""
-        if not self.column.null_count:
-            return self.state.counts
-        return np.add.reduceat(self.valid.astype(np.int64), self.state.starts)
-
-    def filled(self, instead: object) -> Array:
-        found: Array = self.column.fill_null(instead).to_numpy(zero_copy_only=False)
-        return found
-
-    def reduced(self, function: np.ufunc, instead: object) -> Array:
-        found: Array = function.reduceat(self.filled(instead), self.state.starts)
-        return found
-
-
-class _Aggregate(ABC):
-    """One aggregate over one column."""
-
-    over: tuple[str, ...] = tuple(_PYTHON)
-    """Spark types of columns that it takes."""
-
-    def __init__(self, column: Column) -> None:
-        self.column = column
-
-    @property
-    @abstractmethod
-    def parts(self) -> dict[str, Any]:
-        """Types of the accumulator's parts."""
-
-    @property
-    def result_type(self) -> str:
-        """Spark type of the result."""
-        return self.column.spark_type
-
-    @property
-    def may_be_null(self) -> bool:
-        """Whether a key with rows may have no result."""
-        return self.column.nullable
-
-    @abstractmethod
-    def add(self, before: Parts, values: _Values) -> Parts:
-        """The accumulators with a batch's values in them."""
-
-    @abstractmethod
-    def result(self, parts: Parts) -> pa.Array:
-        """What the accumulators stand for."""
-
-
-class _Count(_Aggregate):
-    parts = {"count": int}
-    result_type = "bigint"
-    may_be_null = False
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        return {"count": pa.array(_numbers(before["count"]) + values.counts)}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return parts["count"]
-
-
-class _Sum(_Aggregate):
-    over = _NUMBERS
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {"sum": _PYTHON[self.column.spark_type]}
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        is_whole = self.column.spark_type == "bigint"
-        old = _numbers(before["sum"], 0 if is_whole else 0.0)
-        added = values.reduced(np.add, 0 if is_whole else 0.0)
-        if is_whole:
-            self._refuse_overflow(old, values)
-        nothing = before["sum"].is_null().to_numpy(zero_copy_only=False) & (values.counts == 0)
-        return {"sum": pa.array(old + added, mask=nothing)}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return parts["sum"]
-
-    def _refuse_overflow(self, before: Array, values: _Values) -> None:
-        """Whole numbers wrap silently; floats of them tell where that could be."""
-        numbers, starts = values.filled(0), values.state.starts
-        near = np.add.reduceat(np.abs(numbers.astype(np.float64)), starts) + np.abs(before.astype(np.float64))
-        for at in np.flatnonzero(near >= _SAFE_SUM).tolist():
-            start = int(starts[at])
-            exact = int(before[at]) + sum(numbers[start : start + int(values.state.counts[at])].tolist())
-            if not -(1 << 63) <= exact < 1 << 63:
-                raise StateError("a sum is beyond 64 bits", hint="sum a float of the column", column=self.column.name,
-                                 key=repr(values.state.keys.slice(at, 1).to_pylist()), sum=exact)  # fmt: skip
-
-
-class _Mean(_Aggregate):
-    over = _NUMBERS
-    parts = {"count": int, "sum": float}
-    result_type = "double"
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        added = np.add.reduceat(values.filled(0).astype(np.float64), values.state.starts)
-        return {
-            "count": pa.array(_numbers(before["count"]) + values.counts),
-            "sum": pa.array(_numbers(before["sum"], 0.0) + added),
-        }
-
-    def result(self, parts: Parts) -> pa.Array:
-        count = _numbers(parts["count"])
-        return pa.array(_numbers(parts["sum"], 0.0) / np.maximum(count, 1), mask=count == 0)
-
-
-class _Variance(_Aggregate):
-    """Of a sample, as Spark's `variance`; accumulated as by Chan, Golub and LeVeque, 1979."""
-
-    over = _NUMBERS
-    parts = {"count": int, "mean": float, "m2": float}
-    result_type = "double"
-    may_be_null = True
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        old, count = _numbers(before["count"]), values.counts
-        mean, m2 = _moments(values, count)
-        total = np.maximum(old + count, 1)
-        delta = mean - _numbers(before["mean"], 0.0)
-        # Without old values the mean is the new one exactly, and without new ones the old one.
-        merged = np.where(old == 0, mean, _numbers(before["mean"], 0.0) + delta * (count / total))
-        return {
-            "count": pa.array(old + count),
-            "mean": pa.array(np.where(count == 0, _numbers(before["mean"], 0.0), merged)),
-            "m2": pa.array(
-                _numbers(before["m2"], 0.0)
-                + np.where((old == 0) | (count == 0), m2, m2 + delta**2 * (old * count / total))
-            ),
-        }
-
-    def result(self, parts: Parts) -> pa.Array:
-        count = _numbers(parts["count"])
-        return pa.array(_numbers(parts["m2"], 0.0) / np.maximum(count - 1, 1), mask=count < 2)
-
-
-def _moments(values: _Values, count: Array) -> tuple[Array, Array]:
-    """Mean, and sum of squared distances from it, of a batch's values."""
-    numbers, starts = values.filled(0).astype(np.float64), values.state.starts
-    mean = np.add.reduceat(numbers, starts) / np.maximum(count, 1)
-    squares = (numbers - mean[values.state.key_of_row]) ** 2
-    if values.column.null_count:
-        squares[~values.valid] = 0.0
-    return mean, np.add.reduceat(squares, starts)
-
-
-class _Extreme(_Aggregate):
-    """The smallest or the largest value; a NaN is larger than all other floats, as in Spark."""
-
-    largest: bool
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {self._part: _PYTHON[self.column.spark_type]}
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        old, count = before[self._part], values.counts
-        if self.column.spark_type == "double":
-            return {self._part: self._float(old, values, count)}
-        if self.column.spark_type == "bigint":
-            limit = np.iinfo(np.int64).min if self.largest else np.iinfo(np.int64).max
-            new = pa.array(values.reduced(self._ufunc, limit), mask=count == 0)
-        else:
-            new = _by_rank(values, self._ufunc, count)
-        combine = pc.max_element_wise if self.largest else pc.min_element_wise
-        if self.column.spark_type == "boolean":
-            old, new = old.cast(pa.uint8()), new.cast(pa.uint8())
-        return {self._part: combine(old, new, skip_nulls=True).cast(self.column.arrow_type)}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return parts[self._part]
-
-    @property
-    def _part(self) -> str:
-        return "max" if self.largest else "min"
-
-    @property
-    def _ufunc(self) -> np.ufunc:
-        return np.maximum if self.largest else np.minimum
-
-    def _float(self, old: pa.Array, values: _Values, count: Array) -> pa.Array:
-        # maximum gives a NaN where there is one, fmin another number where there is one.
-        function, nothing = (np.maximum, -np.inf) if self.largest else (np.fmin, np.nan)
-        new = function(_numbers(old, nothing), values.reduced(function, nothing))
-        return pa.array(new, mask=old.is_null().to_numpy(zero_copy_only=False) & (count == 0))
-
-
-class _Min(_Extreme):
-    largest = False
-
-
-class _Max(_Extreme):
-    largest = True
-
-
-def _by_rank(values: _Values, function: np.ufunc, count: Array) -> pa.Array:
-    """The smallest or largest value of each key, of a type that numpy does not compare."""
-    encoded = values.column.dictionary_encode()
-    order = pc.sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order) + 1, np.int64)
-    rank[order] = np.arange(len(order))
-    # Behind all others, or in front of them.
-    rank[len(order)] = -1 if function is np.maximum else len(order)
-    found = function.reduceat(rank[encoded.indices.fill_null(len(order)).to_numpy()], values.state.starts)
-    chosen = np.where(count == 0, 0, found)
-    at = pa.array(order[chosen] if len(order) else chosen, mask=count == 0)
-    return encoded.dictionary.take(at)
-
-
-class _First(_Aggregate):
-    """The first value that is not null; within a batch by the order that `key_by` declares."""
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {"first": _PYTHON[self.column.spark_type]}
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        return {"first": pc.coalesce(before["first"], _at_end(values, np.minimum, len(values.column)))}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return parts["first"]
-
-
-class _Last(_Aggregate):
-    """The last value that is not null; as `_First`."""
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        return {"last": _PYTHON[self.column.spark_type]}
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        return {"last": pc.coalesce(_at_end(values, np.maximum, -1), before["last"])}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return parts["last"]
-
-
-def _at_end(values: _Values, function: np.ufunc, nowhere: int) -> pa.Array:
-    places = np.where(values.valid, np.arange(len(values.column)), nowhere)
-    found = function.reduceat(places, values.state.starts)
-    return values.column.take(pa.array(found, mask=found == nowhere))
-
-
-class _ApproxDistinct(_Aggregate):
-    parts = {"registers": bytes}
-    result_type = "bigint"
-    may_be_null = False
-
-    def add(self, before: Parts, values: _Values) -> Parts:
-        new = hyperloglog.sketch(values.column, values.state.key_of_row, len(values.state))
-        merged = hyperloglog.decode(before["registers"].to_pylist()).merged(new)
-        return {"registers": pa.array(merged.encode(), pa.binary())}
-
-    def result(self, parts: Parts) -> pa.Array:
-        return pa.array(hyperloglog.decode(parts["registers"].to_pylist()).estimates())
-
-
-_BY_NAME: dict[str, type[_Aggregate]] = {
-    "sum": _Sum,
-    "count": _Count,
-    "min": _Min,
-    "max": _Max,
-    "mean": _Mean,
-    "variance": _Variance,
-    "first": _First,
-    "last": _Last,
-    "approx_distinct": _ApproxDistinct,
-}
 
 
 class ColumnAggregates(VectorizedKeyedFunction):
@@ -367,7 +64,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
                 own = {part: pc.struct_field(before, f"{name}__{part}") for part in aggregate.parts}
-                after = aggregate.add(own, _Values(batch.column(aggregate.column.name), state))
+                after = aggregate.add(own, Values(batch.column(aggregate.column.name), state))
                 stored |= {f"{name}__{part}": column for part, column in after.items()}
                 results[name] = aggregate.result(after)
         state.write(self._state, pa.StructArray.from_arrays(list(stored.values()), names=list(stored)))
@@ -390,18 +87,13 @@ class ColumnAggregates(VectorizedKeyedFunction):
                                          made=f"{kind}, null: {nullable}")  # fmt: skip
 
 
-def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> _Aggregate:
-    if isinstance(spec, str) or len(spec) != 2 or spec[0] not in _BY_NAME or "__" in name:
+def _aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+    if isinstance(spec, str) or len(spec) != 2 or spec[0] not in AGGREGATES or "__" in name:
         raise JobDefinitionError("there is no such aggregate", hint=f"name=(kind, column); kinds are "
-                                 f"{', '.join(_BY_NAME)}; a name has no two underscores in a row",
+                                 f"{', '.join(AGGREGATES)}; a name has no two underscores in a row",
                                  name=name, given=repr(spec))  # fmt: skip
-    kind, column = _BY_NAME[spec[0]], given.column(spec[1])
+    kind, column = AGGREGATES[spec[0]], given.column(spec[1])
     if column.spark_type not in kind.over:
         raise JobDefinitionError("an aggregate does not take such a column", hint=f"it takes {', '.join(kind.over)}",
                                  name=name, aggregate=spec[0], column=column.name, type=column.spark_type)  # fmt: skip
     return kind(column)
-
-
-def _numbers(column: pa.Array, instead: float = 0) -> Array:
-    found: Array = column.fill_null(instead).to_numpy(zero_copy_only=False)
-    return found
