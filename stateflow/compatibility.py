@@ -19,7 +19,8 @@ from stateflow.errors import ConfigError
 from stateflow.runtime.assembly import load_job, source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
 from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.state.evolution import Conflict, Declaration, Fit, judge
+from stateflow.state.evolution import Declaration, Fit, judge
+from stateflow.state.type_comparison import Conflict
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 
