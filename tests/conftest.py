@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The conformance suites are part of the library, and still say what they compared.
-pytest.register_assert_rewrite("stateflow.testing.storage", "stateflow.testing.state_backend")
+pytest.register_assert_rewrite(
+    "stateflow.testing.storage", "stateflow.testing.state_backend", "stateflow.testing.fleet"
+)
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
 settings.register_profile(

@@ -13,116 +13,26 @@ Subclass `StateBackendConformance` in a test module and give it a fixture that o
             return open_store
 
 A backend whose parts are marked with another name than the settings know gives it as `backend`.
-``pytest.register_assert_rewrite("stateflow.testing.state_backend")`` in a conftest makes failures show their values.
+``pytest.register_assert_rewrite("stateflow.testing.state_backend", "stateflow.testing.fleet")`` in a conftest makes
+failures show their values.
 """
 
 from __future__ import annotations
 
 import gc
 import random  # noqa: TID251 - seeded dice for tests; nothing is decided by it
-import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from stateflow.clock import ManualClock
-from stateflow.keygroups import range_of, subtask_of
 from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.transfer import HostCache
-from stateflow.storage import MemoryStorage
+from stateflow.state.handles import SubtaskState
+from stateflow.testing.fleet import GROUPS, Fleet, Opener, key_of
 
-Opener = Callable[[Path, HostCache, Base], KeyedStateBackend]
-"""Opens a store: its working folder, which does not exist; the host's cache of files; what it starts from."""
-
-GROUPS = 64
-"""Key groups of the operator whose subtasks are tried."""
-
-_numbers = count(1)
-"""For names that no other snapshot has, also not one of another fleet on the same storage."""
+__all__ = ["GROUPS", "Fleet", "Opener", "StateBackendConformance", "key_of"]
 
 _EDGES = (b"", b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0b", b"a\xff", b"ab", b"b", b"\xff", b"\xff\xff")
-
-
-def key_of(group: int, rest: bytes = b"") -> bytes:
-    """A stored key: its key group, then anything."""
-    return struct.pack(">H", group) + rest
-
-
-class Fleet:
-    """All subtasks of one operator, on one host after another.
-
-    Args:
-        opener: opens one store.
-        folder: for working folders and caches.
-        backend: what `SubtaskState.backend` has.
-    """
-
-    def __init__(self, opener: Opener, folder: Path, backend: str) -> None:
-        self.storage = MemoryStorage()
-        self.stores: list[KeyedStateBackend] = []
-        self._opener = opener
-        self._folder = folder
-        self._backend = backend
-
-    def open(self, states: Sequence[SubtaskState] = (), parallelism: int = 1) -> KeyedStateBackend:
-        """Opens every subtask on a host that has no file yet; returns the first."""
-        home = self._folder / f"host-{next(_numbers)}"
-        self.stores = [self._open(home, s, parallelism, states) for s in range(parallelism)]
-        return self.stores[0]
-
-    def _open(
-        self, home: Path, subtask: int, parallelism: int, states: Sequence[SubtaskState]
-    ) -> KeyedStateBackend:
-        owned = range_of(subtask, parallelism, GROUPS)
-        base = Base(subtask, owned, tuple(s for s in states if s.groups.overlap(owned)))
-        cache = HostCache(home / f"cache-{subtask}", self.storage, ManualClock(next(_numbers)))
-        return self._opener(home / f"work-{subtask}", cache, base)
-
-    def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """To each subtask what it owns."""
-        parallelism = len(self.stores)
-        for number, store in enumerate(self.stores):
-            store.write({k: v for k, v in changes.items() if _owner(k, parallelism) == number})
-
-    def snapshot(self) -> list[SubtaskState]:
-        """What each subtask would report."""
-        return [self._snapshot(number, store) for number, store in enumerate(self.stores)]
-
-    def _snapshot(self, number: int, store: KeyedStateBackend) -> SubtaskState:
-        owned = range_of(number, len(self.stores), GROUPS)
-        name = f"data/{1:020d}/{next(_numbers):010d}-a/op-{number}-"
-        taken = store.snapshot(name)
-        return SubtaskState(subtask=number, first_group=owned.first, last_group=owned.last, snapshot=name,
-                            files=list(taken.files), backend=self._backend, inline=taken.inline)  # fmt: skip
-
-    def close(self) -> None:
-        """Closes every store."""
-        for store in self.stores:
-            store.close()
-        self.stores = []
-
-    def restored(self, parallelism: int = 1) -> list[SubtaskState]:
-        """Goes on from a snapshot of now, elsewhere; returns the snapshot."""
-        states = self.snapshot()
-        self.close()
-        self.open(states, parallelism)
-        return states
-
-    def content(self) -> dict[bytes, bytes]:
-        """What all stores have together; each key must be where it belongs."""
-        found: dict[bytes, bytes] = {}
-        for number, store in enumerate(self.stores):
-            entries = dict(store.scan(b""))
-            assert [k for k in entries if _owner(k, len(self.stores)) != number] == []
-            found |= entries
-        return found
-
-
-def _owner(key: bytes, parallelism: int) -> int:
-    return subtask_of(struct.unpack(">H", key[:2])[0], parallelism, GROUPS)
 
 
 class StateBackendConformance:
