@@ -212,7 +212,7 @@ def _run_on_spark(
 ) -> tuple[JobRun, str]:
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
-    from stateflow.runtime.exchange import check_transforms
+    from stateflow.runtime.frames import check_transforms
     from stateflow.runtime.session import open_session
     from stateflow.runtime.spark import SparkExecutor
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks

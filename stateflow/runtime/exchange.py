@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import partial
 
 import msgspec
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,18 +20,10 @@ from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
     Keying,
     Node,
-    RowsNode,
-    SourceNode,
-    TransformNode,
-    UnionNode,
-    WatermarkNode,
     leaves_of,
 )
-from stateflow.api.rich_functions import RowStep
-from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.plan import JobPlan, Level, Share, Unit
-from stateflow.runtime.row_steps import steps_in_frame
+from stateflow.runtime.frames import Expressions, quoted
+from stateflow.runtime.plan import Level, Share, Unit
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
@@ -48,7 +37,6 @@ from stateflow.runtime.specs import (
     POSITION,
     POSITION_SHIFT,
     REPORT,
-    SOURCE,
     SOURCE_PHASE,
     TARGET,
     UNIT,
@@ -61,43 +49,6 @@ from stateflow.runtime.task import Barrier
 _ROUTES = "_sf_routes"
 _SHARE_SHIFT = 55
 """Of a row without a place of its own: above Spark's number, as long as a frame has less than 4 million partitions."""
-
-
-def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
-    """The frames of a job's sources as one: a query has one frame, and one line of Spark's offset log per source.
-
-    Args:
-        frames: in the order in which positions are kept.
-    """
-    if len(frames) == 1:
-        return frames[0][1]
-    payload = [
-        (index, name, _quoted(f"s{index}_{name}"), kind)
-        for index, (node, _) in enumerate(frames)
-        for name, kind in ((c.name, c.spark_type) for c in node.schema.columns)
-    ]
-    union: DataFrame | None = None
-    for at, (_, frame) in enumerate(frames):
-        columns = [
-            f"{_quoted(name) if index == at else f'CAST(NULL AS {kind})'} AS {column}"
-            for index, name, column, kind in payload
-        ]
-        tagged = frame.selectExpr(f"{at} AS {SOURCE}", *columns)
-        union = tagged if union is None else union.union(tagged)
-    assert union is not None
-    return union
-
-
-def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
-    """The rows of each source, out of a batch of what `source_frame` made."""
-    if len(sources) == 1:
-        return {sources[0]: rows}
-    return {
-        node: rows.where(f"{SOURCE} = {index}").selectExpr(
-            *(f"{_quoted(f's{index}_{name}')} AS {_quoted(name)}" for name in node.schema.names)
-        )
-        for index, node in enumerate(sources)
-    }
 
 
 def reads_of_source(level: Level) -> int:
@@ -150,7 +101,7 @@ def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> Data
     if share.phase is None:
         return leaf(node)
     rows = leaf(node, PHASE).where(f"{PHASE} = {share.phase}")
-    return rows.select(*(_quoted(name) for name in node.schema.names))
+    return rows.select(*(quoted(name) for name in node.schema.names))
 
 
 def _placed(share: Share) -> _Place:
@@ -167,94 +118,11 @@ def _frame_info(info: BatchInfo) -> TaskInfo:
     return TaskInfo("", 0, 0, info.max_parallelism, info.processing_time, info.epoch)
 
 
-class Expressions:
-    """The frames of nodes between those whose rows there are and the tasks that take them.
-
-    Args:
-        leaf: the frame of a source or of an emitted node; None to leave its rows out.
-        info: what row functions are told, but for the number of their partition.
-    """
-
-    def __init__(self, leaf: Callable[[Node], DataFrame | None], info: TaskInfo) -> None:
-        self._leaf = leaf
-        self._info = info
-
-    def frame(self, node: Node) -> DataFrame | None:
-        """The rows of `node`, with exactly its columns; None when all were left out."""
-        if leaves_of(node) == [node]:
-            return self._leaf(node)
-        if isinstance(node, WatermarkNode):
-            return self.frame(node.parent)
-        if isinstance(node, TransformNode):
-            before = self.frame(node.parent)
-            return None if before is None else conform(_transformed(node, before), node.schema)
-        if isinstance(node, RowsNode):
-            return self._stepped(node)
-        assert isinstance(node, UnionNode)
-        frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]
-        return reduce(DataFrame.union, frames) if frames else None
-
-    def _stepped(self, node: RowsNode) -> DataFrame | None:
-        """One Python function for all row functions behind each other."""
-        steps: tuple[RowStep, ...] = ()
-        at: Node = node
-        while isinstance(at, RowsNode):
-            steps = (at.step, *steps)
-            at = at.parent
-        function = partial(_run_steps, steps, at.schema, self._info)
-        before = self.frame(at)
-        return None if before is None else before.mapInArrow(function, node.schema.ddl)
-
-
-def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
-    try:
-        return node.function(before)  # type: ignore[no-any-return]
-    except StateflowError:
-        raise
-    except Exception as e:
-        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
-                            function=getattr(node.function, "__qualname__", "")) from e  # fmt: skip
-
-
-def _run_steps(
-    steps: tuple[RowStep, ...], schema: RowSchema, info: TaskInfo, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    context = TaskContext.get()
-    assert context is not None
-    return steps_in_frame(steps, schema, replace(info, subtask=context.partitionId()), batches)
-
-
-def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
-    """Applies every Spark expression of the job to an empty frame, so that a wrong one is told before a run begins.
-
-    Raises UserCodeError or SchemaMismatch.
-    """
-    # Nothing runs, so nobody asks what time it is.
-    nobody = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
-    expressions = Expressions(lambda node: spark.createDataFrame([], node.schema.ddl), nobody)
-    for level in plan.levels:
-        for node in level.inputs:
-            expressions.frame(node)
-
-
-def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:
-    """The declared columns of `frame`, in order. Raises SchemaMismatch naming the column."""
-    found = dict(frame.dtypes)
-    for column in schema.columns:
-        if column.name not in found:
-            raise SchemaMismatch("a declared column is missing in the frame", hint="declare what the transform "
-                                 "returns, or return it", column=column.name, found=sorted(found))  # fmt: skip
-        if found[column.name] != column.spark_type:
-            raise SchemaMismatch("a column has another type than declared", hint="cast it in the transform",
-                                 column=column.name, declared=column.spark_type, found=found[column.name])  # fmt: skip
-    return frame.select(*schema.names)
-
-
 def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> DataFrame:
     """The rows of a node that the tasks before emitted, and further columns."""
     number = next(n for n, outlet in enumerate(before.fed) if outlet.node is node)
     prefix = output_prefix(number)
-    columns = [f"{_quoted(prefix + name)} AS {_quoted(name)}" for name in node.schema.names]
+    columns = [f"{quoted(prefix + name)} AS {quoted(name)}" for name in node.schema.names]
     return emitted.where(f"{UNIT} = {number}").selectExpr(*columns, *more)
 
 
@@ -301,7 +169,7 @@ class _Router:
         self._level = level
         self._max_parallelism = max_parallelism
         self._payload = [
-            (_quoted(input_prefix(i) + c.name), c.spark_type)
+            (quoted(input_prefix(i) + c.name), c.spark_type)
             for i, n in enumerate(level.inputs)
             for c in n.schema.columns
         ]
@@ -310,7 +178,7 @@ class _Router:
         """One input's rows, once for each subtask that takes them; `origin` as a `Share` has it."""
         units = [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
         prefix = input_prefix(self._level.inputs.index(node))
-        renamed = {_quoted(prefix + name): _quoted(name) for name in node.schema.names}
+        renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
         values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
         nothing = [
             f"CAST(NULL AS BINARY) AS {CONTROL}",
@@ -392,7 +260,7 @@ class _Router:
         return [_Route(target, f"shiftleft(CAST({place.phase} AS BIGINT), {PHASE_SHIFT})", number)]
 
     def _keyed(self, unit: Unit, number: int, keying: Keying, place: _Place) -> _Route:
-        digest = f"xxhash64({', '.join(_quoted(c) for c in keying.columns)})"
+        digest = f"xxhash64({', '.join(quoted(c) for c in keying.columns)})"
         group = f"pmod({digest}, {self._max_parallelism}L)"
         # As keygroups.subtask_of has it.
         target = f"CAST(({group} * {self._level.parallelism}) DIV {self._max_parallelism} + {unit.first_target} AS INT)"
@@ -411,7 +279,7 @@ class _Router:
         keyed = [(n, e.node, e.keying) for n, e in enumerate(unit.inputs) if e.keying]
         # Keys, and orders, of several inputs are of the same types.
         columns = [
-            self._of_input([(n, _quoted(input_prefix(self._level.inputs.index(node)) + name))
+            self._of_input([(n, quoted(input_prefix(self._level.inputs.index(node)) + name))
                             for (n, node, _), name in zip(keyed, names, strict=True)])
             for names in zip(*((*k.columns, *k.order_by) for _, _, k in keyed), strict=True)
         ]  # fmt: skip
@@ -427,7 +295,3 @@ class _Router:
             return columns[0][1]
         whens = " ".join(f"WHEN {number} THEN {column}" for number, column in columns)
         return f"CASE {INPUT} {whens} END"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -12,14 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.runtime.exchange import (
-    first_exchange,
-    next_exchange,
-    reads_of_source,
-    source_frame,
-    split_sources,
-)
+from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_source
 from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
+from stateflow.runtime.frames import source_frame, split_sources
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.specs import REPORT, LevelSpec
 from stateflow.runtime.task import Barrier, run_level

@@ -16,7 +16,7 @@ from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
 from stateflow.runtime.bounds import STOPPED, Bounds
-from stateflow.runtime.exchange import source_frame
+from stateflow.runtime.frames import source_frame
 from stateflow.runtime.row_steps import failure_in
 from stateflow.runtime.run import BatchResult, JobRun, Positions
 from stateflow.runtime.seeding import SparkLocation, source_positions
