@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stateflow.environment import RunRequest, RunResult, run_job
-from stateflow.runtime.run import BatchResult
+from stateflow.runtime.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "running_mean.py"
 

@@ -19,9 +19,10 @@ from stateflow.clock import SystemClock
 from stateflow.environment import RunRequest, open_existing, run_job
 from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.runtime import stores
+from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 
 T = TypeVar("T")

@@ -24,7 +24,8 @@ from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.runtime.drawing import Drawing, as_text
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.run import JobRun
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, tell
 
 log = logging.getLogger("stateflow")

@@ -21,10 +21,11 @@ from stateflow.keygroups import check_max_parallelism
 from stateflow.runtime.assembly import assemble, load_job, open_job
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.drawing import Drawing, draw
+from stateflow.runtime.job import BatchResult, Job
 from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.plan import plan_job
-from stateflow.runtime.run import BatchResult, Job, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import Storage, open_storage
 
 Build = Callable[["StreamExecutionEnvironment"], object]

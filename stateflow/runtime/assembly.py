@@ -17,9 +17,9 @@ from stateflow.checkpoint.probe import probe_storage
 from stateflow.clock import Clock
 from stateflow.config import Settings
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
+from stateflow.runtime.job import Job
 from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.run import Job
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG
 

@@ -9,7 +9,8 @@ from stateflow.api.source import LocalSource
 from stateflow.checkpoint.documents import NOT_BEGUN, SourcePosition
 from stateflow.runtime import stores
 from stateflow.runtime.bounds import STOPPED, Bounds
-from stateflow.runtime.run import BatchResult, JobRun, Positions
+from stateflow.runtime.job import BatchResult, Positions
+from stateflow.runtime.run import JobRun
 from stateflow.runtime.ticks import run_ticks
 
 

@@ -13,8 +13,8 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, SinkLeft
 from stateflow.checkpoint.targets import Target
 from stateflow.errors import ConfigError, PlanOutdated
+from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.run import Job
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 

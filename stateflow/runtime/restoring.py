@@ -40,6 +40,7 @@ from stateflow.errors import (
     PlanOutdated,
     SinkDiverged,
 )
+from stateflow.runtime.job import Job
 from stateflow.runtime.planned import (
     check_left,
     check_planned_job,
@@ -50,7 +51,6 @@ from stateflow.runtime.planned import (
 )
 from stateflow.runtime.publishing import Publisher, Selection
 from stateflow.runtime.rewinding import complete_rewind
-from stateflow.runtime.run import Job
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import data_folder

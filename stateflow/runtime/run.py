@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,43 +18,26 @@ from stateflow.checkpoint.documents import (
     PendingOutput,
     SourcePosition,
     SourceWatermark,
-    SparkPosition,
 )
-from stateflow.checkpoint.entries import Commit, pending_of
-from stateflow.checkpoint.files import check_stored, files_of, state_bytes, write_manifest
+from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.files import files_of, state_bytes, write_manifest
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import (
-    CheckpointRecord,
-    trim_history,
-    write_record,
-)
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.requests import trim_requests
-from stateflow.checkpoint.restore import RestorePlan, Wanted, plan_restore
-from stateflow.config import Settings
-from stateflow.errors import (
-    BatchFailed,
-    ConfigError,
-    CorruptFile,
-    DataError,
-    Fenced,
-    MissingFile,
-    SinkDiverged,
-    StateflowError,
-)
-from stateflow.metrics import NullRecorder, Recorder
+from stateflow.checkpoint.restore import RestorePlan
+from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError
 from stateflow.runtime.dead_letters import check_budgets
-from stateflow.runtime.declared import declared_if_known, source_columns
+from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
-from stateflow.runtime.plan import JobPlan
-from stateflow.runtime.publishing import BoundSink, Publisher
+from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
+from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
+from stateflow.runtime.start_checks import StartChecks
 from stateflow.runtime.watermarks import advanced, combined, milliseconds
-from stateflow.state.evolution import Declaration
 from stateflow.state.memory import check_limit
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage.paths import DataKey, data_folder
@@ -65,80 +46,6 @@ log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
 _TRIM_EVERY = 100
-
-
-@dataclass(frozen=True)
-class Positions:
-    """Where the sources stand behind a batch; `spark` when Spark reads them."""
-
-    sources: list[SourcePosition]
-    spark: SparkPosition | None = None
-
-
-Capture = Callable[[str], Positions]
-"""Captures the positions of the batch that begins; its argument is a data folder for what is too large to inline."""
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """What one committed batch did.
-
-    Attributes:
-        rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
-        increment_bytes: of state files that were stored for it, those of a compaction apart.
-        compaction_bytes: of state files that a compaction wrote, which hold old data.
-        full_bytes: of all state that it consists of.
-    """
-
-    checkpoint_id: int
-    ordinal: int
-    rows_in: int
-    rows_out: dict[str, int]
-    increment_bytes: int
-    compaction_bytes: int
-    full_bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that a run works with.
-
-    Attributes:
-        sources: (uid, description) of each source.
-        recorder: gets figures with Flink's names, in snake case.
-    """
-
-    root: JobRoot
-    plan: JobPlan
-    settings: Settings
-    sinks: dict[str, BoundSink]
-    sources: tuple[tuple[str, str], ...]
-    recorder: Recorder = field(default_factory=NullRecorder)
-
-    @property
-    def wanted(self) -> Wanted:
-        """What stored state and positions are compared with."""
-        return Wanted(
-            self.plan.parallelism,
-            self.root.job.max_parallelism,
-            self.plan.key_types,
-            self.sources,
-            self._declared,
-        )
-
-    @cached_property
-    def _declared(self) -> dict[str, list[Declaration]]:
-        return declared_if_known(self.plan, self.root.job.max_parallelism)
-
-
-@dataclass
-class Totals:
-    """What a run did so far."""
-
-    batches: int = 0
-    rows_in: int = 0
-    rows_out: dict[str, int] = field(default_factory=dict)
 
 
 class JobRun:
@@ -150,6 +57,7 @@ class JobRun:
         self._executor = executor
         self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)
+        self._checks = StartChecks(job, executor.reads_by_spark)
         self._ordinal = 0
         self._epoch = 0
         self._base: dict[str, OperatorState] = {}
@@ -165,7 +73,7 @@ class JobRun:
 
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
-        checked = self._check_before_claim()
+        checked = self._checks.before_claim()
         self.head = self.job.root.claim(note)
         with self.fenced_first():
             self._prepare_sinks()
@@ -182,7 +90,7 @@ class JobRun:
         self.head = complete_rewind(root, self.job.sinks, self.head)
         self.head = restore_order(self._publisher, root, self.job.sinks, self.head)
         self.manifest = root.manifest(self.head)
-        self.restored = self._check(self.head, self.manifest, checked)
+        self.restored = self._checks.restorable(self.head, self.manifest, checked)
         self.stood_at = self.head.stand
         self._base = self.restored.operators
         self._epoch = self.manifest.epoch if self.manifest else 0
@@ -327,69 +235,12 @@ class JobRun:
         generation = newest.entry.generation if newest else 0
         return generation if generation > self.head.entry.generation else 0
 
-    def _check_before_claim(self) -> frozenset[str]:
-        """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
-
-        Returns the keys of the files that were checked. Until the claim another run may go on and collect them, and a
-        driver that slept may write a collected entry's slot anew: what is found then does not count, and the check
-        after the claim decides.
-        """
-        head = self.job.root.log.read_head()
-        if head is None:
-            if self.job.root.job.forked_from:
-                # Its first entry is what brings the state.
-                raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork",
-                                  of=self.job.root.job.forked_from)  # fmt: skip
-            return frozenset()
-        self._check_sinks(head)
-        try:
-            manifest = self.job.root.manifest(head)
-            self._check(head, manifest, frozenset())
-        except (MissingFile, CorruptFile):
-            if self.job.root.log.read_head() == head:
-                raise
-            return frozenset()
-        return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
-
-    def _check(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
-        restored = plan_restore(head.checkpoint_id, manifest, self.job.wanted)
-        if manifest is not None:
-            files = [f for f in files_of(manifest) if f.key not in checked]
-            check_stored(self.job.root.storage, files)
-        self._check_reader(manifest)
-        return restored
-
-    def _check_reader(self, manifest: Manifest | None) -> None:
-        """Spark and the runner without it write positions in words of their own."""
-        if (
-            manifest is None
-            or not manifest.sources
-            or (manifest.spark is not None) == self._executor.reads_by_spark
-        ):
-            return
-        before = "on Spark" if manifest.spark is not None else "without Spark"
-        raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
-                          "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip
-
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""
         known = self.head.entry.published
         for uid, bound in self.job.sinks.items():
             if uid not in known:
                 bound.sink.prepare(bound.context)
-
-    def _check_sinks(self, head: Head) -> None:
-        orphans = sorted({p.sink for p in pending_of(head)} - self.job.sinks.keys())
-        if orphans:
-            raise ConfigError("a sink was removed while output for it is not published", hint="run the job once with "
-                              "the sink, then remove it", sinks=orphans)  # fmt: skip
-        for uid, known in head.entry.published.items():
-            bound = self.job.sinks.get(uid)
-            found = bound.sink.check(bound.context) if bound else known.table_id
-            if found != known.table_id:
-                raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
-                                   "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
-                                   found=found or "no table")  # fmt: skip
 
     def _sweep_sinks(self) -> None:
         """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this

@@ -17,8 +17,9 @@ from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, ConfigError, StateflowError
 from stateflow.runtime.bounds import STOPPED, Bounds
 from stateflow.runtime.frames import source_frame
+from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.row_steps import failure_in
-from stateflow.runtime.run import BatchResult, JobRun, Positions
+from stateflow.runtime.run import JobRun
 from stateflow.runtime.seeding import SparkLocation, source_positions
 from stateflow.runtime.session import is_local
 from stateflow.runtime.ticks import run_ticks

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stateflow.runtime.bounds import CAUGHT_UP, STOPPED, Bounds
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.run import JobRun
 
 
 def run_ticks(run: JobRun, bounds: Bounds, on_batch: Callable[[BatchResult], None]) -> str:

@@ -39,9 +39,10 @@ from stateflow.checkpoint.targets import Target
 from stateflow.errors import DataError, StorageError
 from stateflow.runtime import publishing as runtime
 from stateflow.runtime import restoring, rewinding, run, serving
+from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.run import Job, JobRun
 from stateflow.runtime.serving import Point, RequestDesk
+from stateflow.runtime.start_checks import StartChecks
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import (
     SAVEPOINT,
@@ -279,11 +280,11 @@ def _sweep_no_leftovers(storage: Storage, folder: str, files: dict[str, int]) ->
     return False
 
 
-_check_before_claim = JobRun._check_before_claim
+_before_claim = StartChecks.before_claim
 
 
-def _start_on_half_a_fork(self: JobRun) -> frozenset[str]:
-    return _check_before_claim(self) if self.job.root.log.read_head() else frozenset()
+def _start_on_half_a_fork(self: StartChecks) -> frozenset[str]:
+    return _before_claim(self) if self.job.root.log.read_head() else frozenset()
 
 
 def _never_outrun(self: RequestDesk, asked: Request, point: Point) -> bool:
@@ -367,7 +368,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "half-fork": Mutant(
         "a run begins with nothing in a fork that was killed before it had its state",
-        ((JobRun, "_check_before_claim"),), _start_on_half_a_fork, ("R3",),
+        ((StartChecks, "before_claim"),), _start_on_half_a_fork, ("R3",),
     ),
     # Rules of savepoints and restores taken out.
     "kept-token": Mutant(

@@ -14,8 +14,8 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
 from stateflow.runtime import restoring, serving
+from stateflow.runtime.job import Job
 from stateflow.runtime.restoring import RestoreOrder
-from stateflow.runtime.run import Job
 from stateflow.storage import Storage
 from tests.model.invariants import Checker
 from tests.model.runs import job_of

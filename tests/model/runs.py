@@ -18,9 +18,10 @@ from stateflow.config import CheckpointSettings, Settings
 from stateflow.errors import ConfigError, DataError, Fenced, SinkDiverged, StorageError
 from stateflow.runtime import run as runtime
 from stateflow.runtime.executors import BatchWork, Executor
+from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import restore_order
-from stateflow.runtime.run import Job, JobRun, Positions
+from stateflow.runtime.run import JobRun
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
 from tests.model.rules import Violation

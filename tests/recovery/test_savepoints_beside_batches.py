@@ -16,9 +16,10 @@ from stateflow.config import parse_assignments
 from stateflow.environment import declare
 from stateflow.recovery import SavepointAsk
 from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import Storage
 from stateflow.storage.posix import PosixStorage
 from tests.recovery.harness import AccountsBox

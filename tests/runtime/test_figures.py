@@ -16,9 +16,10 @@ from stateflow.environment import declare
 from stateflow.metrics import MemoryRecorder
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble
+from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource

@@ -25,10 +25,11 @@ from stateflow.ops import collect_garbage
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble, load_job
 from stateflow.runtime.declared import declared_if_known, declared_states
+from stateflow.runtime.job import Job
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.plan import plan_job
-from stateflow.runtime.run import Job, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource

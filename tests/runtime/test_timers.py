@@ -34,9 +34,10 @@ from stateflow.errors import StateError, UserCodeError
 from stateflow.keygroups import key_hash, subtask_of
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble
+from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import BatchResult, JobRun
+from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 

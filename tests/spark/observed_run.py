@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from stateflow.environment import RunRequest, run_job
-from stateflow.runtime.run import BatchResult
+from stateflow.runtime.job import BatchResult
 from stateflow.runtime.session import REQUIRED
 
 

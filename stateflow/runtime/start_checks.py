@@ -1,0 +1,82 @@
+"""What is checked before a run works: that its checkpoint is whole and that job, sinks and checkpoint fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateflow.checkpoint.documents import Manifest
+from stateflow.checkpoint.entries import pending_of
+from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.restore import RestorePlan, plan_restore
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
+from stateflow.runtime.job import Job
+
+
+@dataclass(frozen=True)
+class StartChecks:
+    """Changes nothing.
+
+    Attributes:
+        reads_by_spark: whether Spark reads the sources of the run.
+    """
+
+    job: Job
+    reads_by_spark: bool
+
+    def before_claim(self) -> frozenset[str]:
+        """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
+
+        Returns the keys of the files that were checked. Until the claim another run may go on and collect them, and a
+        driver that slept may write a collected entry's slot anew: what is found then does not count, and the check
+        after the claim decides.
+        """
+        head = self.job.root.log.read_head()
+        if head is None:
+            if self.job.root.job.forked_from:
+                # Its first entry is what brings the state.
+                raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork",
+                                  of=self.job.root.job.forked_from)  # fmt: skip
+            return frozenset()
+        self._check_sinks(head)
+        try:
+            manifest = self.job.root.manifest(head)
+            self.restorable(head, manifest, frozenset())
+        except (MissingFile, CorruptFile):
+            if self.job.root.log.read_head() == head:
+                raise
+            return frozenset()
+        return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
+
+    def restorable(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
+        """What the head's checkpoint gives to each operator; compares its files, but for those that are `checked`.
+
+        Raises MissingFile or CorruptFile naming a file; ConfigError when job and state do not fit.
+        """
+        restored = plan_restore(head.checkpoint_id, manifest, self.job.wanted)
+        if manifest is not None:
+            files = [f for f in files_of(manifest) if f.key not in checked]
+            check_stored(self.job.root.storage, files)
+        self._check_reader(manifest)
+        return restored
+
+    def _check_reader(self, manifest: Manifest | None) -> None:
+        """Spark and the runner without it write positions in words of their own."""
+        if manifest is None or not manifest.sources or (manifest.spark is not None) == self.reads_by_spark:
+            return
+        before = "on Spark" if manifest.spark is not None else "without Spark"
+        raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
+                          "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip
+
+    def _check_sinks(self, head: Head) -> None:
+        orphans = sorted({p.sink for p in pending_of(head)} - self.job.sinks.keys())
+        if orphans:
+            raise ConfigError("a sink was removed while output for it is not published", hint="run the job once with "
+                              "the sink, then remove it", sinks=orphans)  # fmt: skip
+        for uid, known in head.entry.published.items():
+            bound = self.job.sinks.get(uid)
+            found = bound.sink.check(bound.context) if bound else known.table_id
+            if found != known.table_id:
+                raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
+                                   "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
+                                   found=found or "no table")  # fmt: skip
