@@ -21,7 +21,8 @@ from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.runtime import stores
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
+from stateflow.runtime.proposing import RestoreOptions
+from stateflow.runtime.restoring import RestoreOrder
 from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 

@@ -28,7 +28,8 @@ from stateflow.checkpoint.retention import SavepointRule
 from stateflow.config import parse_assignments, parse_duration, read_toml
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode, SavepointAsk
-from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
+from stateflow.runtime.proposing import RestoreOptions
+from stateflow.runtime.restoring import RestoreOrder
 from stateflow.terminal import JSON, ROOT, aligned, human_bytes, or_fail
 from stateflow.timeline import draw_timeline
 

@@ -45,16 +45,11 @@ from stateflow.checkpoint.targets import Target, is_moving, kept_checkpoint, res
 from stateflow.clock import SystemClock
 from stateflow.environment import open_existing
 from stateflow.errors import ConfigError, DataError
+from stateflow.runtime.proposing import RestoreOptions, propose
 from stateflow.runtime.publishing import Publisher
-from stateflow.runtime.restoring import (
-    Place,
-    RestoreOptions,
-    RestoreOrder,
-    execute,
-    import_state,
-    propose,
-)
+from stateflow.runtime.restoring import RestoreOrder, execute
 from stateflow.runtime.rewinding import complete_rewind
+from stateflow.runtime.state_import import Place, import_state
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT, PROBE, SAVEPOINTS
 
@@ -196,7 +191,7 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
 
 
 def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
-    """What going back to `target` would mean; changes nothing. See `runtime.restoring.propose`."""
+    """What going back to `target` would mean; changes nothing. See `runtime.proposing.propose`."""
     return propose(open_existing(code.file, job_root, code.layers), target, options)
 
 

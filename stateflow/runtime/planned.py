@@ -1,4 +1,5 @@
-"""Whether job, tables and target are what a restore was planned for, and what a plan would leave behind."""
+"""What planning a restore and carrying it out both ask: whether job, tables and target are what it was planned for, and
+fit, and what a plan would leave behind."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from stateflow.checkpoint.files import check_sizes, check_stored, files_of
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, SinkLeft
+from stateflow.checkpoint.restore import plan_restore
 from stateflow.checkpoint.targets import Target
 from stateflow.errors import ConfigError, PlanOutdated
 from stateflow.runtime.job import Job
@@ -115,3 +117,13 @@ def _stored(root: JobRoot, target: Target, manifest: Manifest) -> tuple[Storage,
     unique = {f.key: f for f in files_of(manifest)}.values()
     folder = target.savepoint.folder
     return target.savepoint.storage, [replace(f, key=f"{folder}{f.key}") for f in unique]
+
+
+def check_fits(job: Job, manifest: Manifest, target: Target) -> None:
+    """Raises ConfigError, or an error below it, unless the job can go on from this manifest of the target."""
+    plan_restore(target.checkpoint_id, manifest, job.wanted)
+
+
+def without(manifest: Manifest, drop: frozenset[str]) -> Manifest:
+    """The manifest without the state of some operators."""
+    return replace(manifest, operators=[o for o in manifest.operators if o.uid not in drop])

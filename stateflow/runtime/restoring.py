@@ -1,4 +1,4 @@
-"""Going back to a checkpoint or savepoint: a plan that changes nothing, then exactly that plan.
+"""Going back to a checkpoint or savepoint: exactly as `proposing` has planned it.
 
 Execution claims the job, which fences every run, publishes what belongs to the target, brings a savepoint's files into
 the job root, and then appends one CLAIM that adopts the target and names every table: the intent. Before it nothing
@@ -8,84 +8,23 @@ has happened but a CLAIM; after it every start completes what is missing.
 from __future__ import annotations
 
 import dataclasses
-import logging
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from stateflow import failpoints
-from stateflow.api.source import LocalSource, Source
-from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, RestoreFacts, SinkIntent, SinkMode
+from stateflow.checkpoint.documents import EntryRef, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
-from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.proposal import (
-    Proposal,
-    SinkChange,
-    SourceChange,
-    StateAction,
-    is_outdated,
-    state_changes,
-)
-from stateflow.checkpoint.restore import plan_restore
-from stateflow.checkpoint.savepoint import open_savepoint, take_all, with_keys
-from stateflow.checkpoint.targets import Target, resolve_target
-from stateflow.errors import (
-    ConfigError,
-    CorruptFile,
-    DataError,
-    Fenced,
-    MissingFile,
-    PlanOutdated,
-    SinkDiverged,
-)
+from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_outdated
+from stateflow.checkpoint.savepoint import open_savepoint
+from stateflow.checkpoint.targets import Target
+from stateflow.errors import ConfigError, DataError, Fenced, PlanOutdated
 from stateflow.runtime.job import Job
-from stateflow.runtime.planned import (
-    check_left,
-    check_planned_job,
-    check_there,
-    check_whole,
-    left_behind,
-    look_up,
-)
+from stateflow.runtime.planned import check_fits, check_planned_job, check_whole, look_up, without
 from stateflow.runtime.publishing import Publisher, Selection
 from stateflow.runtime.rewinding import complete_rewind
-from stateflow.state.handles import FileHandle
-from stateflow.storage import Storage, open_storage
-from stateflow.storage.paths import data_folder
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where files are: a storage, and the prefix of their keys in it.
-
-    Attributes:
-        checked: whether they were read and compared with their hashes just now.
-    """
-
-    storage: Storage
-    folder: str = ""
-    checked: bool = False
-
-
-@dataclass(frozen=True)
-class RestoreOptions:
-    """What a person decides about a restore.
-
-    Attributes:
-        sinks: whether tables go back with the state, or keep their content.
-        drop: uids of operators whose state is dropped because the job has none of them any more.
-        foreign: whether the savepoint may be another job's.
-        leave: uids of sinks that the job does not have, whose tables stay as they are.
-    """
-
-    sinks: SinkMode = SinkMode.RESTORE
-    drop: frozenset[str] = frozenset()
-    foreign: bool = False
-    leave: frozenset[str] = frozenset()
+from stateflow.runtime.state_import import Place, import_state
+from stateflow.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -109,39 +48,6 @@ class RestoreOrder:
     reason: str = ""
 
 
-def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
-    """The plan for going back to the target that `text` names; changes nothing.
-
-    Raises:
-        ConfigError: no such target, another job's savepoint, state that no operator takes, sources that do not fit.
-        MissingFile, CorruptFile: the target is damaged.
-        SinkDiverged: a table cannot go back that far.
-    """
-    root = job.root
-    head = root.head()
-    target = resolve_target(root, head, text)
-    foreign = target.job_uuid != root.job.job_uuid
-    _check_foreign(job, target, foreign, options)
-    manifest = target.manifest
-    states = state_changes(manifest, set(job.plan.key_types), job.plan.parallelism, options.drop)
-    rest = _without(manifest, options.drop)
-    _check_fits(job, rest, target)
-    check_there(root, target, rest)
-    mode = SinkMode.KEEP if foreign else options.sinks
-    left = left_behind(job, head, target)
-    check_left(left, mode, options.leave)
-    return Proposal(
-        job=root.job.job, job_uuid=root.job.job_uuid, head=head.entry.seq, generation=head.entry.generation,
-        ordinal=head.entry.ordinal, checkpoint_id=head.checkpoint_id, target=text, label=target.label,
-        target_checkpoint=target.checkpoint_id, target_at=target.at, target_sha256=_sha256(target),
-        savepoint=target.savepoint.uri if target.savepoint else "", foreign=foreign, mode=mode,
-        parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
-        sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
-        dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
-        made_at=root.clock.now().isoformat(timespec="seconds"),
-    )  # fmt: skip
-
-
 def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Executed:
     """Carries out the plan, or completes it when the same request was begun before; done before, it does nothing.
 
@@ -149,7 +55,7 @@ def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Executed:
         ConfigError: the plan was made for another job, or the job does not fit any more.
         PlanOutdated: the job, its file and settings, its tables or the target are not what the plan was made for. No
             table and no state is changed then.
-        Fenced: a newer run, or another execution of the same plan, claimed the job meanwhile. DataError: see `propose`.
+        Fenced: a newer run, or another execution of the same plan, claimed the job meanwhile. DataError: see `proposing.propose`.
     """
     head = job.root.head()
     done = _done_before(job, head, order)
@@ -215,8 +121,8 @@ def _overtaken(proposal: Proposal, head: Head, order: RestoreOrder) -> Fenced | 
 
 
 def _check_target(job: Job, proposal: Proposal, target: Target) -> None:
-    rest = _without(target.manifest, _dropped(proposal))
-    _check_fits(job, rest, target)
+    rest = without(target.manifest, _dropped(proposal))
+    check_fits(job, rest, target)
     check_whole(job.root, target, rest)
 
 
@@ -237,7 +143,7 @@ def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adopt
     drop = _dropped(proposal)
     if target.ref is not None and not drop:
         return dataclasses.replace(job.root.adoption(head, target.ref), sinks=sinks)
-    manifest = _without(target.manifest, drop)
+    manifest = without(target.manifest, drop)
     place = (
         Place(target.savepoint.storage, target.savepoint.folder, checked=True) if target.savepoint else None
     )
@@ -247,41 +153,13 @@ def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adopt
 
 
 def _due(proposal: Proposal, upto: int) -> Selection:
-    """What is published before the tables go back: what belongs to the target; the rest is dropped, and comes again.
+    """What is published before the tables go back: what belongs to the target; the rest is and comes again.
 
     A kept table gets all of it: a driver that sleeps before publishing could still bring it in afterwards, and what a
     table holds must not depend on whether it does.
     """
     kept_tables = {change.uid for change in proposal.sinks if change.mode is SinkMode.KEEP}
     return lambda pending: pending.checkpoint_id <= upto or pending.sink in kept_tables
-
-
-def import_state(root: JobRoot, manifest: Manifest, place: Place | None, generation: int) -> FileHandle:
-    """Makes a manifest, and the files that it names, part of a job root; every file is verified.
-
-    Args:
-        place: where the files are; None when they are in this root already.
-        generation: of the run that does it, which must not have committed yet.
-
-    Raises MissingFile or CorruptFile naming a file.
-    """
-    ordinal = 1
-    into = data_folder(generation, ordinal, f"restore{root.clock.new_id()[:12]}")
-    if place is not None:
-        names = {f.key: f"{into}{f.sha256}" for f in files_of(manifest)}
-        take_all(place.storage, [(f"{place.folder}{key}", to) for key, to in names.items()], root.storage)
-        manifest = with_keys(manifest, names)
-        unique = {f.key: f for f in files_of(manifest)}.values()
-        linked = {to for key, to in names.items() if place.checked and _is_link(place, key, root, to)}
-        check_stored(root.storage, [f for f in unique if f.key not in linked])
-    manifest = replace(manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal)
-    return write_manifest(root.storage, into, manifest)
-
-
-def _is_link(place: Place, key: str, root: JobRoot, to: str) -> bool:
-    """Whether what came into the root is the very file that was checked at its place: nothing can differ then."""
-    there, here = place.storage.local_path(f"{place.folder}{key}"), root.storage.local_path(to)
-    return here is not None and there is not None and there.is_file() and here.samefile(there)
 
 
 def _intents(job: Job, proposal: Proposal, target: Target) -> dict[str, SinkIntent]:
@@ -325,110 +203,6 @@ def _planned_target(root: JobRoot, head: Head, proposal: Proposal) -> Target:
     if entry.manifest is None:
         raise DataError("a checkpoint's entry names no manifest", checkpoint=ref.id)
     return Target(ref.id, entry.at, entry.job_uuid, root.read_manifest(entry.manifest), ref=ref)
-
-
-def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOptions) -> None:
-    if not foreign:
-        return
-    if not options.foreign:
-        raise ConfigError("the savepoint belongs to another job", hint="to take its state and positions all the same, "
-                          "say --foreign; tables keep their content then", savepoint=target.label,
-                          job_uuid=target.job_uuid, this_job=job.root.job.job_uuid)  # fmt: skip
-    assert target.savepoint is not None
-    if target.savepoint.document.max_parallelism != job.root.job.max_parallelism:
-        raise ConfigError("the savepoint was made with another max parallelism", hint="make a new job root with the "
-                          "same one", found=target.savepoint.document.max_parallelism,
-                          wanted=job.root.job.max_parallelism)  # fmt: skip
-
-
-def _check_fits(job: Job, manifest: Manifest, target: Target) -> None:
-    plan_restore(target.checkpoint_id, manifest, job.wanted)
-
-
-def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:
-    now = {p.uid: p.offset for p in head.entry.sources}
-    contents = _read_since(job.root, head, manifest)
-    sources = {node.uid: node.source for node in job.plan.sources}
-    changes = []
-    for position in manifest.sources:
-        source = sources.get(position.uid)
-        held = None
-        if position.offset == NOT_BEGUN:
-            pass
-        elif isinstance(source, Source) and contents is not None:
-            held = source.holds(position.offset, contents)
-        elif isinstance(source, LocalSource) and manifest.spark is None:
-            held = source.holds(position.offset)
-        changes.append(
-            SourceChange(uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held)
-        )
-    return changes
-
-
-def _read_since(root: JobRoot, head: Head, manifest: Manifest) -> list[bytes] | None:
-    """What Spark noted of the source since the target; None when the newest checkpoint is damaged: going back is the
-    way out then, and must not fail over it."""
-    known = {f.path for f in manifest.spark.source_files} if manifest.spark else set()
-    try:
-        newest = root.manifest(head)
-        logs = (
-            [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
-        )
-        return [f.content or (root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
-    except (MissingFile, CorruptFile) as e:
-        log.warning("the newest checkpoint is damaged: %s", e.sentence)
-        return None
-
-
-def _sink_changes(job: Job, head: Head, target: Target, mode: SinkMode) -> list[SinkChange]:
-    known = head.entry.published
-    changes = []
-    for uid, sink in sorted(job.sinks.items()):
-        table_id = sink.sink.check(sink.context)
-        if table_id is None:
-            if uid in known:
-                raise SinkDiverged(
-                    "the sink's table is gone", hint="restore it, or give the sink a new uid", sink=uid
-                )
-            continue
-        if uid in known and known[uid].table_id != table_id:
-            raise SinkDiverged("the sink's table is not the one that this job published to", hint="plan with the "
-                               "settings of the job's runs", sink=uid, known=known[uid].table_id,
-                               found=table_id)  # fmt: skip
-        table = sink.open_table()
-        if mode is SinkMode.KEEP:
-            changes.append(SinkChange(uid=uid, mode=mode, table_id=table_id, now=table.version))
-            continue
-        back = table.plan_rewind(target.checkpoint_id)
-        changes.append(SinkChange(
-            uid=uid, mode=mode, table_id=table_id, now=back.from_version, then=back.to_version,
-            rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,
-        ))  # fmt: skip
-    _refuse_shared(changes)
-    return changes
-
-
-def _refuse_shared(changes: list[SinkChange]) -> None:
-    """Each sink's table goes back as a whole: the second sink would bring back rows that the first took away."""
-    tables: dict[str, list[str]] = {}
-    for change in changes:
-        if change.mode is SinkMode.RESTORE:
-            tables.setdefault(change.table_id, []).append(change.uid)
-    shared = sorted(uids for uids in tables.values() if len(uids) > 1)
-    if shared:
-        raise ConfigError("several sinks write into one table, which cannot go back for each of them", hint="say "
-                          "--sinks keep, or give each sink a table of its own", sinks=shared)  # fmt: skip
-
-
-def _without(manifest: Manifest, drop: frozenset[str]) -> Manifest:
-    return replace(manifest, operators=[o for o in manifest.operators if o.uid not in drop])
-
-
-def _sha256(target: Target) -> str:
-    if target.savepoint is not None:
-        return target.savepoint.sha256
-    assert target.ref is not None
-    return target.ref.sha256
 
 
 def _outdated(proposal: Proposal, head: Head) -> PlanOutdated:

@@ -14,7 +14,7 @@ from stateflow.cli import main
 from stateflow.errors import IncompatibleState
 from stateflow.recovery import JobCode, SavepointAsk, create_savepoint, plan_restore
 from stateflow.runtime import stores
-from stateflow.runtime.restoring import RestoreOptions
+from stateflow.runtime.proposing import RestoreOptions
 from stateflow.testing.sinks import FolderSink
 from tests.errors.kit import BUILD, JOB, Bench, contents
 

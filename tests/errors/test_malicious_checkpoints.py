@@ -19,7 +19,7 @@ from stateflow.compatibility import check_job
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.recovery import JobCode, SavepointAsk, create_savepoint, plan_restore
 from stateflow.runtime import stores
-from stateflow.runtime.restoring import RestoreOptions
+from stateflow.runtime.proposing import RestoreOptions
 from stateflow.serializers import ValueSerializer, decode_key, decode_untyped, moment_of
 from tests.errors.kit import Bench, contents
 from tests.recovery import disk

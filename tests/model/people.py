@@ -23,7 +23,8 @@ from stateflow.errors import (
     StorageError,
 )
 from stateflow.recovery import ForkAsk, JobCode, SavepointAsk
-from stateflow.runtime.restoring import RestoreOptions, RestoreOrder
+from stateflow.runtime.proposing import RestoreOptions
+from stateflow.runtime.restoring import RestoreOrder
 from tests.model.office import JOB_URI, Office
 from tests.model.rules import Violation
 from tests.model.runs import RealRun

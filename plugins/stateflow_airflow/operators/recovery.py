@@ -95,7 +95,7 @@ class StateflowRestorePlanOperator(BaseOperator):
 
         from stateflow.checkpoint.documents import SinkMode
         from stateflow.recovery import plan_restore
-        from stateflow.runtime.restoring import RestoreOptions
+        from stateflow.runtime.proposing import RestoreOptions
 
         if self.sinks not in list(SinkMode):
             raise misconfigured(f"sinks={self.sinks!r} is neither restore nor keep", "give one of them")

@@ -1,0 +1,164 @@
+"""The plan for going back to a checkpoint or savepoint; making it changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from stateflow.api.source import LocalSource, Source
+from stateflow.checkpoint.documents import NOT_BEGUN, Manifest, SinkMode
+from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, state_changes
+from stateflow.checkpoint.targets import Target, resolve_target
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
+from stateflow.runtime.job import Job
+from stateflow.runtime.planned import check_fits, check_left, check_there, left_behind, without
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """What a person decides about a restore.
+
+    Attributes:
+        sinks: whether tables go back with the state, or keep their content.
+        drop: uids of operators whose state is dropped because the job has none of them any more.
+        foreign: whether the savepoint may be another job's.
+        leave: uids of sinks that the job does not have, whose tables stay as they are.
+    """
+
+    sinks: SinkMode = SinkMode.RESTORE
+    drop: frozenset[str] = frozenset()
+    foreign: bool = False
+    leave: frozenset[str] = frozenset()
+
+
+def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
+    """The plan for going back to the target that `text` names; changes nothing.
+
+    Raises:
+        ConfigError: no such target, another job's savepoint, state that no operator takes, sources that do not fit.
+        MissingFile, CorruptFile: the target is damaged.
+        SinkDiverged: a table cannot go back that far.
+    """
+    root = job.root
+    head = root.head()
+    target = resolve_target(root, head, text)
+    foreign = target.job_uuid != root.job.job_uuid
+    _check_foreign(job, target, foreign, options)
+    manifest = target.manifest
+    states = state_changes(manifest, set(job.plan.key_types), job.plan.parallelism, options.drop)
+    rest = without(manifest, options.drop)
+    check_fits(job, rest, target)
+    check_there(root, target, rest)
+    mode = SinkMode.KEEP if foreign else options.sinks
+    left = left_behind(job, head, target)
+    check_left(left, mode, options.leave)
+    return Proposal(
+        job=root.job.job, job_uuid=root.job.job_uuid, head=head.entry.seq, generation=head.entry.generation,
+        ordinal=head.entry.ordinal, checkpoint_id=head.checkpoint_id, target=text, label=target.label,
+        target_checkpoint=target.checkpoint_id, target_at=target.at, target_sha256=_sha256(target),
+        savepoint=target.savepoint.uri if target.savepoint else "", foreign=foreign, mode=mode,
+        parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
+        sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
+        dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
+        made_at=root.clock.now().isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOptions) -> None:
+    if not foreign:
+        return
+    if not options.foreign:
+        raise ConfigError("the savepoint belongs to another job", hint="to take its state and positions all the same, "
+                          "say --foreign; tables keep their content then", savepoint=target.label,
+                          job_uuid=target.job_uuid, this_job=job.root.job.job_uuid)  # fmt: skip
+    assert target.savepoint is not None
+    if target.savepoint.document.max_parallelism != job.root.job.max_parallelism:
+        raise ConfigError("the savepoint was made with another max parallelism", hint="make a new job root with the "
+                          "same one", found=target.savepoint.document.max_parallelism,
+                          wanted=job.root.job.max_parallelism)  # fmt: skip
+
+
+def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:
+    now = {p.uid: p.offset for p in head.entry.sources}
+    contents = _read_since(job.root, head, manifest)
+    sources = {node.uid: node.source for node in job.plan.sources}
+    changes = []
+    for position in manifest.sources:
+        source = sources.get(position.uid)
+        held = None
+        if position.offset == NOT_BEGUN:
+            pass
+        elif isinstance(source, Source) and contents is not None:
+            held = source.holds(position.offset, contents)
+        elif isinstance(source, LocalSource) and manifest.spark is None:
+            held = source.holds(position.offset)
+        changes.append(
+            SourceChange(uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held)
+        )
+    return changes
+
+
+def _read_since(root: JobRoot, head: Head, manifest: Manifest) -> list[bytes] | None:
+    """What Spark noted of the source since the target; None when the newest checkpoint is damaged: going back is the
+    way out then, and must not fail over it."""
+    known = {f.path for f in manifest.spark.source_files} if manifest.spark else set()
+    try:
+        newest = root.manifest(head)
+        logs = (
+            [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
+        )
+        return [f.content or (root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
+    except (MissingFile, CorruptFile) as e:
+        log.warning("the newest checkpoint is damaged: %s", e.sentence)
+        return None
+
+
+def _sink_changes(job: Job, head: Head, target: Target, mode: SinkMode) -> list[SinkChange]:
+    known = head.entry.published
+    changes = []
+    for uid, sink in sorted(job.sinks.items()):
+        table_id = sink.sink.check(sink.context)
+        if table_id is None:
+            if uid in known:
+                raise SinkDiverged(
+                    "the sink's table is gone", hint="restore it, or give the sink a new uid", sink=uid
+                )
+            continue
+        if uid in known and known[uid].table_id != table_id:
+            raise SinkDiverged("the sink's table is not the one that this job published to", hint="plan with the "
+                               "settings of the job's runs", sink=uid, known=known[uid].table_id,
+                               found=table_id)  # fmt: skip
+        table = sink.open_table()
+        if mode is SinkMode.KEEP:
+            changes.append(SinkChange(uid=uid, mode=mode, table_id=table_id, now=table.version))
+            continue
+        back = table.plan_rewind(target.checkpoint_id)
+        changes.append(SinkChange(
+            uid=uid, mode=mode, table_id=table_id, now=back.from_version, then=back.to_version,
+            rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,
+        ))  # fmt: skip
+    _refuse_shared(changes)
+    return changes
+
+
+def _refuse_shared(changes: list[SinkChange]) -> None:
+    """Each sink's table goes back as a whole: the second sink would bring back rows that the first took away."""
+    tables: dict[str, list[str]] = {}
+    for change in changes:
+        if change.mode is SinkMode.RESTORE:
+            tables.setdefault(change.table_id, []).append(change.uid)
+    shared = sorted(uids for uids in tables.values() if len(uids) > 1)
+    if shared:
+        raise ConfigError("several sinks write into one table, which cannot go back for each of them", hint="say "
+                          "--sinks keep, or give each sink a table of its own", sinks=shared)  # fmt: skip
+
+
+def _sha256(target: Target) -> str:
+    if target.savepoint is not None:
+        return target.savepoint.sha256
+    assert target.ref is not None
+    return target.ref.sha256
