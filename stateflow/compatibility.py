@@ -11,7 +11,7 @@ from typing import Any
 from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
 from stateflow.checkpoint.restore import Wanted, plan_restore
-from stateflow.checkpoint.savepoint import open_savepoint
+from stateflow.checkpoint.stored_savepoints import open_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config import Settings
 from stateflow.environment import declare

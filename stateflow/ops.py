@@ -19,12 +19,8 @@ from stateflow.checkpoint.history import (
 )
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
-from stateflow.checkpoint.savepoint import (
-    StoredSavepoint,
-    dispose_savepoint,
-    find_savepoint,
-    list_savepoints,
-)
+from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
+from stateflow.checkpoint.stored_savepoints import StoredSavepoint, find_savepoint, list_savepoints
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.storage import open_storage

@@ -30,16 +30,17 @@ from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.checkpoint.savepoint import (
     Order,
-    StoredSavepoint,
     check_savepoint_name,
-    dispose_damaged,
-    dispose_savepoint,
-    find_savepoint,
-    list_savepoints,
     make_savepoint,
-    open_savepoint,
     settled_checkpoint,
     standing_with,
+)
+from stateflow.checkpoint.savepoint_cleanup import dispose_damaged, dispose_savepoint
+from stateflow.checkpoint.stored_savepoints import (
+    StoredSavepoint,
+    find_savepoint,
+    list_savepoints,
+    open_savepoint,
 )
 from stateflow.checkpoint.targets import Target, is_moving, kept_checkpoint, resolve_target
 from stateflow.clock import SystemClock

@@ -12,7 +12,7 @@ from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.garbage import find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.savepoint import sweep_savepoints
+from stateflow.checkpoint.savepoint_cleanup import sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo

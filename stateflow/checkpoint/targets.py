@@ -13,8 +13,8 @@ from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, Source
 from stateflow.checkpoint.history import ActionRecord, read_history
 from stateflow.checkpoint.jobroot import JobRoot, kept, line
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.savepoint import (
-    LATEST,
+from stateflow.checkpoint.savepoint import LATEST
+from stateflow.checkpoint.stored_savepoints import (
     StoredSavepoint,
     find_savepoint,
     list_savepoints,

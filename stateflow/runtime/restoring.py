@@ -16,7 +16,7 @@ from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_outdated
-from stateflow.checkpoint.savepoint import open_savepoint
+from stateflow.checkpoint.stored_savepoints import open_savepoint
 from stateflow.checkpoint.targets import Target
 from stateflow.errors import ConfigError, DataError, Fenced, PlanOutdated
 from stateflow.runtime.job import Job
@@ -55,7 +55,8 @@ def execute(job: Job, proposal: Proposal, order: RestoreOrder) -> Executed:
         ConfigError: the plan was made for another job, or the job does not fit any more.
         PlanOutdated: the job, its file and settings, its tables or the target are not what the plan was made for. No
             table and no state is changed then.
-        Fenced: a newer run, or another execution of the same plan, claimed the job meanwhile. DataError: see `proposing.propose`.
+        Fenced: a newer run, or another execution of the same plan, claimed the job meanwhile.
+        DataError: see `proposing.propose`.
     """
     head = job.root.head()
     done = _done_before(job, head, order)

@@ -23,7 +23,9 @@ from stateflow.checkpoint.requests import (
     is_seen,
     open_requests,
 )
-from stateflow.checkpoint.savepoint import Order, StoredSavepoint, make_savepoint, settle_savepoint
+from stateflow.checkpoint.savepoint import Order, make_savepoint
+from stateflow.checkpoint.savepoint_cleanup import settle_savepoint
+from stateflow.checkpoint.stored_savepoints import StoredSavepoint
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError, StorageError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,15 @@ from typing import Any
 from msgspec.structs import replace
 
 from stateflow import recovery
-from stateflow.checkpoint import collector, entries, garbage, jobroot, savepoint
+from stateflow.checkpoint import (
+    collector,
+    entries,
+    garbage,
+    jobroot,
+    savepoint,
+    savepoint_cleanup,
+    stored_savepoints,
+)
 from stateflow.checkpoint import publish as publishing
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import (
@@ -34,7 +42,8 @@ from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
 from stateflow.checkpoint.proposal import Proposal, SinkChange
 from stateflow.checkpoint.publish import Output, PublishingSink
-from stateflow.checkpoint.savepoint import Order, StoredSavepoint
+from stateflow.checkpoint.savepoint import Order
+from stateflow.checkpoint.stored_savepoints import StoredSavepoint
 from stateflow.checkpoint.targets import Target
 from stateflow.errors import DataError, StorageError
 from stateflow.runtime import publishing as runtime
@@ -208,11 +217,11 @@ def _make_without_pin(root: JobRoot, order: Order) -> StoredSavepoint:
 
 def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
     storage = root.storage
-    pin = savepoint._get(storage, f"{folder}{STARTED}")
+    pin = stored_savepoints.get_or_none(storage, f"{folder}{STARTED}")
     if pin is None or pin.decode() in pins:
         return False
-    if savepoint._get(storage, f"{folder}{SAVEPOINT}") is not None:
-        savepoint._sweep_complete(root, folder)
+    if stored_savepoints.get_or_none(storage, f"{folder}{SAVEPOINT}") is not None:
+        savepoint_cleanup._sweep_complete(root, folder)
         return False
     storage.delete(b.key for b in storage.list(folder))
     return True
@@ -222,7 +231,7 @@ def _sweep_pins_first(root: JobRoot) -> list[str]:
     pins = {p.id for p in root.head().entry.pinned}
     places = [savepoint_file(b.key) for b in root.storage.list(SAVEPOINTS)]
     started = [place[0] for place in places if place and place[1] == STARTED]
-    return [f for f in started if savepoint._sweep(root, savepoint_folder(f), pins)]
+    return [f for f in started if savepoint_cleanup._sweep(root, savepoint_folder(f), pins)]
 
 
 _claim, _commit = entries.claim, entries.commit
@@ -347,16 +356,16 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "unasked-savepoint": Mutant(
         "a savepoint stays though its request was withdrawn, or answered by another run",
-        ((savepoint, "settle_savepoint"), (serving, "settle_savepoint")), _keep_whatever_was_answered, ("Q2",),
-        plan="keeping",
+        ((savepoint, "settle_savepoint"), (savepoint_cleanup, "settle_savepoint"), (serving, "settle_savepoint")),
+        _keep_whatever_was_answered, ("Q2",), plan="keeping",
     ),
     "untold-savepoint": Mutant(
         "a savepoint that a run made is given to whoever asks again, though its request was withdrawn",
-        ((savepoint, "is_told"),), _told_whatever_was_answered, ("V5",), plan="keeping",
+        ((savepoint, "is_told"), (stored_savepoints, "is_told")), _told_whatever_was_answered, ("V5",), plan="keeping",
     ),
     "late-copies": Mutant(
         "what a maker copies after its savepoint was given up, or a disposer leaves that is killed, stays",
-        ((savepoint, "_sweep_leftovers"),), _sweep_no_leftovers, ("V2",), plan="keeping",
+        ((savepoint_cleanup, "_sweep_leftovers"),), _sweep_no_leftovers, ("V2",), plan="keeping",
     ),
     "outrun-request": Mutant(
         "a request fails because the checkpoint was let go, or its run fenced, before the savepoint had its pin",
@@ -386,7 +395,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "no-slot": Mutant(
         "a savepoint is swept without taking the slot of `_savepoint` first",
-        ((savepoint, "_sweep"),), _sweep_without_slot, ("V1",), plan="given-up",
+        ((savepoint_cleanup, "_sweep"),), _sweep_without_slot, ("V1",), plan="given-up",
     ),
     "pins-first": Mutant(
         "a sweep reads the pins before it lists the savepoints",

@@ -1,0 +1,131 @@
+"""Which savepoints stay: those that nobody completed, was told of, or wants any more are taken away."""
+
+from __future__ import annotations
+
+import logging
+
+from stateflow import failpoints
+from stateflow.checkpoint.documents import Answer
+from stateflow.checkpoint.files import write_bytes
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.requests import read_answer
+from stateflow.checkpoint.stored_savepoints import (
+    GIVEN_UP,
+    StoredSavepoint,
+    find_savepoint,
+    get_or_none,
+    note_savepoint,
+    put_marker,
+    read_savepoint,
+)
+from stateflow.errors import ConfigError, CorruptFile
+from stateflow.ids import check_name
+from stateflow.storage import Storage
+from stateflow.storage.paths import DISPOSED, SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
+
+log = logging.getLogger(__name__)
+
+
+def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
+    """Keeps what a run has made when the answer names it; when another answer was first, nobody knows of it."""
+    if given.savepoint_id == made.document.id:
+        # Killed before it, whoever sweeps does both.
+        note_savepoint(root, made, took_ms)
+        root.storage.delete([f"{made.folder}{STARTED}"])
+    elif made.document.generation:
+        _take_away(root.storage, made.folder, made.document.id)
+    # Else whoever asked has withdrawn the request and made it without the run, which came to the request only then.
+
+
+def sweep_savepoints(root: JobRoot) -> list[str]:
+    """Removes what savepoints that were never completed, or not taken away wholly, have left; safe beside their makers.
+    Returns the folders."""
+    # The listing comes before the pins: who is listed had its pin before, and has completed when it is gone.
+    found: dict[str, dict[str, int]] = {}
+    for blob in root.storage.list(SAVEPOINTS):
+        if place := savepoint_file(blob.key):
+            found.setdefault(place[0], {})[place[1]] = blob.size
+    swept = [f for f, files in found.items() if _sweep_leftovers(root.storage, savepoint_folder(f), files)]
+    started = [f for f, files in found.items() if STARTED in files and f not in swept]
+    if not started:
+        return swept
+    pins = {p.id for p in root.head().entry.pinned}
+    return swept + [f for f in started if _sweep(root, savepoint_folder(f), pins)]
+
+
+def _sweep_leftovers(storage: Storage, folder: str, files: dict[str, int]) -> bool:
+    if DISPOSED in files:
+        _finish_taking_away(storage, folder)
+        return True
+    # A maker that slept while its savepoint was given up may have gone on copying.
+    late = len(files) > 1 and STARTED not in files and files.get(SAVEPOINT) == len(GIVEN_UP)
+    if late and get_or_none(storage, f"{folder}{SAVEPOINT}") == GIVEN_UP:
+        storage.delete(f"{folder}{name}" for name in files if name != SAVEPOINT)
+        return True
+    return False
+
+
+def _sweep(root: JobRoot, folder: str, pins: set[str]) -> bool:
+    storage = root.storage
+    pin = get_or_none(storage, f"{folder}{STARTED}")
+    if pin is None or pin.decode(errors="replace") in pins:
+        return False
+    if not put_marker(storage, folder, GIVEN_UP):
+        _sweep_complete(root, folder)
+        return False
+    failpoints.hit("savepoint.given-up")
+    kept_keys = {f"{folder}{SAVEPOINT}", f"{folder}{STARTED}"}
+    storage.delete(b.key for b in storage.list(folder) if b.key not in kept_keys)
+    storage.delete([f"{folder}{STARTED}"])
+    return True
+
+
+def _sweep_complete(root: JobRoot, folder: str) -> None:
+    """Its maker died before it removed `STARTED`; what a run has made waits for its answer."""
+    try:
+        made = read_savepoint(root.storage, folder)
+    except CorruptFile as e:
+        log.warning("a savepoint is left alone: %s", e)
+        return
+    if made is None or not made.document.generation:
+        root.storage.delete([f"{folder}{STARTED}"])
+    elif given := read_answer(root.storage, made.document.request):
+        settle_savepoint(root, made, given)
+
+
+def dispose_savepoint(root: JobRoot, name: str) -> StoredSavepoint:
+    """Deletes a savepoint of this job root. Raises ConfigError when there is none."""
+    stored = find_savepoint(root.storage, name)
+    if stored is None:
+        raise ConfigError("there is no such savepoint", hint="stateflow savepoint list shows them", name=name)
+    _take_away(root.storage, stored.folder, stored.document.id)
+    return stored
+
+
+def dispose_damaged(root: JobRoot, folder: str) -> int | None:
+    """Deletes the savepoint in this folder if nobody can read what it is any more.
+
+    Returns the bytes that this frees; None when there is nothing damaged.
+    """
+    key = savepoint_folder(check_name("a savepoint's folder", folder))
+    try:
+        read_savepoint(root.storage, key)
+        return None
+    except CorruptFile:
+        freed = sum(blob.size for blob in root.storage.list(key))
+    _take_away(root.storage, key, "damaged")
+    return freed
+
+
+def _take_away(storage: Storage, folder: str, savepoint_id: str) -> None:
+    # Killed from here on, a collection completes it.
+    write_bytes(storage, f"{folder}{DISPOSED}", savepoint_id.encode())
+    failpoints.hit("savepoint.disposing")
+    _finish_taking_away(storage, folder)
+
+
+def _finish_taking_away(storage: Storage, folder: str) -> None:
+    storage.delete([f"{folder}{SAVEPOINT}"])
+    failpoints.hit("savepoint.disposed")
+    storage.delete(b.key for b in storage.list(folder) if not b.key.endswith(f"/{DISPOSED}"))
+    storage.delete([f"{folder}{DISPOSED}"])
