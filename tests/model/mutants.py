@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stateflow import recovery
 from stateflow.checkpoint import (
     collector,
     entries,
@@ -46,6 +45,7 @@ from stateflow.checkpoint.savepoint import Order
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint
 from stateflow.checkpoint.targets import Target
 from stateflow.errors import DataError, StorageError
+from stateflow.recovery import savepoints
 from stateflow.runtime import publishing as runtime
 from stateflow.runtime import restoring, rewinding, run, serving
 from stateflow.runtime.job import Job
@@ -390,7 +390,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "no-savepoint-pin": Mutant(
         "a savepoint is made without a pin",
-        ((savepoint, "make_savepoint"), (recovery, "make_savepoint"), (serving, "make_savepoint")),
+        ((savepoint, "make_savepoint"), (savepoints, "make_savepoint"), (serving, "make_savepoint")),
         _make_without_pin, ("I3", "Q3"), plan="keeping",
     ),
     "no-slot": Mutant(

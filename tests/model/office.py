@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from stateflow import recovery
 from stateflow.checkpoint import savepoint
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
+from stateflow.recovery import forks, restores, savepoints
 from stateflow.runtime import restoring, serving
 from stateflow.runtime.job import Job
 from stateflow.runtime.restoring import RestoreOrder
@@ -60,8 +60,10 @@ class Office:
         """The real commands, with what they stand on replaced."""
         threads = Threads(self.site.world)
         places: list[tuple[Any, str, Any]] = [
-            (recovery, "_open", self._root), (recovery, "open_storage", self.storage),
-            (recovery, "open_existing", self._job), (recovery, "probe_storage", lambda *_: None),
+            (savepoints, "open_root", self._root), (savepoints, "open_storage", self.storage),
+            (savepoints, "open_existing", self._job), (restores, "open_existing", self._job),
+            (forks, "open_root", self._root), (forks, "open_storage", self.storage),
+            (forks, "probe_storage", lambda *_: None),
             (restoring, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
             (serving, "ThreadPoolExecutor", threads.pool),

@@ -1,0 +1,35 @@
+"""Savepoints, stops, restores and forks: one implementation for the command line and for Airflow."""
+
+from stateflow.recovery.forks import ForkAsk, ForkReport, fork
+from stateflow.recovery.job_roots import JobCode
+from stateflow.recovery.restores import RestoreReport, plan_restore, restore
+from stateflow.recovery.savepoints import (
+    SavepointAsk,
+    SavepointReport,
+    create_savepoint,
+    describe_savepoint,
+    dispose,
+    find,
+    list_all,
+    stop,
+    withdraw,
+)
+
+__all__ = [
+    "ForkAsk",
+    "ForkReport",
+    "JobCode",
+    "RestoreReport",
+    "SavepointAsk",
+    "SavepointReport",
+    "create_savepoint",
+    "describe_savepoint",
+    "dispose",
+    "find",
+    "fork",
+    "list_all",
+    "plan_restore",
+    "restore",
+    "stop",
+    "withdraw",
+]

@@ -1,0 +1,49 @@
+"""Going back to a point in time: a plan, and carrying it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateflow.checkpoint.proposal import Proposal
+from stateflow.environment import open_existing
+from stateflow.recovery.job_roots import JobCode
+from stateflow.runtime.proposing import RestoreOptions, propose
+from stateflow.runtime.restoring import RestoreOrder, execute
+
+
+def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
+    """What going back to `target` would mean; changes nothing. See `runtime.proposing.propose`."""
+    return propose(open_existing(code.file, job_root, code.layers), target, options)
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """A restore that is done.
+
+    Attributes:
+        stands_at: where the job is, in words: after a repeated request that may be further on than the plan went.
+        repeated: whether it was done before, and this time nothing was.
+    """
+
+    job: str
+    request: str
+    label: str
+    generation: int
+    checkpoint_id: int
+    offsets: dict[str, str]
+    tables: dict[str, int]
+    stands_at: str
+    repeated: bool = False
+
+
+def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrder) -> RestoreReport:
+    """Carries a plan out, exactly and at most once per request. See `runtime.restoring.execute`."""
+    job = open_existing(code.file, job_root, code.layers)
+    root = job.root
+    done = execute(job, proposal, order)
+    head = done.head
+    tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
+    return RestoreReport(
+        root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
+        {p.uid: p.offset for p in head.entry.sources}, tables, head.stand, done.repeated,
+    )  # fmt: skip
