@@ -19,7 +19,8 @@ from rich.table import Table
 
 from stateflow import ops
 from stateflow.cli_check import check
-from stateflow.cli_recovery import fork, history, restore, savepoint, stop
+from stateflow.cli_recovery import fork, history, restore
+from stateflow.cli_savepoint import savepoint, stop
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError

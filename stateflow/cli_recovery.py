@@ -1,19 +1,14 @@
-"""Commands about points in time: savepoints, stop, restore, fork, history."""
+"""Commands about going back in time: restore, fork, history."""
 
 from __future__ import annotations
 
 import dataclasses
-import getpass
 import json
-import math
-import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import msgspec
@@ -21,213 +16,30 @@ from rich.console import Console
 from rich.table import Table
 
 from stateflow import ops, recovery
-from stateflow.checkpoint.documents import Origin, SinkMode
-from stateflow.checkpoint.files import state_bytes
+from stateflow.checkpoint.documents import SinkMode
 from stateflow.checkpoint.proposal import Proposal, StateAction
-from stateflow.checkpoint.retention import SavepointRule
-from stateflow.config import parse_assignments, parse_duration, read_toml
 from stateflow.errors import ConfigError
-from stateflow.recovery import JobCode, SavepointAsk
+from stateflow.recovery import JobCode
 from stateflow.runtime.proposing import RestoreOptions
 from stateflow.runtime.restoring import RestoreOrder
-from stateflow.terminal import JSON, ROOT, aligned, human_bytes, or_fail
+from stateflow.terminal import (
+    JOB,
+    JSON,
+    ROOT,
+    SETTINGS,
+    WHO,
+    human_bytes,
+    layers,
+    or_fail,
+    refuse,
+    user,
+    with_options,
+)
 from stateflow.timeline import draw_timeline
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
-_LONGEST = 10 * 365 * 24 * 3600
-_WHO = [
-    click.option("--by", default="", metavar="NAME", help="Who asks; by default the user and host."),
-    click.option("--reason", default="", help="Why; kept in the job's history."),
-]
-_SETTINGS = [
-    click.option(
-        "--config", type=click.Path(path_type=Path), help="Settings of the job in TOML, as for run."
-    ),
-    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run."),
-]
-
-
-class _Seconds(click.FloatRange):
-    """A duration that can be waited for: neither ``inf`` nor ``nan``."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
-
-
-_SECONDS = _Seconds(min=0, max=_LONGEST)
-_ASK = [
-    click.option("--job", "job", type=click.Path(path_type=Path), metavar="JOB.py",
-                 help="The job file; needed when the last run died before it published its output."),
-    click.option("--request-id", default="", metavar="ID", help="Asking again with it gives the same savepoint."),
-    click.option("--timeout", type=_SECONDS, default=600, show_default=True, metavar="SECONDS",
-                 help="How long to wait for the run's next barrier."),
-    click.option("--patience", type=_SECONDS, default=5, show_default=True, metavar="SECONDS",
-                 help="How long a run may give no sign before it is taken for dead."),
-]  # fmt: skip
-
-
-def _with(options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    def add(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-@click.group()
-def savepoint() -> None:
-    """Take, look at, check and delete savepoints."""
-
-
-@savepoint.command()
-@ROOT
-@click.option("--name", default="", help="By default its origin and the time.")
-@click.option("--from-head", is_flag=True,
-              help="Do not ask the run: take the newest checkpoint whose output is published.")  # fmt: skip
-@click.option("--origin", type=click.Choice([o.value for o in Origin if o is not Origin.STOP]),
-              default=Origin.MANUAL.value, show_default=True, help="Why it is taken.")  # fmt: skip
-@_with(_ASK)
-@_with(_SETTINGS)
-@_with(_WHO)
-@JSON
-def create(job_root: str, as_json: bool, **options: Any) -> None:
-    """Take a savepoint: at the run's next barrier, or from the newest checkpoint when there is no run."""
-    made = or_fail(lambda: recovery.create_savepoint(job_root, _ask(options)))
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(made)))
-        return
-    how = "by the run" if made.taken_by == "run" else "from the newest checkpoint, without a run"
-    click.echo(f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
-               f"taken {how}\n  {made.path}")  # fmt: skip
-
-
-@savepoint.command(name="list")
-@ROOT
-@JSON
-def list_(job_root: str, as_json: bool) -> None:
-    """List the complete savepoints below a job root."""
-    found = or_fail(lambda: recovery.list_all(job_root))
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(s) for s in found]))
-        return
-    if not found:
-        or_fail(lambda: ops.require_job(job_root))
-        click.echo("no savepoints")
-        return
-    rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
-    for s in found:
-        when = s.made_at[:19].replace("T", " ")
-        rows.append((s.name, str(s.checkpoint_id), when, s.origin, human_bytes(s.bytes)))
-    title, *lines = aligned(rows)
-    click.echo(title)
-    for s, line in zip(found, lines, strict=True):
-        # On a line of its own: a path is there to be copied.
-        click.echo(f"{line}\n  {s.path}")
-
-
-@savepoint.command()
-@ROOT
-@click.argument("name")
-@JSON
-def show(job_root: str, name: str, as_json: bool) -> None:
-    """Show what a savepoint, by name or path, holds."""
-    stored = or_fail(lambda: recovery.find(job_root, name))
-    document = stored.document
-    if as_json:
-        click.echo(msgspec.json.encode(document).decode())
-        return
-    click.echo(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
-    click.echo(f"  job {document.job} ({document.job_uuid}), checkpoint {document.checkpoint_id}, "
-               f"max parallelism {document.max_parallelism}")  # fmt: skip
-    click.echo(f"  made {document.made_at} by {document.by}, {document.origin.value}"
-               + (f": {document.reason}" if document.reason else ""))  # fmt: skip
-    for operator in document.manifest.operators:
-        size = state_bytes([operator])
-        states = ", ".join(
-            f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
-        )
-        click.echo(
-            f"  state of {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}"
-        )
-    for position in document.manifest.sources:
-        click.echo(f"  source {position.uid} at {position.offset}")
-    for uid, standing in document.sinks.items():
-        version = f"version {standing.version}" if standing.version >= 0 else "version as of its token"
-        click.echo(f"  sink {uid}: {version}, checkpoint {standing.checkpoint_id}")
-
-
-@savepoint.command()
-@ROOT
-@click.argument("name")
-def verify(job_root: str, name: str) -> None:
-    """Read every file of a savepoint, by name or path, and compare size and hash."""
-    stored = or_fail(lambda: recovery.find(job_root, name))
-    read = or_fail(lambda: ops.verify_savepoint(stored))
-    click.echo(f"{read.what}: {read.files} files, {human_bytes(read.bytes)}, all as recorded")
-
-
-@savepoint.command()
-@ROOT
-@click.argument("name")
-@_with(_WHO)
-def dispose(job_root: str, name: str, by: str, reason: str) -> None:
-    """Delete a savepoint below the job root, by its name or folder; a damaged one by its folder."""
-    gone = or_fail(lambda: recovery.dispose(job_root, name, by or _user(), reason))
-    click.echo(f"deleted savepoint {gone.name}, {human_bytes(gone.bytes)}")
-
-
-@savepoint.command()
-@ROOT
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the N newest periodic ones.")
-@click.option("--max-age", default="", metavar="DURATION", help="Delete older ones; like 36h or 30d.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@JSON
-def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json: bool) -> None:
-    """Delete periodic savepoints that are too many or too old; never the newest of them, and no others."""
-    rule = or_fail(lambda: SavepointRule(keep, _age(max_age)))
-    done = or_fail(lambda: ops.prune_savepoints(job_root, rule, dry_run=dry_run, by=_user()))
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(done)))
-        return
-    names = ", ".join(done.deleted) or "nothing"
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {names}, {human_bytes(done.bytes_freed)}; "
-               f"kept: {', '.join(done.kept) or 'none'}")  # fmt: skip
-
 
 @click.command()
-@ROOT
-@click.option("--savepoint", "with_savepoint", is_flag=True, help="Make a savepoint of the last checkpoint.")
-@click.option("--name", default="", help="Of the savepoint.")
-@click.option("--origin", type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]), default=Origin.STOP.value,
-              show_default=True, help="Why the savepoint is taken.")  # fmt: skip
-@click.option("--drain", is_flag=True, help="The job will not go on from here: fire every event-time timer before "
-              "the savepoint.")  # fmt: skip
-@_with(_ASK)
-@_with(_SETTINGS)
-@_with(_WHO)
-@JSON
-def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> None:
-    """End the job's run after its next checkpoint, which is committed and published."""
-    if not with_savepoint and (options["name"] or options["drain"]):
-        or_fail(lambda: _refuse("--name and --drain are about a savepoint", "say --savepoint as well"))
-    options |= {"from_head": False}
-    made = or_fail(lambda: recovery.stop(job_root, _ask(options), savepoint=with_savepoint))
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(made) if made else {}))
-    elif made is None:
-        click.echo("the run ends")
-    else:
-        ended = "the run ends" if made.taken_by == "run" else "no run was there"
-        click.echo(f"{ended}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}"
-                   f"\n  {made.path}")  # fmt: skip
-
-
-@click.command()
-@_JOB
+@JOB
 @ROOT
 @click.option("--plan", "target", metavar="TARGET",
               help="latest, a checkpoint's id, a savepoint's name or path, "
@@ -252,17 +64,17 @@ def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> 
     metavar="ID",
     help="The same one never goes back twice; by default, one plan is one.",
 )
-@_with(_SETTINGS)
-@_with(_WHO)
+@with_options(SETTINGS)
+@with_options(WHO)
 @JSON
 def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None, **options: Any) -> None:
     """Go back to a point in time: state, source positions and tables together.
 
     First --plan, which changes nothing; then --execute with that plan. The next run goes on from there.
     """
-    code = JobCode(job, _layers(options))
+    code = JobCode(job, layers(options))
     if (target is None) == (plan_file is None):
-        or_fail(lambda: _refuse("say either --plan TARGET or --execute FILE"))
+        refuse("say either --plan TARGET or --execute FILE", "stateflow restore --help")
     if plan_file is not None:
         or_fail(lambda: _refuse_beside_execute(options))
         _execute(job_root, code, plan_file, options)
@@ -302,7 +114,7 @@ def _execute(job_root: str, code: JobCode, plan_file: Path, options: dict[str, A
     plan = or_fail(lambda: _read_plan(plan_file))
     # One plan is one request, unless the caller says otherwise: executing the file twice goes back once.
     request = options["request_id"] or f"restore-{plan.digest}"
-    order = RestoreOrder(request, options["by"] or _user(), options["reason"])
+    order = RestoreOrder(request, options["by"] or user(), options["reason"])
     done = or_fail(lambda: recovery.restore(job_root, code, plan, order))
     if options["as_json"]:
         click.echo(json.dumps(dataclasses.asdict(done)))
@@ -323,12 +135,12 @@ def _execute(job_root: str, code: JobCode, plan_file: Path, options: dict[str, A
 @click.option(
     "--foreign", is_flag=True, help="Take another job's savepoint: the new job is a fork of that one."
 )
-@_with(_WHO)
+@with_options(WHO)
 @JSON
 def fork(job_root: str, target: str, as_json: bool, **options: Any) -> None:
     """Make a new job that begins with the state and positions of this one's checkpoint or savepoint."""
     ask = recovery.ForkAsk(
-        target, options["into"], options["shadow"], options["by"] or _user(), options["reason"],
+        target, options["into"], options["shadow"], options["by"] or user(), options["reason"],
         options["foreign"],
     )  # fmt: skip
     made = or_fail(lambda: recovery.fork(job_root, ask))
@@ -399,22 +211,6 @@ def print_plan(plan: Proposal) -> None:
         click.echo(f"  checkpoints that cannot be gone back to any more: {undone}")
 
 
-def _ask(options: dict[str, Any]) -> SavepointAsk:
-    code = JobCode(options["job"], _layers(options)) if options["job"] else None
-    return SavepointAsk(
-        name=options["name"], origin=Origin(options["origin"]), by=options["by"] or _user(), reason=options["reason"],
-        request=options["request_id"], from_head=options["from_head"], code=code, drain=options.get("drain", False),
-        timeout=timedelta(seconds=options["timeout"]), patience=timedelta(seconds=options["patience"]),
-    )  # fmt: skip
-
-
-def _layers(options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    config = options["config"]
-    return ((or_fail(lambda: read_toml(config)),) if config else ()) + (
-        or_fail(lambda: parse_assignments(options["assignments"])),
-    )
-
-
 def _read_plan(path: Path) -> Proposal:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Proposal)
@@ -423,30 +219,9 @@ def _read_plan(path: Path) -> Proposal:
                           "one", path=str(path), reason=str(e)) from e  # fmt: skip
 
 
-def _age(text: str) -> timedelta | None:
-    try:
-        return parse_duration(text) if text else None
-    except (ValueError, OverflowError) as e:
-        raise ConfigError(
-            "the age is no duration", hint="--max-age takes one like 36h or 30d", given=text
-        ) from e
-
-
-def _refuse(what: str, hint: str = "stateflow restore --help") -> None:
-    raise ConfigError(what, hint=hint)
-
-
 def _short(offset: str) -> str:
     return re.sub(r'[{}"\s]', "", offset)[:60] or "-"
 
 
 def _count(rows: int | None) -> str:
     return "unknown" if rows is None else f"{rows:,}"
-
-
-def _user() -> str:
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        name = str(os.getuid())
-    return f"{name}@{os.uname().nodename}"

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import getpass
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import click
 
-from stateflow.errors import InternalError, Interrupted, StateflowError
+from stateflow.config import parse_assignments, read_toml
+from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
 
 log = logging.getLogger("stateflow")
 
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 ROOT = click.option(
     "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
 )
-
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
+JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
+WHO = [
+    click.option("--by", default="", metavar="NAME", help="Who asks; by default the user and host."),
+    click.option("--reason", default="", help="Why; kept in the job's history."),
+]
+SETTINGS = [
+    click.option(
+        "--config", type=click.Path(path_type=Path), help="Settings of the job in TOML, as for run."
+    ),
+    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run."),
+]
 
 
 def attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:
@@ -50,9 +65,42 @@ def fail(error: StateflowError) -> None:
     sys.exit(error.exit_code)
 
 
+def refuse(what: str, hint: str) -> None:
+    """Ends the process: the options that were given do not go together."""
+    fail(ConfigError(what, hint=hint))
+
+
 def tell(error: StateflowError) -> None:
     """Prints an error for people."""
     click.echo(f"error [{error.code}]: {error}", err=True)
+
+
+def with_options(options: list[Callable[[F], F]]) -> Callable[[F], F]:
+    """Gives a command several options, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def layers(options: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The job's settings that `SETTINGS` were given, the weakest first."""
+    config = options["config"]
+    return ((or_fail(lambda: read_toml(config)),) if config else ()) + (
+        or_fail(lambda: parse_assignments(options["assignments"])),
+    )
+
+
+def user() -> str:
+    """Who asks, unless an option says it: user and host."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
