@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
     from stateflow.api.streams import DataStream
+
+F = TypeVar("F", bound=KeyedFunction[Any])
 
 
 @dataclass(frozen=True)
@@ -24,59 +27,44 @@ class BroadcastStream:
     node: Node
 
 
-class ConnectedStreams:
-    """Two keyed streams, whose function sees the rows of a key from both.
+class _TwoStreams(Generic[F]):
+    """Two streams for one function.
 
     Args:
         add: puts the operator into the graph.
     """
+
+    _function_class: type[KeyedFunction[Any]]
+    _called: str
 
     def __init__(self, add: Callable[[ProcessNode], DataStream], inputs: tuple[Edge, Edge]) -> None:
         self._add = add
         self._inputs = inputs
 
     def process(
-        self,
-        function: KeyedCoProcessFunction[Any, Any, Any],
-        *,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
+        self, function: F, *, output: type[Any], uid: str = "", on_error: str | DeadLetters = FAIL
     ) -> DataStream:
         """Runs a stateful function over the rows of each key; as `KeyedStream.process`."""
-        if not isinstance(function, KeyedCoProcessFunction):
-            raise JobDefinitionError("process of connected streams needs a KeyedCoProcessFunction object", hint="make "
-                                     "an object: process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
-        return self._add(ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__,
-                                     checked_policy(on_error)))  # fmt: skip
-
-
-class BroadcastConnectedStream:
-    """A keyed stream, and one that every subtask gets whole.
-
-    Args:
-        add: puts the operator into the graph.
-    """
-
-    def __init__(self, add: Callable[[ProcessNode], DataStream], inputs: tuple[Edge, Edge]) -> None:
-        self._add = add
-        self._inputs = inputs
-
-    def process(
-        self,
-        function: KeyedBroadcastProcessFunction[Any, Any, Any],
-        *,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """Runs a stateful function over the rows of each key; as `KeyedStream.process`."""
-        if not isinstance(function, KeyedBroadcastProcessFunction):
-            raise JobDefinitionError("process of a broadcast connection needs a KeyedBroadcastProcessFunction object",
+        if not isinstance(function, self._function_class):
+            raise JobDefinitionError(f"process of {self._called} needs a {self._function_class.__name__} object",
                                      hint="make an object: process(MyFunction(), …)", given=repr(function),
                                      uid=uid)  # fmt: skip
         return self._add(ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__,
                                      checked_policy(on_error)))  # fmt: skip
+
+
+class ConnectedStreams(_TwoStreams[KeyedCoProcessFunction[Any, Any, Any]]):
+    """Two keyed streams, whose function sees the rows of a key from both."""
+
+    _function_class = KeyedCoProcessFunction
+    _called = "connected streams"
+
+
+class BroadcastConnectedStream(_TwoStreams[KeyedBroadcastProcessFunction[Any, Any, Any]]):
+    """A keyed stream, and one that every subtask gets whole."""
+
+    _function_class = KeyedBroadcastProcessFunction
+    _called = "a broadcast connection"
 
 
 def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:
