@@ -1,19 +1,15 @@
-"""What `build` works with: streams, keyed streams, and the words on them."""
+"""What `build` works with: streams, and the words on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.checkpointed import CheckpointedFunction, CheckpointListener
-from stateflow.api.column_aggregates import ColumnAggregates
-from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
+from stateflow.api.connected import BroadcastStream
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
 from stateflow.api.graph import (
-    Edge,
     Graph,
-    Keying,
     Node,
     ProcessNode,
     RowsNode,
@@ -26,21 +22,12 @@ from stateflow.api.graph import (
     sources_of,
     strategies,
 )
-from stateflow.api.keyed_rows import (
-    AggregateRows,
-    FilterRowsWithState,
-    FlatMapRowsWithState,
-    MapRowsWithState,
-    ReduceRows,
-    StepRows,
-    StreamAggregateFunction,
-)
+from stateflow.api.keyed_stream import KeyedStream
 from stateflow.api.printing import PrintSink
 from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
-from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.errors import JobDefinitionError
 
@@ -174,7 +161,8 @@ class DataStream:
             columns: the key. Its types become part of the state's format.
             order_by: columns that order a key's rows within a batch; ties keep their order of arrival.
         """
-        return KeyedStream(self._graph, self._node, keying(self._node, columns, tuple(order_by)))
+        keys = keying(self._node, columns, tuple(order_by))
+        return KeyedStream(self._graph, self._node, keys, self._add_operator)
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> None:
         """Writes the rows to `sink`. The uid is what the sink's table remembers this stream by."""
@@ -195,6 +183,9 @@ class DataStream:
         """
         self.sink_to(PrintSink(limit), uid=uid)
 
+    def _add_operator(self, node: ProcessNode) -> DataStream:
+        return DataStream(self._graph, self._graph.add_operator(node))
+
     def _step(
         self, kind: StepKind, function: Any, output: type[Any] | None, on_error: str | DeadLetters
     ) -> DataStream:
@@ -204,225 +195,6 @@ class DataStream:
                                      "key_by before it", given=repr(function))  # fmt: skip
         step = RowStep(kind, function, schema, checked_policy(on_error))
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)))
-
-
-class KeyedStream:
-    """Rows grouped by key."""
-
-    def __init__(self, graph: Graph, node: Node, keys: Keying) -> None:
-        self._graph = graph
-        self._node = node
-        self._keys = keys
-
-    def process(
-        self,
-        function: KeyedProcessFunction[Any, Any] | VectorizedKeyedFunction,
-        *,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """Runs a stateful function over the rows of each key, or, vectorized, of many keys at once.
-
-        Args:
-            function: is sent to tasks anew for each batch.
-            output: row class of what it yields.
-            uid: what the operator's state is matched by, over all versions of the job.
-            on_error: ``"fail"``: the run fails when the function raises, and the batch leaves nothing behind. Or
-                `DeadLetters`: such rows are kept apart. That costs an encoding of state per row instead of per key.
-        """
-        if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
-            raise JobDefinitionError("process needs a KeyedProcessFunction object", hint="make an object: "
-                                     "process(MyFunction(), …)", given=repr(function), uid=uid)  # fmt: skip
-        if isinstance(function, VectorizedKeyedFunction) and on_error != FAIL:
-            raise JobDefinitionError("a vectorized function has no dead letters", hint="it gets many rows at once: "
-                                     "tell good from bad ones in it, or work row by row", uid=uid)  # fmt: skip
-        return self._operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
-
-    def connect(self, other: KeyedStream | BroadcastStream) -> Any:
-        """This stream and another for one function.
-
-        Args:
-            other: keyed by the same types: the function is a `KeyedCoProcessFunction`, and both streams share its
-                state. Or broadcast: the function is a `KeyedBroadcastProcessFunction`.
-
-        Returns:
-            `ConnectedStreams` or `BroadcastConnectedStream`, which have `process`.
-        """
-        own = Edge(self._node, self._keys)
-        if isinstance(other, BroadcastStream) and other.graph is self._graph:
-            return BroadcastConnectedStream(self._add, (own, Edge(other.node, None)))
-        if isinstance(other, KeyedStream) and other._graph is self._graph:
-            return ConnectedStreams(self._add, checked_pair(own, Edge(other._node, other._keys)))
-        raise JobDefinitionError("connect needs a keyed or broadcast stream of the same job", hint="call key_by or "
-                                 "broadcast on the other stream", given=type(other).__name__)  # fmt: skip
-
-    def map(
-        self,
-        function: Any,
-        *,
-        output: type[Any] | None = None,
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """As `DataStream.map`; a `RichMapFunction` may have state for each key."""
-        return self._stepped(StepKind.MAP, function, output, uid, on_error)
-
-    def flat_map(
-        self,
-        function: Any,
-        *,
-        output: type[Any] | None = None,
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """As `DataStream.flat_map`; a `RichFlatMapFunction` may have state for each key."""
-        return self._stepped(StepKind.FLAT_MAP, function, output, uid, on_error)
-
-    def filter(self, function: Any, *, uid: str = "", on_error: str | DeadLetters = FAIL) -> DataStream:
-        """As `DataStream.filter`; a `RichFilterFunction` may have state for each key."""
-        return self._stepped(StepKind.FILTER, function, None, uid, on_error)
-
-    def reduce(
-        self,
-        function: Callable[[Any, Any], Any],
-        *,
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """Combines the rows of each key: emits, for each row, what has come of all rows so far.
-
-        Args:
-            function: from what has come so far, and a row, to a row of the same class.
-        """
-        _check_callable("reduce", function, uid)
-        schema = self._node.schema
-        return self._operator(ReduceRows(function, schema.row_class), schema, uid, _name("reduce", function),
-                              on_error)  # fmt: skip
-
-    def aggregate(
-        self,
-        function: StreamAggregateFunction[Any, Any, Any],
-        *,
-        accumulator: Any,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """Aggregates the rows of each key: emits, for each row, the result so far.
-
-        Args:
-            function: an object with `create_accumulator`, `add` and `get_result`, as an `AggregateFunction` has.
-            accumulator: type of the accumulator.
-            output: row class of the result.
-        """
-        wanted = ("create_accumulator", "add", "get_result")
-        if isinstance(function, type) or not all(callable(getattr(function, name, None)) for name in wanted):
-            raise JobDefinitionError("aggregate needs an aggregate function object", hint=f"with {', '.join(wanted)}",
-                                     given=repr(function), uid=uid)  # fmt: skip
-        return self._operator(AggregateRows(function, accumulator), RowSchema.of(output), uid,
-                              _name("aggregate", function), on_error)  # fmt: skip
-
-    def aggregate_columns(
-        self, aggregates: Mapping[str, Sequence[str]], *, output: type[Any], uid: str = ""
-    ) -> DataStream:
-        """Aggregates columns of each key, vectorized: emits one row for each key that had rows in a batch.
-
-        Args:
-            aggregates: by the output's column: ``(kind, column)``. Kinds are ``sum``, ``count``, ``min``, ``max``,
-                ``mean``, ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (within about 2 %).
-                Nulls do not count.
-            output: row class with the columns of the key and of the aggregates.
-
-        Raises:
-            JobDefinitionError: an aggregate, its column or the output class does not fit.
-        """
-        schema = RowSchema.of(output)
-        function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
-        return self._operator(function, schema, uid, f"aggregate {', '.join(aggregates)}", FAIL)
-
-    def map_with_state(
-        self,
-        function: Callable[[Any, Any], tuple[Any, Any]],
-        *,
-        state: Any,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """Makes one row of each, with the help of a value per key.
-
-        Args:
-            function: from a row and the key's value, None at first, to a row and the new value; None clears it.
-            state: type of the value.
-            output: row class of the result.
-        """
-        _check_callable("map_with_state", function, uid)
-        return self._operator(MapRowsWithState(function, state), RowSchema.of(output), uid,
-                              _name("map_with_state", function), on_error)  # fmt: skip
-
-    def flat_map_with_state(
-        self,
-        function: Callable[[Any, Any], tuple[Iterable[Any], Any]],
-        *,
-        state: Any,
-        output: type[Any],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """As `map_with_state`, with any number of rows for each."""
-        _check_callable("flat_map_with_state", function, uid)
-        return self._operator(FlatMapRowsWithState(function, state), RowSchema.of(output), uid,
-                              _name("flat_map_with_state", function), on_error)  # fmt: skip
-
-    def filter_with_state(
-        self,
-        function: Callable[[Any, Any], tuple[bool, Any]],
-        *,
-        state: Any,
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> DataStream:
-        """As `map_with_state`; the function says whether the row stays."""
-        _check_callable("filter_with_state", function, uid)
-        return self._operator(FilterRowsWithState(function, state), self._node.schema, uid,
-                              _name("filter_with_state", function), on_error)  # fmt: skip
-
-    def _stepped(
-        self,
-        kind: StepKind,
-        function: Any,
-        output: type[Any] | None,
-        uid: str,
-        on_error: str | DeadLetters,
-    ) -> DataStream:
-        schema = RowSchema.of(output) if output else self._node.schema
-        step = RowStep(kind, function, schema)
-        return self._operator(StepRows(step), schema, uid, f"{kind.value} {step.name}", on_error)
-
-    def _operator(
-        self,
-        function: KeyedFunction[Any],
-        schema: RowSchema,
-        uid: str,
-        name: str,
-        on_error: str | DeadLetters,
-    ) -> DataStream:
-        edges = (Edge(self._node, self._keys),)
-        return self._add(ProcessNode(uid, edges, function, schema, name, checked_policy(on_error)))
-
-    def _add(self, node: ProcessNode) -> DataStream:
-        return DataStream(self._graph, self._graph.add_operator(node))
-
-
-def _name(word: str, function: Any) -> str:
-    return f"{word} {getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def _check_callable(word: str, function: Any, uid: str) -> None:
-    if isinstance(function, type) or not callable(function):
-        raise JobDefinitionError(f"{word} needs a function", hint="a callable that takes two arguments",
-                                 given=repr(function), uid=uid)  # fmt: skip
 
 
 def _check_stream(word: str, other: object, graph: Graph) -> None:
