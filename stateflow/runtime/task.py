@@ -7,7 +7,7 @@ attempt in the name, so a retried, killed or speculative attempt changes nothing
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.api.functions import TaskInfo
 from stateflow.api.side_outputs import MAIN
-from stateflow.api.sink import SinkWriter, Writing
 from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.errors import BatchFailed, StateflowError
@@ -28,8 +27,8 @@ from stateflow.keygroups import range_of
 from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
 from stateflow.runtime.operator_parts import OperatorParts
-from stateflow.runtime.row_steps import RowChain
-from stateflow.runtime.rows import latest_time, row_maker, to_batch, to_rows
+from stateflow.runtime.outlets import Outlets, filled
+from stateflow.runtime.rows import latest_time
 from stateflow.runtime.specs import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
@@ -37,28 +36,20 @@ from stateflow.runtime.specs import (
     INPUT,
     ORDER,
     ORIGIN,
-    PHASE,
     PHASE_SHIFT,
     POSITION,
-    POSITION_SHIFT,
     REPORT,
     SOURCE_PHASE,
     TARGET,
     TIMER_PHASE,
-    UNIT,
     LevelSpec,
-    OutletSpec,
     UnitSpec,
-    output_prefix,
 )
 from stateflow.runtime.vector_operator import VectorOperator
 from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
-
-Emitted = Mapping[str, list[Any]]
-"""Rows by the output's name."""
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -108,16 +99,13 @@ class _Task:
         self._key = stores.StoreKey(spec.batch.job_uuid, self._unit.uid, self._subtask)
         self._backend: KeyedStateBackend | None = None
         self._operator: KeyedOperator | VectorOperator | None = None
-        self._chains: dict[int, RowChain] = {}
-        self._writers: dict[str, SinkWriter] = {}
+        self._outlets = Outlets(spec, self._unit, self._info, partition, attempt)
         self._barriers: list[Barrier] = []
         self._carried: list[TaskReport] = []
         self._event_times: dict[str, int] = {}
         self._fired = False
         self._compaction_bytes = 0
         self._rows_in = 0
-        self._rows_out = 0
-        self._sent = 0
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Works off some of the sorted input."""
@@ -140,19 +128,16 @@ class _Task:
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
             self._opened_backend()
-        for chain in self._chains.values():
-            chain.close()
+        self._outlets.end_rows()
         failpoints.hit("task.processed")
         part = self._operator_part()
-        report = self._report(self._snapshot(), self._close_writers(), part)
+        report = self._report(self._snapshot(), self._outlets.close_writers(), part)
         failpoints.hit("task.sink-closed")
         yield from self._send(report)
 
     def abandon(self) -> None:
         """Lets go of everything after a failure."""
-        for chain in self._chains.values():
-            with contextlib.suppress(StateflowError):
-                chain.close()
+        self._outlets.abandon()
         if self._operator is not None:
             with contextlib.suppress(StateflowError):  # the failure before it is the one to tell
                 self._operator.abandon()
@@ -176,15 +161,12 @@ class _Task:
         self._rows_in += 0 if is_broadcast and self._subtask else len(order)
         phase = SOURCE_PHASE if is_broadcast else int(order[0] >> PHASE_SHIFT)
         if self._unit.function is None:
-            (outlet,) = self._unit.outlets
-            self._rows_out += len(order)
-            yield from self._send_rows(
-                outlet, pa.RecordBatch.from_arrays(columns, schema=outlet.schema.arrow), phase
-            )
+            schema = self._unit.outlets[0].schema.arrow
+            yield from self._outlets.relay(pa.RecordBatch.from_arrays(columns, schema=schema), phase)
             return
         operator = self._opened_operator()
         if isinstance(operator, VectorOperator):
-            yield from self._emit_columns(operator.process(order, columns))
+            yield from self._outlets.emit_columns(operator.process(order, columns))
         elif is_broadcast:
             yield from self._emit(operator, operator.broadcast(columns), phase)
         else:
@@ -204,7 +186,7 @@ class _Task:
 
     def _fire_due(self, operator: KeyedOperator | VectorOperator) -> Iterator[pa.RecordBatch]:
         if isinstance(operator, VectorOperator):
-            yield from self._emit_columns(operator.flush())
+            yield from self._outlets.emit_columns(operator.flush())
             return
         for emitted in operator.fire():
             yield from self._emit(operator, emitted, TIMER_PHASE)
@@ -225,7 +207,7 @@ class _Task:
     def _end(self, operator: KeyedOperator | VectorOperator) -> Iterator[pa.RecordBatch]:
         """What an operator emits at a batch's end."""
         if isinstance(operator, VectorOperator):
-            yield from self._emit_columns(operator.finish())
+            yield from self._outlets.emit_columns(operator.finish())
         else:
             yield from self._emit(operator, operator.finish(), SOURCE_PHASE)
 
@@ -256,47 +238,7 @@ class _Task:
         return self._backend
 
     def _emit(self, operator: KeyedOperator, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
-        emitted: Emitted = {MAIN: main, **operator.take_side_outputs()}
-        self._rows_out += sum(map(len, emitted.values()))
-        for index, outlet in enumerate(self._unit.outlets):
-            rows = emitted.get(outlet.tag)
-            if rows and outlet.steps:
-                rows = self._chain(index, outlet).apply(rows)
-            if rows:
-                yield from self._send_rows(outlet, to_batch(rows, outlet.schema), phase)
-
-    def _emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-        """What a vectorized operator emits, which has no side outputs."""
-        assert self._unit.emits is not None
-        for phase, batch in emitted:
-            self._rows_out += len(batch)
-            for index, outlet in enumerate(self._unit.outlets):
-                if not outlet.steps:
-                    yield from self._send_rows(outlet, batch, phase)
-                    continue
-                rows = to_rows(batch.columns, row_maker(self._unit.emits))
-                made = self._chain(index, outlet).apply(rows)
-                if made:
-                    yield from self._send_rows(outlet, to_batch(made, outlet.schema), phase)
-
-    def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
-        if index not in self._chains:
-            self._chains[index] = RowChain(outlet.steps, self._info)
-        return self._chains[index]
-
-    def _send_rows(self, outlet: OutletSpec, rows: pa.RecordBatch, phase: int) -> Iterator[pa.RecordBatch]:
-        """To the sinks, and to the next level."""
-        for sink, context in outlet.sinks:
-            writer = self._writers.get(context.uid)
-            if writer is None:
-                writer = self._writers[context.uid] = sink.writer(context, self._writing())
-            writer.write(rows)
-        if outlet.number is not None:
-            yield self._data_batch(outlet.number, rows, phase)
-
-    def _writing(self) -> Writing:
-        batch = self._level.batch
-        return Writing(batch.generation, batch.ordinal, self._subtask, self._attempt)
+        return self._outlets.emit({MAIN: main, **operator.take_side_outputs()}, phase)
 
     # -- barriers and reports -----------------------------------------------------------------------------------
 
@@ -340,9 +282,6 @@ class _Task:
             return self._parts.kept(self._attempt)
         return self._parts.written(self._operator.operator_content, self._attempt)
 
-    def _close_writers(self) -> dict[str, list[Committable]]:
-        return {uid: writer.close() for uid, writer in self._writers.items()}
-
     def _report(
         self,
         state: SubtaskState | None,
@@ -360,7 +299,7 @@ class _Task:
         count, last = rows_operator.dead_letters if rows_operator else (0, None)
         return TaskReport(
             generation=batch.generation, ordinal=batch.ordinal, uid=self._unit.uid, subtask=self._subtask,
-            attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._rows_out,
+            attempt=self._attempt, state=state, output=output, rows_in=self._rows_in, rows_out=self._outlets.rows_out,
             consumed=[Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._barriers if b.uid],
             key_types=list(self._unit.keying.types) if self._unit.keying else [],
             part=part, states=self._operator.schemas if self._operator else [],
@@ -373,43 +312,19 @@ class _Task:
     def _send(self, report: TaskReport) -> Iterator[pa.RecordBatch]:
         data = msgspec.msgpack.encode(report)
         if not self._level.next_targets:
-            yield _filled(self._level.output, 1, {REPORT: [data]})
+            yield filled(self._level.output, 1, {REPORT: [data]})
             return
         barrier = Barrier(report.generation, report.ordinal, report.uid, report.subtask, self._attempt)
         count = self._level.next_targets
         # Every task behind hears the barrier; one of them carries the report on.
         reports = [data if target == self._partition % count else None for target in range(count)]
-        yield _filled(self._level.output, count, {
+        yield filled(self._level.output, count, {
             TARGET: range(count), CONTROL: [msgspec.msgpack.encode(barrier)] * count, REPORT: reports,
             POSITION: [0] * count,
         })  # fmt: skip
-
-    def _data_batch(self, number: int, rows: pa.RecordBatch, phase: int) -> pa.RecordBatch:
-        first = (self._partition << POSITION_SHIFT) + self._sent
-        self._sent += len(rows)
-        columns: dict[str, Any] = {
-            UNIT: np.full(len(rows), number, np.int32),
-            POSITION: np.arange(first, first + len(rows), dtype=np.int64),
-            PHASE: np.full(len(rows), phase, np.int64),
-        }
-        prefix = output_prefix(number)
-        columns |= {prefix + name: rows.column(name) for name in rows.schema.names}
-        return _filled(self._level.output, len(rows), columns)
 
 
 def _phases(order: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     """Where broadcast rows, phase 0 and phase 1 begin and end, without those that have no rows."""
     cuts = np.searchsorted(order, [0, SOURCE_PHASE << PHASE_SHIFT]).tolist()
     return [(a, b) for a, b in pairwise([0, *cuts, len(order)]) if a < b]
-
-
-def _filled(schema: pa.Schema, length: int, columns: dict[str, Any]) -> pa.RecordBatch:
-    """A batch with the given columns, all others null."""
-    arrays = []
-    for field in schema:
-        values = columns.get(field.name)
-        if values is None:
-            arrays.append(pa.nulls(length, field.type))
-        else:
-            arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
