@@ -5,12 +5,9 @@ Rows come in Arrow batches, sorted: key group, key, the declared order, then ord
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
-from itertools import accumulate, islice, pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,15 +35,14 @@ from stateflow.api.side_outputs import SideOutputs
 from stateflow.api.timers import TimerService
 from stateflow.checkpoint.redistribution import Assigned
 from stateflow.checkpoint.reports import Failure
-from stateflow.errors import InternalError, StateError, StateflowError, UserCodeError
+from stateflow.errors import StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
+from stateflow.runtime.inputs import Key, KeyedInputs, NamedKey
 from stateflow.runtime.operator_parts import OperatorParts
 from stateflow.runtime.plan import has_timers
-from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
-from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
+from stateflow.runtime.specs import UnitSpec
 from stateflow.runtime.watermarks import milliseconds
-from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.current import BatchTime
 from stateflow.state.handles import OperatorContent, StateSchema
@@ -54,79 +50,7 @@ from stateflow.state.keyed import KeyedState
 from stateflow.state.operator_state import OperatorStateStore
 from stateflow.state.timers import SLICE, TimeDomain, Timer, TimerIndex
 
-Key = tuple[Any, ...]
 Caller = Callable[[Any, Context], Iterable[Any] | None]
-
-
-@dataclass(frozen=True)
-class _Input:
-    """How rows of one input are read.
-
-    Attributes:
-        columns: which of all columns are its own.
-        keys: which of those are the key.
-    """
-
-    names: tuple[str, ...]
-    columns: slice
-    keys: tuple[int, ...]
-    maker: Maker
-    time_of: Callable[[Any], int | None] | None
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The rows of one input; `places` says which of all rows they are, None that they are all."""
-
-    input: _Input
-    places: np.ndarray[Any, Any] | None
-    columns: Sequence[pa.Array]
-
-    @property
-    def keys(self) -> list[pa.Array]:
-        return [self.columns[i] for i in self.input.keys]
-
-
-def _rows(parts: Sequence[_Part], count: int) -> list[Any]:
-    """Row objects in the order in which they came."""
-    if len(parts) == 1:
-        return to_rows(parts[0].columns, parts[0].input.maker)
-    rows: list[Any] = [None] * count
-    for part in parts:
-        assert part.places is not None
-        for place, row in zip(part.places.tolist(), to_rows(part.columns, part.input.maker), strict=True):
-            rows[place] = row
-    return rows
-
-
-def _inputs(specs: Sequence[InputSpec]) -> list[_Input]:
-    starts = [0, *accumulate(len(spec.schema.names) for spec in specs)]
-    return [
-        _Input(
-            spec.schema.names,
-            slice(start, end),
-            _key_indexes(spec),
-            row_maker(spec.schema),
-            _time_of(spec.time_column),
-        )
-        for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
-    ]
-
-
-def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
-    return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
-
-
-def _time_of(column: str) -> Callable[[Any], int | None] | None:
-    """How the event time of a row is read."""
-    if not column:
-        return None
-
-    def time_of(row: Any) -> int | None:
-        value = getattr(row, column)
-        return milliseconds(value) if isinstance(value, datetime) else value
-
-    return time_of
 
 
 def _callers(function: KeyedFunction[Any]) -> tuple[Caller, ...]:
@@ -162,7 +86,7 @@ class KeyedOperator:
         self._spec = spec
         self._function: KeyedFunction[Any] = spec.function
         self._columns = spec.keying.columns
-        self._inputs = _inputs(spec.inputs)
+        self._inputs = KeyedInputs(spec)
         self._callers = _callers(spec.function)
         self._has_batch_end = type(spec.function).on_batch_end is not KeyedFunction.on_batch_end
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
@@ -190,17 +114,21 @@ class KeyedOperator:
         )
         self._context = Context(info, self._service, side, given_state)
         self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
-        self._open: tuple[bytes, bytes, Key] | None = None
+        self._open: NamedKey | None = None
         """The last key of the Arrow batch before: whether it has more rows is not known yet."""
-        self._ended: dict[tuple[bytes, bytes], tuple[bytes, bytes, Key]] = {}
+        self._ended: dict[tuple[bytes, bytes], NamedKey] = {}
         """Keys with rows of phase 0, for `on_batch_end`: each may have rows of phase 1 too."""
-        runtime = RuntimeContext(self._state, info)
+        self._begin(base is not None, checkpoint_id)
+
+    def _begin(self, is_restored: bool, checkpoint_id: int) -> None:
+        """Opens the function, in Flink's order of calls."""
+        runtime = RuntimeContext(self._state, self._info)
         if isinstance(self._hooks, CheckpointedFunction):
             stores = (self._operator_state, runtime)
-            given = FunctionInitializationContext(base is not None, stores, assigned.own, info)
+            given = FunctionInitializationContext(is_restored, stores, self._raw, self._info)
             self._call("initialize_state", partial(self._hooks.initialize_state, given))
         self._call("open", partial(self._function.open, runtime))
-        if isinstance(self._hooks, CheckpointListener) and base is not None:
+        if isinstance(self._hooks, CheckpointListener) and is_restored:
             told = partial(self._hooks.notify_checkpoint_complete, checkpoint_id)
             self._call("notify_checkpoint_complete", told)
 
@@ -227,36 +155,29 @@ class KeyedOperator:
             columns: the rows' columns, as the input schema has them; of several inputs, one behind the other.
             which: the input of each row; None where all are of the first.
         """
-        parts = self._parts(columns, which)
-        keys = self._keys(parts)
-        starts = group_starts(order, keys)
-        # Before the rows are made: a key that cannot be read is told as what it is.
-        named = self._named_groups(order, keys, starts, columns)
-        rows = _rows(parts, len(order))
+        read = self._inputs.read(order, columns, which)
         came_by = which.tolist() if which is not None and len(self._callers) > 1 else None
         emitted: list[Any] = []
-        self._state.begin_stretch([(group, key) for group, key, _ in named])
+        self._state.begin_stretch([(group, key) for group, key, _ in read.keys])
         self._context.set_time_of(self._inputs[0].time_of)
-        for (start, end), group in zip(pairwise([*starts, len(rows)]), named, strict=True):
-            self._enter(group, emitted)
+        for key, own in read.by_key():
+            self._enter(key, emitted)
             if came_by is None:
-                self._feed(self._callers[0], rows[start:end], emitted)
+                self._feed(self._callers[0], read.rows[own], emitted)
             else:
-                self._feed_each(rows[start:end], came_by[start:end], emitted)
+                self._feed_each(read.rows[own], came_by[own], emitted)
         self._state.end_stretch()
         return emitted
 
     def broadcast(self, columns: Sequence[pa.Array]) -> list[Any]:
         """Feeds rows of the broadcast stream, which have no key; returns what the function emitted."""
         assert isinstance(self._function, KeyedBroadcastProcessFunction)
-        side = self._inputs[1]
         emitted: list[Any] = []
         self._context.set_key(())
         self._operator_state.side.is_broadcast = True
-        self._context.set_time_of(side.time_of)
-        self._feed(
-            self._function.process_broadcast_element, to_rows(columns[side.columns], side.maker), emitted
-        )
+        self._context.set_time_of(self._inputs[1].time_of)
+        rows = self._inputs.read_unkeyed(1, columns)
+        self._feed(self._function.process_broadcast_element, rows, emitted)
         self._operator_state.side.is_broadcast = False
         return emitted
 
@@ -353,7 +274,7 @@ class KeyedOperator:
         """Closes the function after a failure."""
         self._call("close", self._function.close)
 
-    def _enter(self, group: tuple[bytes, bytes, Key], emitted: list[Any]) -> None:
+    def _enter(self, group: NamedKey, emitted: list[Any]) -> None:
         # By their bytes, not their values: a NaN is not equal to itself, and still one key.
         if self._open is None or self._open[:2] != group[:2]:
             self._end_open_key(emitted)
@@ -370,14 +291,14 @@ class KeyedOperator:
         else:
             self._ended[ended[:2]] = ended
 
-    def _end_key(self, group: tuple[bytes, bytes, Key], emitted: list[Any]) -> None:
+    def _end_key(self, group: NamedKey, emitted: list[Any]) -> None:
         self._make_current(group)
         self._context.row = None
         self._call(
             "on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ()), group[2]
         )
 
-    def _make_current(self, group: tuple[bytes, bytes, Key]) -> None:
+    def _make_current(self, group: NamedKey) -> None:
         if self._state.current != group[:2]:
             self._state.switch(group[0], group[1])
             self._context.set_key(group[2])
@@ -446,79 +367,7 @@ class KeyedOperator:
             where=innermost(error),
         )  # fmt: skip
 
-    def _named_groups(self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int],
-                      columns: Sequence[pa.Array]) -> list[tuple[bytes, bytes, Key]]:  # fmt: skip
-        at = pa.array(starts, pa.int64())
-        firsts = [k.take(at) for k in keys]
-        groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).tolist() if starts else []
-        try:
-            values = zip(*[to_list(k) for k in firsts], strict=True)
-            return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
-        except Exception as e:
-            self._refuse_failing_key(firsts, [c.take(at) for c in columns])
-            raise InternalError("a batch's keys cannot be read, but each can", operator=self._spec.uid) from e
-
-    def _parts(self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None) -> list[_Part]:
-        """The rows, apart by input."""
-        first, *others = self._inputs
-        if which is None or not others or not which.any():
-            return [_Part(first, None, columns[first.columns])]
-        parts = []
-        for number, each in enumerate(self._inputs):
-            places = np.flatnonzero(which == number)
-            taken = [column.take(pa.array(places)) for column in columns[each.columns]]
-            parts.append(_Part(each, places, taken))
-        return parts
-
-    def _keys(self, parts: Sequence[_Part]) -> list[pa.Array]:
-        """Each row's key, column by column."""
-        for part in parts:
-            refuse_null_keys(self._spec, part.input.names, part.input.keys, part.columns)
-        if len(parts) == 1:
-            return parts[0].keys
-        back = pa.array(np.argsort(np.concatenate([part.places for part in parts])))
-        return [
-            pa.concat_arrays(same).take(back) for same in zip(*[part.keys for part in parts], strict=True)
-        ]
-
-    def _refuse_failing_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
-        """Finds the key that cannot be read or encoded, and raises StateError with its row."""
-        for at in range(len(keys[0])):
-            try:
-                encode_key(tuple(k[at].as_py() for k in keys))
-            except Exception as e:
-                names = [name for each in self._inputs for name in each.names]
-                row = {n: _shown(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
-                raise StateError("a key cannot be read", hint="filter such rows in a transform, or cast the column",
-                                 operator=self._spec.uid, columns=list(self._columns), row=repr(row)[:500],
-                                 reason=str(e)) from e  # fmt: skip
-
 
 def batch_time(info: TaskInfo) -> BatchTime:
     """When the batch of a subtask is."""
     return BatchTime(info.epoch, milliseconds(info.processing_time), info.watermark)
-
-
-def refuse_null_keys(
-    spec: UnitSpec, names: Sequence[str], keys: Sequence[int], columns: Sequence[pa.Array]
-) -> None:
-    """Raises StateError with the first row whose key has a null.
-
-    Args:
-        names: of the columns.
-        keys: which of them are the key.
-    """
-    for index in keys:
-        column = columns[index]
-        if column.null_count:
-            at = column.is_null().to_numpy(zero_copy_only=False).argmax()
-            row = {n: c[int(at)].as_py() for n, c in zip(names, columns, strict=True)}
-            raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
-                             operator=spec.uid, column=names[index], row=repr(row)[:500])  # fmt: skip
-
-
-def _shown(cell: pa.Scalar) -> object:
-    try:
-        return cell.as_py()
-    except Exception:  # it is shown because something in its row cannot be read
-        return f"<unreadable {cell.type}>"

@@ -16,7 +16,8 @@ from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import innermost
-from stateflow.runtime.operator import batch_time, refuse_null_keys
+from stateflow.runtime.inputs import refuse_null_keys
+from stateflow.runtime.operator import batch_time
 from stateflow.runtime.rows import group_starts
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, UnitSpec
 from stateflow.state.backend import KeyedStateBackend

@@ -1,0 +1,218 @@
+"""The rows of a keyed operator's inputs: whose key they are, and the objects that functions are given."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from stateflow.errors import InternalError, StateError
+from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
+from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
+from stateflow.runtime.watermarks import milliseconds
+from stateflow.serializers import encode_key
+
+Key = tuple[Any, ...]
+NamedKey = tuple[bytes, bytes, Key]
+"""Key group and key as they are stored, and the key's values."""
+TimeOf = Callable[[Any], int | None]
+"""How the event time of a row is read."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """How rows of one input are read.
+
+    Attributes:
+        columns: which of all columns are its own.
+        keys: which of those are the key.
+        time_of: None for rows without event time.
+    """
+
+    names: tuple[str, ...]
+    columns: slice
+    keys: tuple[int, ...]
+    maker: Maker
+    time_of: TimeOf | None
+
+
+@dataclass(frozen=True)
+class KeyedRows:
+    """Sorted rows.
+
+    Attributes:
+        keys: those of the rows, in order.
+        starts: where the rows of each begin.
+    """
+
+    rows: list[Any]
+    keys: list[NamedKey]
+    starts: list[int]
+
+    def by_key(self) -> Iterator[tuple[NamedKey, slice]]:
+        """Each key, and which rows are its own."""
+        ends = pairwise([*self.starts, len(self.rows)])
+        return ((key, slice(start, end)) for key, (start, end) in zip(self.keys, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one input; `places` says which of all rows they are, None that they are all."""
+
+    input: Input
+    places: np.ndarray[Any, Any] | None
+    columns: Sequence[pa.Array]
+
+    @property
+    def keys(self) -> list[pa.Array]:
+        return [self.columns[i] for i in self.input.keys]
+
+
+class KeyedInputs:
+    """Reads the inputs of a keyed operator, whose columns come one input behind the other."""
+
+    def __init__(self, spec: UnitSpec) -> None:
+        assert spec.keying is not None
+        self._spec = spec
+        self._key_columns = spec.keying.columns
+        self._inputs = _inputs(spec.inputs)
+
+    def __getitem__(self, number: int) -> Input:
+        return self._inputs[number]
+
+    def read(
+        self, order: np.ndarray[Any, Any], columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None
+    ) -> KeyedRows:
+        """Rows by key. `order` and `which` as in `KeyedOperator.process`. Raises StateError for a key that is null, or
+        cannot be read."""
+        parts = self._parts(columns, which)
+        keys = self._keys(parts)
+        starts = group_starts(order, keys)
+        # Before the rows are made: a key that cannot be read is told as what it is.
+        named = self._named(order, keys, starts, columns)
+        return KeyedRows(_rows(parts, len(order)), named, starts)
+
+    def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[Any]:
+        """Row objects of an input without a key."""
+        each = self._inputs[number]
+        return to_rows(columns[each.columns], each.maker)
+
+    def _parts(self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None) -> list[_Part]:
+        """The rows, apart by input."""
+        first, *others = self._inputs
+        if which is None or not others or not which.any():
+            return [_Part(first, None, columns[first.columns])]
+        parts = []
+        for number, each in enumerate(self._inputs):
+            places = np.flatnonzero(which == number)
+            taken = [column.take(pa.array(places)) for column in columns[each.columns]]
+            parts.append(_Part(each, places, taken))
+        return parts
+
+    def _keys(self, parts: Sequence[_Part]) -> list[pa.Array]:
+        """Each row's key, column by column."""
+        for part in parts:
+            refuse_null_keys(self._spec, part.input.names, part.input.keys, part.columns)
+        if len(parts) == 1:
+            return parts[0].keys
+        back = pa.array(np.argsort(np.concatenate([part.places for part in parts])))
+        return [
+            pa.concat_arrays(same).take(back) for same in zip(*[part.keys for part in parts], strict=True)
+        ]
+
+    def _named(self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int],
+               columns: Sequence[pa.Array]) -> list[NamedKey]:  # fmt: skip
+        at = pa.array(starts, pa.int64())
+        firsts = [k.take(at) for k in keys]
+        groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).tolist() if starts else []
+        try:
+            values = zip(*[to_list(k) for k in firsts], strict=True)
+            return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
+        except Exception as e:
+            self._refuse_failing_key(firsts, [c.take(at) for c in columns])
+            raise InternalError("a batch's keys cannot be read, but each can", operator=self._spec.uid) from e
+
+    def _refuse_failing_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
+        """Finds the key that cannot be read or encoded, and raises StateError with its row."""
+        for at in range(len(keys[0])):
+            try:
+                encode_key(tuple(k[at].as_py() for k in keys))
+            except Exception as e:
+                names = [name for each in self._inputs for name in each.names]
+                row = {n: _shown(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
+                raise StateError("a key cannot be read", hint="filter such rows in a transform, or cast the column",
+                                 operator=self._spec.uid, columns=list(self._key_columns), row=repr(row)[:500],
+                                 reason=str(e)) from e  # fmt: skip
+
+
+def _rows(parts: Sequence[_Part], count: int) -> list[Any]:
+    """Row objects in the order in which they came."""
+    if len(parts) == 1:
+        return to_rows(parts[0].columns, parts[0].input.maker)
+    rows: list[Any] = [None] * count
+    for part in parts:
+        assert part.places is not None
+        for place, row in zip(part.places.tolist(), to_rows(part.columns, part.input.maker), strict=True):
+            rows[place] = row
+    return rows
+
+
+def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
+    starts = [0, *accumulate(len(spec.schema.names) for spec in specs)]
+    return [
+        Input(
+            spec.schema.names,
+            slice(start, end),
+            _key_indexes(spec),
+            row_maker(spec.schema),
+            _time_of(spec.time_column),
+        )
+        for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
+    ]
+
+
+def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
+    return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
+
+
+def _time_of(column: str) -> TimeOf | None:
+    """How the event time of a row is read."""
+    if not column:
+        return None
+
+    def time_of(row: Any) -> int | None:
+        value = getattr(row, column)
+        return milliseconds(value) if isinstance(value, datetime) else value
+
+    return time_of
+
+
+def refuse_null_keys(
+    spec: UnitSpec, names: Sequence[str], keys: Sequence[int], columns: Sequence[pa.Array]
+) -> None:
+    """Raises StateError with the first row whose key has a null.
+
+    Args:
+        names: of the columns.
+        keys: which of them are the key.
+    """
+    for index in keys:
+        column = columns[index]
+        if column.null_count:
+            at = column.is_null().to_numpy(zero_copy_only=False).argmax()
+            row = {n: c[int(at)].as_py() for n, c in zip(names, columns, strict=True)}
+            raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
+                             operator=spec.uid, column=names[index], row=repr(row)[:500])  # fmt: skip
+
+
+def _shown(cell: pa.Scalar) -> object:
+    try:
+        return cell.as_py()
+    except Exception:  # it is shown because something in its row cannot be read
+        return f"<unreadable {cell.type}>"
