@@ -33,8 +33,6 @@ from stateflow.descriptors import (
     ReduceFunction,
     ReducingStateDescriptor,
     Serializer,
-    StateTtlConfig,
-    Time,
     ValueStateDescriptor,
 )
 from stateflow.environment import StreamExecutionEnvironment
@@ -45,6 +43,7 @@ from stateflow.state.operator_state import BroadcastState, OperatorListState, Op
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.timers import TimeDomain
 from stateflow.state.value_state import ValueState
+from stateflow.time_to_live import StateTtlConfig, Time
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta import DeltaSink

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import struct
 
-from stateflow.descriptors import StateTtlConfig
 from stateflow.serializers import moment_of, with_moment
 from stateflow.state.current import ADDRESS_BYTES, BatchTime, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
+from stateflow.time_to_live import StateTtlConfig
 
 _GROUP_BYTES, _MOMENT_BYTES = 2, 8
 _ZERO = 1 << 63

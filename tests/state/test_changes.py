@@ -13,14 +13,13 @@ from stateflow.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
-    StateTtlConfig,
-    Time,
     ValueStateDescriptor,
 )
 from stateflow.errors import StateError
 from stateflow.state.current import BatchTime
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
+from stateflow.time_to_live import StateTtlConfig, Time
 from tests.state.kit import Watched, address, switch
 
 DAY = StateTtlConfig.new_builder(Time.days(1)).build()

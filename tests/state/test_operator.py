@@ -29,7 +29,6 @@ from stateflow.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
-    StateTtlConfig,
     ValueStateDescriptor,
 )
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
@@ -52,6 +51,7 @@ from stateflow.runtime.specs import (
 )
 from stateflow.runtime.task import Barrier, run_level
 from stateflow.state.memory import DictBackend
+from stateflow.time_to_live import StateTtlConfig
 from tests.state.test_state_kinds import Mean
 
 M = 128

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateTtlConfig, Time
+from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor
 from stateflow.errors import StateError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.serializers import ValueSerializer, encode_key
 from stateflow.state.handles import OperatorContent
 from stateflow.state.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
+from stateflow.time_to_live import StateTtlConfig, Time
 
 INTS = ListStateDescriptor("ints", int)
 RULES = MapStateDescriptor("rules", str, int)

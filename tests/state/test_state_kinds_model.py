@@ -18,7 +18,6 @@ from stateflow.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
-    StateTtlConfig,
     ValueStateDescriptor,
 )
 from stateflow.keygroups import KeyGroupRange
@@ -27,6 +26,7 @@ from stateflow.state.current import BatchTime
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import KeyedState
 from stateflow.state.ttl import expiry_id
+from stateflow.time_to_live import StateTtlConfig
 from tests.state.kit import DictShelf, RocksShelf, Shelf, address
 from tests.state.test_state_kinds import Mean
 

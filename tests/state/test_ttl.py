@@ -14,8 +14,6 @@ from stateflow.descriptors import (
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
-    StateTtlConfig,
-    Time,
     ValueStateDescriptor,
 )
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
@@ -25,6 +23,7 @@ from stateflow.state.current import BatchTime
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import KeyedState
 from stateflow.state.ttl import expiry_id
+from stateflow.time_to_live import StateTtlConfig, Time
 from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched, address, switch
 from tests.state.test_state_kinds import Mean
 

@@ -25,7 +25,6 @@ from stateflow.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
-    StateTtlConfig,
     ValueStateDescriptor,
 )
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, UserCodeError
@@ -36,6 +35,7 @@ from stateflow.runtime.specs import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, Inpu
 from stateflow.runtime.vector_operator import VectorOperator
 from stateflow.state.handles import StateSchema
 from stateflow.state.memory import DictBackend
+from stateflow.time_to_live import StateTtlConfig
 from tests.state.test_operator import NOW, M
 from tests.state.test_state_kinds import Mean
 
