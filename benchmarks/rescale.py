@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,8 @@ def measure(folder: Path, size: Size = Size(), repeats: int = 3) -> dict[str, An
     with ProcessPoolExecutor(_CORES, get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0.1] * _CORES))
         for name, to in (("native", p), ("double", 2 * p), ("half", p // 2), ("three_halves", p * 3 // 2)):
-            figures |= _figures(name, lambda to=to: _open_all(folder, state, to, pool.map), repeats)  # type: ignore[misc]
-            figures |= _figures(
-                f"{name}_sequential", lambda to=to: _open_all(folder, state, to, map), repeats
-            )  # type: ignore[misc]
+            for kind, run in (("", pool.map), ("_sequential", map)):
+                figures |= _figures(f"{name}{kind}", partial(_open_all, folder, state, to, run), repeats)
     for name in ("double", "half", "three_halves"):
         for kind in ("", "_sequential"):
             figures[f"{name}{kind}_ratio"] = round(figures[f"{name}{kind}_s"] / figures[f"native{kind}_s"], 2)
