@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,12 @@ from stateflow.state.current import state_id
 from stateflow.state.keyed import KeyedState
 from stateflow.state.map_state import MapState
 from stateflow.state.value_state import ValueState
-from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched, address, switch
+from tests.state.kit import Shelf, Watched, address, switch
 
 COUNT = ValueStateDescriptor("count", int)
 NAMES = MapStateDescriptor("names", str, int)
 COLLIDING = ("state-5219", "state-216217")
 """Two names with one id, found by search."""
-
-
-@pytest.fixture(scope="module", params=["dict", "rocksdb"])
-def shelf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return DictShelf() if request.param == "dict" else RocksShelf(tmp_path_factory.mktemp("rocksdb"))
-
-
-@pytest.fixture
-def store(shelf: Shelf) -> Iterator[Watched]:
-    watched = Watched(shelf.new())
-    yield watched
-    watched.close()
-
-
-@pytest.fixture
-def state(store: Watched) -> KeyedState:
-    return KeyedState(store)
 
 
 # -- values -------------------------------------------------------------------------------------------------------

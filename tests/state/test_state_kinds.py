@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +22,7 @@ from stateflow.errors import IncompatibleState, JobDefinitionError, StateError
 from stateflow.state.current import BatchTime
 from stateflow.state.keyed import KeyedState
 from stateflow.state.list_state import ListState
-from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched, address, switch
+from tests.state.kit import Shelf, Watched, address, switch
 
 WORDS = ListStateDescriptor("words", str)
 SUM = ReducingStateDescriptor("sum", lambda a, b: a + b, int)
@@ -47,23 +47,6 @@ class Mean(AggregateFunction[int, list[int], float]):
 
 
 MEAN = AggregatingStateDescriptor("mean", Mean(), list[int])
-
-
-@pytest.fixture(scope="module", params=["dict", "rocksdb"])
-def shelf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return DictShelf() if request.param == "dict" else RocksShelf(tmp_path_factory.mktemp("rocksdb"))
-
-
-@pytest.fixture
-def store(shelf: Shelf) -> Iterator[Watched]:
-    watched = Watched(shelf.new())
-    yield watched
-    watched.close()
-
-
-@pytest.fixture
-def state(store: Watched) -> KeyedState:
-    return KeyedState(store)
 
 
 # -- lists --------------------------------------------------------------------------------------------------------
