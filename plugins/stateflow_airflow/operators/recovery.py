@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from stateflow_airflow.failures import PermanentFailure, misconfigured
+from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.plans import as_markdown
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.task_requests import (
     as_names,
     as_truth,
@@ -31,7 +29,7 @@ require_supported()
 APPROVE = "Approve"
 
 
-class StateflowRestorePlanOperator(BaseOperator):
+class StateflowRestorePlanOperator(JobOperator):
     """Says what going back to a point in time would mean; changes nothing.
 
     **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
@@ -78,16 +76,12 @@ class StateflowRestorePlanOperator(BaseOperator):
         settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job = job
-        self.job_root = job_root
+        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.target = target
         self.sinks = sinks
         self.drop = drop
         self.foreign = foreign
         self.leave = leave
-        self.settings = dict(settings or {})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Plans; the log shows the plan."""
@@ -110,7 +104,7 @@ class StateflowRestorePlanOperator(BaseOperator):
         return {"plan": plan, "markdown": markdown}
 
 
-class StateflowRestoreOperator(BaseOperator):
+class StateflowRestoreOperator(JobOperator):
     """Carries a restore's plan out: exactly that one, once in a DAG run, or not at all.
 
     It claims the job, which ends a run that still works, and needs the job's pool so that none begins beside it. When
@@ -150,16 +144,12 @@ class StateflowRestoreOperator(BaseOperator):
         settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job = job
-        self.job_root = job_root
+        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.plan = plan
         self.needs_approval = approval is not None
         self.approval = approval
         self.by = by
         self.reason = reason
-        self.settings = dict(settings or {})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Goes back, or completes what an earlier try began."""
@@ -182,7 +172,7 @@ class StateflowRestoreOperator(BaseOperator):
         return asdict(done)
 
 
-class StateflowForkOperator(BaseOperator):
+class StateflowForkOperator(JobRootOperator):
     """Makes a new job, with a root and a uuid of its own, that begins with this one's state and positions.
 
     A try after this one finds the fork made, as long as no run has begun there.
@@ -214,9 +204,7 @@ class StateflowForkOperator(BaseOperator):
         reason: str = "",
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job_root = job_root
+        super().__init__(job_root=job_root, **kwargs)
         self.target = target
         self.into = into
         self.shadow = shadow
@@ -237,7 +225,7 @@ class StateflowForkOperator(BaseOperator):
         return asdict(made)
 
 
-class StateflowVerifyOperator(BaseOperator):
+class StateflowVerifyOperator(JobRootOperator):
     """Reads every file of a savepoint, or of the state that the next run begins with, and compares size and hash.
 
     A file that is missing or differs fails the task, with its name.
@@ -253,9 +241,7 @@ class StateflowVerifyOperator(BaseOperator):
     ui_color = "#e8f6f3"
 
     def __init__(self, *, job_root: str, savepoint: str = "", **kwargs: Any) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job_root = job_root
+        super().__init__(job_root=job_root, **kwargs)
         self.savepoint = savepoint
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.operators.base import JobRootOperator
 from stateflow_airflow.task_requests import as_age, as_count, as_truth, asker, check_root, told_as_failures
 from stateflow_airflow.versions import require_supported
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 require_supported()
 
 
-class StateflowRetentionOperator(BaseOperator):
+class StateflowRetentionOperator(JobRootOperator):
     """Deletes periodic savepoints that are too many or too old, then the garbage of one job root.
 
     It needs no Spark and no lock: nothing that a running job could still need is ever garbage. The newest periodic
@@ -54,9 +52,7 @@ class StateflowRetentionOperator(BaseOperator):
         preview: bool | str = False,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job_root = job_root
+        super().__init__(job_root=job_root, **kwargs)
         self.retain = retain
         self.savepoints = savepoints
         self.savepoints_max_age = savepoints_max_age

@@ -10,13 +10,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.sdk import Asset, BaseOperator, ResumableJobMixin, conf
+from airflow.sdk import Asset, ResumableJobMixin, conf
 
 from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured
 from stateflow_airflow.launcher import Command, Launch, Launcher, forget_old_runs, result_file
 from stateflow_airflow.logs import LogFollower, last_lines
+from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.results import read_result
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.task_requests import as_text
 from stateflow_airflow.versions import require_supported
@@ -37,7 +37,7 @@ _KEPT_RUNS = 50
 _REPEATED_LOG = 64 * 1024
 
 
-class StateflowRunOperator(ResumableJobMixin, BaseOperator):
+class StateflowRunOperator(ResumableJobMixin, JobOperator):
     """Runs a stateflow job until it has caught up with its sources, or has reached a limit it was given.
 
     **What a DAG run means.** A run always continues from the job's last checkpoint, its *head*; the logical
@@ -88,13 +88,9 @@ class StateflowRunOperator(ResumableJobMixin, BaseOperator):
         run_folder: str | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
         # Counts over all runs of the DAG; a backfill's runs are not counted by the DAG's max_active_runs.
         kwargs.setdefault("max_active_tis_per_dag", 1)
-        super().__init__(**kwargs)
-        self.job = job
-        self.job_root = job_root
-        self.settings = dict(settings or {})
+        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.spark = spark or SparkSubmit()
         self.conf = dict(self.spark.conf)
         self.env_vars = dict(self.spark.env_vars)

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, BaseOperator
+from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.task_requests import (
     asker,
     check_root,
@@ -31,7 +31,7 @@ require_supported()
 _ORIGINS = ("manual", "periodic", "upgrade", "stop")
 
 
-class StateflowSavepointOperator(BaseOperator):
+class StateflowSavepointOperator(JobOperator):
     """Takes a savepoint: at the next barrier of the job's run, or from its newest checkpoint when there is no run.
 
     It needs no Spark, and no slot of the job's pool: a run goes on meanwhile. A try after this one, whatever ended it,
@@ -69,15 +69,11 @@ class StateflowSavepointOperator(BaseOperator):
         timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", RetryByErrorCode())
-        super().__init__(**kwargs)
-        self.job_root = job_root
+        super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.name = name
         self.origin = origin
         self.reason = reason
         self.by = by
-        self.job = job
-        self.settings = dict(settings or {})
         self.timeout = timeout
         self._request = ""
 
