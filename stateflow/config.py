@@ -101,6 +101,11 @@ class StateSettings:
         _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE)
         _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE)
 
+    @property
+    def snapshots_are_full(self) -> bool:
+        """Whether a checkpoint of changed state reads and stores all of it, and not only what is new."""
+        return self.backend != "rocksdb" or not self.incremental
+
     def shared_by(self, subtasks: int) -> StateSettings:
         """The same, with no more state in a manifest than it can hold when each of so many subtasks puts some in."""
         fair = max(1, _INLINE_TOTAL // subtasks)

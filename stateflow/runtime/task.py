@@ -124,7 +124,7 @@ class _Task:
         yield from self._fire()
         if self._operator is not None:
             yield from self._end(self._operator)
-            self._operator.clean_up(self._level.batch.state.ttl_cleanup_entries)
+            self._remove_expired(self._operator)
         elif self._base.rescales:
             # With rows or without: the next manifest must not mix the states of two parallelisms.
             self._opened_backend()
@@ -210,6 +210,13 @@ class _Task:
             yield from self._outlets.emit_columns(operator.finish())
         else:
             yield from self._emit(operator, operator.finish(), SOURCE_PHASE)
+
+    def _remove_expired(self, operator: KeyedOperator | VectorOperator) -> None:
+        settings = self._level.batch.state
+        if settings.snapshots_are_full:
+            operator.remove_expired()
+        else:
+            operator.clean_up(settings.ttl_cleanup_entries)
 
     def _opened_operator(self) -> KeyedOperator | VectorOperator:
         """A subtask without rows does not open its store, unless that has to be laid out anew."""

@@ -56,6 +56,13 @@ class CleanUp:
             if limit <= 0:
                 return
 
+    def drop_all(self, expiry: bytes) -> None:
+        """Removes every expiry entry of a state that has no time to live any more."""
+        for group in self._all():
+            found = (key for key, _ in self._backend.scan(group + expiry))
+            while some := list(islice(found, _SLICE)):
+                self._backend.write(dict.fromkeys(some))
+
     def _clean_group(self, group: bytes, state: bytes, ttl: Ttl, limit: int) -> int:
         """Works off due expiry entries of a key group; returns how many."""
         scanned = ((key, *indexed(key, state)) for key, _ in self._backend.scan(group + ttl.id))

@@ -220,18 +220,24 @@ class KeyedState:
         """
         cleaning = self._cleaning(groups)
         for name, state in self._states.items():
-            ttl, known = state.ttl, self._known.get(name)
+            ttl = state.ttl
             if ttl is not None and ttl.config.background_cleanup:
                 cleaning.remove_some(state.id, ttl, ttl.config.cleanup_entries or limit)
-            elif ttl is None and known is not None and known.ttl_index:
+            elif ttl is None and self._has_old_index(name):
                 cleaning.drop_index(expiry_id(name), limit)
 
     def remove_expired(self, groups: KeyGroupRange) -> None:
         """Removes all that has expired, between stretches: for a full snapshot, which reads everything anyway."""
         cleaning = self._cleaning(groups)
-        for state in self._states.values():
+        for name, state in self._states.items():
             if state.ttl is not None:
                 cleaning.remove_all(state.id, state.ttl)
+            elif self._has_old_index(name):
+                cleaning.drop_all(expiry_id(name))
+
+    def _has_old_index(self, name: str) -> bool:
+        known = self._known.get(name)
+        return known is not None and known.ttl_index
 
     def _cleaning(self, groups: KeyGroupRange) -> CleanUp:
         return CleanUp(self._entries.backend, groups, self._entries.time.epoch)

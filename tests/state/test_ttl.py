@@ -456,6 +456,17 @@ def test_what_was_there_before_a_time_to_live_is_removed_for_a_full_snapshot(kin
     assert life.entries == []
 
 
+def test_a_full_snapshot_has_no_index_of_a_time_to_live_that_was_removed(kind: Kind) -> None:
+    life = Life(kind)
+    for key in "abc":
+        life.write(0, key=key)
+    life.ttl = None
+    with life.at(10) as batch:
+        batch.owner.end_stretch()
+        batch.owner.remove_expired(GROUPS)
+    assert len(life.entries) == 3, "the values alone"
+
+
 @pytest.mark.parametrize(("other", "last"), [(30, 29), (100, 99), (500, 499)])
 def test_a_time_to_live_that_is_changed_counts_from_when_the_entry_was_written(
     kind: Kind, other: int, last: int
