@@ -19,8 +19,9 @@ from typing import Any
 from stateflow.errors import StateError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.serializers import decode_key
+from stateflow.state.backend import after_prefix
 from stateflow.state.current import ADDRESS_BYTES, CurrentKey, encode_namespace, state_id
-from stateflow.state.handles import EarliestTimers, is_due
+from stateflow.state.handles import EarliestTimers
 
 SLICE = 10_000
 """Due timers that are in memory together."""
@@ -79,14 +80,15 @@ class _Heads:
         elif time < self.groups.get(group, MAX_WATERMARK + 1):
             self.groups[group] = time
 
-    def take(self, until: int, owned: KeyGroupRange) -> list[bytes]:
-        """The key groups that may have something due; what is known of them is forgotten."""
-        if not is_due(self.earliest, until):
-            return []
+    def take(self, until: int, owned: KeyGroupRange) -> dict[bytes, int]:
+        """The key groups that may have something due, and from which time on; what is known of them is forgotten."""
+        bound = self.earliest
+        if bound is None or bound > until:
+            return {}
         if self.groups is None:
             self.groups = {}
-            return [struct.pack(">H", owned.first + at) for at in range(len(owned))]
-        taken = [group for group, time in self.groups.items() if time <= until]
+            return {struct.pack(">H", owned.first + at): bound for at in range(len(owned))}
+        taken = {group: time for group, time in self.groups.items() if time <= until}
         for group in taken:
             del self.groups[group]
         return taken
@@ -124,7 +126,6 @@ class _Pass:
 
     domain: TimeDomain
     until: int
-    groups: list[bytes]
     fresh: list[bytes] = field(default_factory=list)
     changed: dict[bytes, bool] = field(default_factory=dict)
 
@@ -174,17 +175,18 @@ class Timers:
         """
         groups = self._index.heads[domain].take(until, self._owned)
         while groups:
-            self._pass = current = _Pass(domain, until, groups)
-            found = heapq.merge(*(self._scan(current, group) for group in groups))
+            self._pass = current = _Pass(domain, until)
+            found = heapq.merge(*(self._scan(current, *group) for group in groups.items()))
             while len(current.changed) < SLICE:
                 entries = list(islice(found, SLICE))
                 if not entries and not current.fresh:
-                    groups = []
+                    groups = {}
                     break
                 yield [_address(e) for e in entries], self._slice(current, entries)
             else:
                 # Too much to remember was set or deleted: all is in the store now, and is found there.
-                groups = list({*groups, *(_group(entry) for entry in current.fresh)})
+                for entry in current.fresh:
+                    groups[_group(entry)] = min(_time(entry), groups.get(_group(entry), MAX_WATERMARK))
         self._pass = None
 
     def _slice(self, current: _Pass, entries: list[bytes]) -> Iterator[Timer]:
@@ -205,9 +207,11 @@ class Timers:
             self._entries.pending[_stored(current.domain, entry)] = None
             yield _timer(entry)
 
-    def _scan(self, current: _Pass, group: bytes) -> Iterator[bytes]:
+    def _scan(self, current: _Pass, group: bytes, start: int) -> Iterator[bytes]:
         """The due timers of a key group. On the way, the first one that is not due becomes known."""
-        for key, _ in self._entries.backend.scan(group + TIMER_IDS[current.domain]):
+        prefix = group + TIMER_IDS[current.domain]
+        # Not from the prefix on: RocksDB would pass over every deleted timer that is not compacted yet.
+        for key, _ in self._entries.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
             entry = _by_time(key)
             if _time(entry) > current.until:
                 self._index.heads[current.domain].note(group, _time(entry))

@@ -97,6 +97,29 @@ def test_timers_fire_in_order_of_time_over_all_keys_and_those_of_later_times_sta
     assert desk.index.earliest == EarliestTimers()
 
 
+class _Bounds(DictBackend):
+    """Notes where scans begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowers: list[bytes] = []
+
+    def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        self.lowers.append(lower)
+        return super().scan_range(lower, upper)
+
+
+def test_a_look_begins_at_the_earliest_timer_that_is_known_and_not_at_deleted_ones_before_it() -> None:
+    store = _Bounds()
+    desk = Desk(store)
+    for time in (10, 20, 30):
+        desk.set(time, "a")
+    for time in (10, 20, 30):
+        store.lowers.clear()
+        assert desk.fire(time) == [(time, "a", None)]
+        assert {lower[6:] for lower in store.lowers} == {struct.pack(">Q", time + (1 << 63))}
+
+
 def test_a_timer_that_is_set_twice_fires_once(desk: Desk) -> None:
     desk.set(10, "a")
     desk.set(10, "a")
