@@ -117,8 +117,8 @@ class Context:
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
         """A map that is the same in every subtask. Rows of the broadcast stream may change it, others read it.
 
-        Raises StateError in a function without a broadcast stream, and when the name is taken, or stored, as something
-        else.
+        Raises StateError in a function without a broadcast stream, and when the name is taken by another declaration;
+        IncompatibleState when what is stored cannot be read as what is declared.
         """
         if self._operator_state is None:
             raise StateError("broadcast state needs a broadcast stream", hint="connect(other.broadcast()), with a "

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import ValueSerializer, decode_key, describe_type, encode_key
+from stateflow.serializers import ValueSerializer, decode_key, encode_key
+from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.handles import OperatorContent, StateSchema
+from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -224,7 +228,8 @@ class OperatorStateStore:
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
         """A list whose elements are split evenly over the subtasks when their number changes.
 
-        Raises StateError when the name is taken, or stored, as something else.
+        Raises StateError when the name is taken by another declaration, IncompatibleState when what is stored cannot be
+        read as what is declared.
         """
         schema = _list_schema(descriptor, SPLIT)
         kept = self._kept.lists.get(descriptor.name, [])
@@ -245,14 +250,11 @@ class OperatorStateStore:
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
         """A map that is the same in all subtasks; raises as `get_list_state` does."""
         known = self._asked.get(descriptor.name)
-        if known is not None and known[0] is descriptor:
+        if known is not None and (known[0] is descriptor or known[0] == descriptor):
             # It is asked for with every row.
             return known[1]
-        _refuse_ttl(descriptor)
-        schema = StateSchema(
-            name=descriptor.name, kind=BROADCAST, value_type=describe_type(descriptor.value_type),
-            key_type=describe_type(descriptor.key_type),
-        )  # fmt: skip
+        _refuse_keyed_options(descriptor)
+        schema = state_schema(descriptor, BROADCAST, descriptor.value_type, descriptor.key_type)
         entries = self._broadcasts.get(descriptor.name, {})
         found: BroadcastState[K, V] = self._registered(
             schema, lambda: BroadcastState(schema, descriptor.value_type, dict(entries), self.side)
@@ -262,8 +264,9 @@ class OperatorStateStore:
 
     @property
     def schemas(self) -> list[StateSchema]:
-        """For the runtime only: what is declared, in order of names."""
-        return [self._states[name].schema for name in sorted(self._states)]
+        """For the runtime only: what is declared, in order of names, with the types that stored values had before."""
+        schemas = [self._states[name].schema for name in sorted(self._states)]
+        return [replace(schema, **with_history(schema, self._known.get(schema.name))) for schema in schemas]
 
     def content(self, keeps_broadcasts: bool) -> OperatorContent:
         """For the runtime only: what is to be written, raw streams as they were. What was not declared stays.
@@ -296,25 +299,25 @@ class OperatorStateStore:
 
     def _registered(self, schema: StateSchema, make: Callable[[], _State]) -> Any:
         found = self._states.get(schema.name)
-        taken = found.schema if found is not None else self._known.get(schema.name, schema)
-        if taken != schema:
-            raise StateError("an operator state is declared as something else than before", hint="give the new state "
-                             "a new name", name=schema.name, before=_describe(taken),
-                             declared=_describe(schema))  # fmt: skip
         if found is None:
+            check_state(self._known.get(schema.name), Declaration(schema))
             found = self._states[schema.name] = make()
+        elif found.schema != schema:
+            raise StateError("an operator state is declared as something else than before", hint="give the new state "
+                             "a new name", name=schema.name, before=_describe(found.schema),
+                             declared=_describe(schema))  # fmt: skip
         return found
 
 
 def _list_schema(descriptor: ListStateDescriptor[Any], kind: str) -> StateSchema:
-    _refuse_ttl(descriptor)
-    return StateSchema(name=descriptor.name, kind=kind, value_type=describe_type(descriptor.element_type))
+    _refuse_keyed_options(descriptor)
+    return state_schema(descriptor, kind, descriptor.element_type)
 
 
-def _refuse_ttl(descriptor: StateDescriptor) -> None:
-    if descriptor.ttl is not None or descriptor.queryable:
-        raise StateError("operator state has neither a time to live nor a queryable name", hint="only keyed state "
-                         "has", name=descriptor.name)  # fmt: skip
+def _refuse_keyed_options(descriptor: StateDescriptor) -> None:
+    if descriptor.ttl is not None or descriptor.queryable or descriptor.serializer is not None:
+        raise StateError("operator state has neither a time to live nor a queryable name nor a serializer",
+                         hint="only keyed state has", name=descriptor.name)  # fmt: skip
 
 
 def _filled(lists: Mapping[str, list[bytes]]) -> dict[str, list[bytes]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor
-from stateflow.errors import StateError
+from stateflow.errors import IncompatibleState, StateError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.serializers import ValueSerializer, encode_key
-from stateflow.state.handles import OperatorContent
+from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
 from stateflow.time_to_live import StateTtlConfig, Time
@@ -144,14 +145,59 @@ def test_a_name_has_one_declaration_over_batches() -> None:
     assert store.get_list_state(ListStateDescriptor("ints", int)) is ints
     known = store.schemas
     assert [(s.name, s.kind, s.value_type) for s in known] == [("ints", "split-list", "int")]
-    for each in (store, OperatorStateStore(known)):
+    for each, error in ((store, StateError), (OperatorStateStore(known), IncompatibleState)):
         for declare in (
             lambda s=each: s.get_union_list_state(INTS),
             lambda s=each: s.get_list_state(ListStateDescriptor("ints", str)),
             lambda s=each: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
         ):
-            with pytest.raises(StateError, match="declared as something else than before"):
+            with pytest.raises(error, match="is declared as something else than"):
                 declare()
+
+
+class Rule(msgspec.Struct):
+    limit: int
+
+
+class NamedRule(msgspec.Struct):
+    limit: int
+    name: str = "unnamed"
+
+
+def test_stored_elements_and_entries_are_read_as_a_type_that_takes_them() -> None:
+    store = OperatorStateStore()
+    store.get_list_state(ListStateDescriptor("rules", Rule)).add(Rule(1))
+    store.side.is_broadcast = True
+    store.get_broadcast_state(MapStateDescriptor("named", str, Rule)).put("a", Rule(2))
+    content = store.content(keeps_broadcasts=True)
+
+    later = OperatorStateStore(store.schemas, content, broadcasts=content.broadcasts)
+    rules = later.get_list_state(ListStateDescriptor("rules", NamedRule))
+    named = later.get_broadcast_state(MapStateDescriptor("named", str, NamedRule))
+    rules.add(NamedRule(3, "new"))
+    assert list(rules.get()) == [NamedRule(1), NamedRule(3, "new")]
+    assert dict(named.items()) == {"a": NamedRule(2)}
+    assert [len(schema.earlier) for schema in later.schemas] == [1, 1], (
+        "elements of the old type are still there"
+    )
+
+
+def test_a_type_that_does_not_take_stored_elements_is_refused_with_the_field() -> None:
+    class Other(msgspec.Struct):
+        limit: str
+
+    store = OperatorStateStore()
+    store.get_list_state(ListStateDescriptor("rules", Rule)).add(Rule(1))
+    with pytest.raises(IncompatibleState) as refused:
+        OperatorStateStore(store.schemas).get_list_state(ListStateDescriptor("rules", Other))
+    assert refused.value.facts["field"] == "Other.limit"
+
+
+def test_what_was_written_before_types_were_recorded_takes_the_same_type_only() -> None:
+    known = [StateSchema(name="ints", kind="split-list", value_type="int")]
+    assert list(OperatorStateStore(known).get_list_state(INTS).get()) == []
+    with pytest.raises(IncompatibleState):
+        OperatorStateStore(known).get_list_state(ListStateDescriptor("ints", float))
 
 
 def test_what_is_not_declared_any_more_stays() -> None:
