@@ -57,8 +57,9 @@ class FileSource(Source):
         schema: row class of the rows.
         format: ``parquet``, ``json``, ``csv`` or ``orc``.
         columns: what a start does about columns that appeared or vanished in Parquet files. It looks at the columns
-            that Spark finds, which it takes from one of the files; those that arrive during a run are not looked at: a
-            column that they lack is null, one that they have besides is left out.
+            that Spark finds, which it takes from one of the files; the others, and those that arrive during a run, are
+            not looked at: a column that they lack is null, also one that may not be, and one that they have besides is
+            left out.
         options: further options of Spark's reader.
     """
 
