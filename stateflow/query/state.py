@@ -13,7 +13,7 @@ from typing import Any
 
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.jobroot import JobRoot, kept
-from stateflow.clock import SystemClock
+from stateflow.clock import Clock, SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
@@ -22,7 +22,7 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.keyed import state_names
 from stateflow.state.list_state import POSITION_BYTES
 from stateflow.state.transfer import HostCache
-from stateflow.storage import open_storage
+from stateflow.storage import Storage, open_storage
 
 _GROUP_BYTES, _STATE_BYTES = 2, 4
 
@@ -63,7 +63,7 @@ def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Ite
     try:
         handle = root.log.read_checkpoint(ref).manifest
         assert handle is not None
-        yield from _entries(root, _operator(root.read_manifest(handle), uid))
+        yield from entries_of(_operator(root.read_manifest(handle), uid), root.storage, root.clock)
     finally:
         root.unpin(pin.id)
 
@@ -87,19 +87,24 @@ def _operator(manifest: Manifest, uid: str) -> OperatorState:
     )
 
 
-def _entries(root: JobRoot, operator: OperatorState) -> Iterator[StateEntry]:
+def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Iterator[StateEntry]:
+    """Every entry of an operator's keyed state; the files must stay meanwhile. Raises as `read_state` does.
+
+    Args:
+        storage: with the files.
+    """
     names = state_names(operator.states)
     with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
         for subtask in operator.subtasks:
-            yield from _subtask_entries(root, subtask, Path(scratch), (names, len(operator.key_types)))
+            folder = Path(scratch) / str(subtask.subtask)
+            place = Place(folder / "work", HostCache(folder / "cache", storage, clock), RocksDBSettings())
+            yield from _subtask_entries(place, subtask, (names, len(operator.key_types)))
 
 
 def _subtask_entries(
-    root: JobRoot, subtask: SubtaskState, scratch: Path, layout: tuple[dict[bytes, StateSchema | None], int]
+    place: Place, subtask: SubtaskState, layout: tuple[dict[bytes, StateSchema | None], int]
 ) -> Iterator[StateEntry]:
     names, columns = layout
-    cache = HostCache(scratch / f"{subtask.subtask}-cache", root.storage, root.clock)
-    place = Place(scratch / str(subtask.subtask), cache, RocksDBSettings())
     for stored, data in read_entries(place, Base.of(subtask)):
         state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
         if state not in names:

@@ -67,12 +67,15 @@ def source_columns(plan: JobPlan) -> dict[str, dict[str, str]]:
     }
 
 
-def declare(function: KeyedFunction[Any], info: TaskInfo) -> Declared:
+def declare(function: KeyedFunction[Any], info: TaskInfo, keyed: KeyedState | None = None) -> Declared:
     """What a function declares when it begins: a copy of it is opened, as a task does, and closed.
+
+    Args:
+        keyed: where keyed states are declared; by default on nothing stored.
 
     Raises whatever the function raises.
     """
-    keyed, operator = KeyedState(DictBackend()), OperatorStateStore()
+    keyed, operator = keyed or KeyedState(DictBackend()), OperatorStateStore()
     own, context = copy.deepcopy(function), RuntimeContext(keyed, info)
     hooks = hooks_of(own)
     if isinstance(hooks, CheckpointedFunction):

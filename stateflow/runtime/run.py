@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from msgspec.structs import replace
-
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.coordinator import Acknowledgement, PendingCheckpoint
+from stateflow.checkpoint.coordinator import PendingCheckpoint
 from stateflow.checkpoint.documents import (
     Manifest,
     OperatorState,
@@ -24,11 +22,10 @@ from stateflow.checkpoint.files import files_of, state_bytes, write_manifest
 from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
 from stateflow.checkpoint.log import Head, Overtaken
-from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError
-from stateflow.runtime.dead_letters import check_budgets
+from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
@@ -38,7 +35,6 @@ from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.start_checks import StartChecks
 from stateflow.runtime.watermarks import advanced, combined, milliseconds
-from stateflow.state.memory import check_limit
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage.paths import DataKey, data_folder
 
@@ -251,12 +247,7 @@ class JobRun:
 
     def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingCheckpoint:
         work = BatchWork(self.job.plan, info, self._base, watermarks)
-        pending = PendingCheckpoint(info.generation, info.ordinal, self.job.plan.participants())
-        for report in self._executor.execute(rows, work):
-            _acknowledge(pending, report)
-        pending.check()
-        check_budgets(self.job.plan, pending.reports.values())
-        return pending
+        return run_to_barrier(self._executor, rows, work)
 
     def batch_info(self, ordinal: int) -> BatchInfo:
         """What tasks of the batch with this ordinal know of it and of the job."""
@@ -272,11 +263,8 @@ class JobRun:
     def _manifest(self, pending: PendingCheckpoint, positions: Positions, info: BatchInfo) -> Manifest:
         # Also behind a draining batch, which went far ahead: rows that come all the same are not late for that.
         watermarks = self._watermarks()
-        operators = [
-            replace(o, watermark=watermarks.get(o.uid)) for o in pending.operators(self._base.values())
-        ]
         limit = self.job.settings.state.memory_limit_bytes
-        check_limit({o.uid: o.subtasks for o in operators}, limit)
+        operators = operators_behind(pending, self._base, watermarks, limit)
         return Manifest(
             job_uuid=self.job.root.job.job_uuid, generation=pending.generation, ordinal=pending.ordinal,
             operators=operators, sources=positions.sources, spark=positions.spark,
@@ -354,10 +342,3 @@ class JobRun:
         recorder.gauge("last_checkpoint_compaction_size", result.compaction_bytes)
         recorder.gauge("last_checkpoint_full_size", result.full_bytes)
         recorder.gauge("last_checkpoint_duration", result.seconds)
-
-
-def _acknowledge(pending: PendingCheckpoint, report: TaskReport) -> None:
-    verdict = pending.acknowledge(report)
-    if verdict not in (Acknowledgement.ACCEPTED, Acknowledgement.DUPLICATE):
-        raise BatchFailed("a task's report does not belong to this barrier", why=verdict.value, uid=report.uid,
-                          subtask=report.subtask, attempt=report.attempt)  # fmt: skip

@@ -96,6 +96,12 @@ def close_all() -> None:
         _kept.popitem()[1].backend.close()
 
 
+def close_job(job_uuid: str) -> None:
+    """Closes the kept stores of one job."""
+    for key in [key for key in _kept if key.job_uuid == job_uuid]:
+        _kept.pop(key).backend.close()
+
+
 def _homes(operator: Path) -> list[Path]:
     """The folders of an operator's subtasks on this host."""
     return [folder for folder in operator.glob("*") if folder.name.isdigit()]

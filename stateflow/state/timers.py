@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -44,7 +44,7 @@ TIMER_IDS = {domain: state_id(f"\0{domain.value} timers") for domain in TimeDoma
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer that is due.
+    """A timer that is pending, or due.
 
     Attributes:
         time: milliseconds since 1970.
@@ -231,6 +231,12 @@ class Timers:
             current.note(_by_time(stored), exists)
         elif exists:
             self._index.heads[domain].note(group, time)
+
+
+def timers_in(entries: Iterable[tuple[bytes, bytes]], domain: TimeDomain) -> list[Timer]:
+    """The pending timers of one domain among the entries of a store, in the order in which they will fire."""
+    stored = [key for key, _ in entries if key[_GROUP_BYTES:ADDRESS_BYTES] == TIMER_IDS[domain]]
+    return [_timer(entry) for entry in sorted(map(_by_time, stored))]
 
 
 def _time_bytes(time: int) -> bytes:

@@ -29,3 +29,8 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme == "memory":
         return _memory.setdefault(uri, MemoryStorage(uri))
     raise ConfigError("no storage for this kind of address", hint="use a path or file:///path", uri=uri)
+
+
+def forget_memory(uri: str) -> None:
+    """Lets go of what is at ``memory://name``."""
+    _memory.pop(uri, None)

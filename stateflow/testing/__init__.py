@@ -1,1 +1,7 @@
-"""The public test kit: scripted sources, a file sink, conformance suites. Nothing in the library imports it."""
+"""The test kit: a harness for keyed functions, scripted sources, a sink in a folder, failing storages."""
+
+from stateflow.testing.harness_job import BroadcastInput, KeyedInput
+from stateflow.testing.harness_state import PendingTimer
+from stateflow.testing.keyed_harness import HarnessSnapshot, KeyedHarness
+
+__all__ = ["BroadcastInput", "HarnessSnapshot", "KeyedHarness", "KeyedInput", "PendingTimer"]
