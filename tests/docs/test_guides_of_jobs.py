@@ -1,0 +1,267 @@
+"""The guides about writing and testing jobs and choosing state: all of their code runs, what they show is printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+import stateflow
+from stateflow.config import resolve
+from stateflow.environment import declare
+from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
+from tests.cli.test_cli import invoke
+
+GUIDES = Path(__file__).parents[2] / "docs" / "guides"
+
+
+def _text(guide: str) -> str:
+    return (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
+
+
+def _blocks(guide: str, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", _text(guide), re.MULTILINE | re.DOTALL)
+    return [block for of, block in found if of == language]
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write_job(folder: Path) -> Path:
+    *job, dag = _blocks("write-a-job", "python")
+    assert "stateflow_dags" in dag
+    path = folder / "payments_job.py"
+    path.write_text("\n\n".join(job))
+    return path
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Path]:
+    yield _write_job(tmp_path)
+    sys.modules.pop("payments_job", None)
+
+
+def _command(word: str, job: Path, folder: Path) -> list[str]:
+    """A command of the guide, with the paths of a test."""
+    (block,) = [b for b in _blocks("write-a-job", "") if b.startswith(f"stateflow {word} ")]
+    words = shlex.split(block.replace("\\\n", ""))[1:]
+    return [w.replace("payments_job.py", str(job)).replace("/data/", f"{folder}/") for w in words]
+
+
+# -- write a job --------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_drawn_as_the_guide_shows(job: Path, tmp_path: Path) -> None:
+    shown = invoke(*_command("plan", job, tmp_path))
+    assert shown.exit_code == 0, shown.output
+    (drawn,) = _blocks("write-a-job", "text")
+    assert shown.output.replace(str(tmp_path), "/data") == drawn
+
+
+def _deliver(folder: Path) -> None:
+    def payment(card: str, minute: int, amount: float) -> dict[str, Any]:
+        return {"card": card, "at": datetime(2026, 3, 1, 12 + minute // 60, minute % 60), "amount": amount}  # noqa: DTZ001
+
+    schema = pa.schema([("card", pa.string()), ("at", pa.timestamp("us")), ("amount", pa.float64())])
+    files = [
+        [payment("a", 0, 5.0), payment("a", 20, 7.0), payment("b", 1, -1.0)],
+        [payment("b", 110, 3.0)],
+        [payment("a", 1, 1.0)],
+    ]
+    for number, rows in enumerate(files):
+        pq.write_table(pa.Table.from_pylist(rows, schema), folder / f"{number}.parquet")
+
+
+def _typed(command: list[str]) -> str:
+    """What a process of its own prints: Spark starts in it."""
+    done = subprocess.run([sys.executable, "-m", "stateflow", *command], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_job_runs_and_its_state_fits_itself(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "payments").mkdir()
+    _deliver(tmp_path / "payments")
+    more = ["--set", f"local_dir={tmp_path}/local", "--set", "source.max_files_per_batch=1"]
+    _typed([*_command("run", job, tmp_path), *more])
+
+    def table(name: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = DeltaTable(tmp_path / "tables" / name).to_pyarrow_table().to_pylist()
+        return rows
+
+    assert table("visits") == [{"card": "a", "payments": 2, "total": 12.0}]
+    assert [row["amount"] for row in table("late")] == [1.0]
+    assert [json.loads(row["row"])["amount"] for row in table("dead_letters")] == [-1.0]
+    assert "find-visits, state visit: as is" in _typed(_command("check", job, tmp_path))
+
+
+def test_the_settings_of_the_dag_are_the_parameters_of_the_job(job: Path) -> None:
+    *code, dag = _blocks("write-a-job", "python")
+    given: dict[str, Any] = {}
+    block = dag.replace("from stateflow_airflow.family import", "from stateflow_airflow.family import (").replace(
+        "StateflowJob, stateflow_dags\n", "StateflowJob, stateflow_dags as _)\n"
+    )  # fmt: skip
+    exec(block, {"stateflow_dags": lambda **arguments: given.update(arguments)})
+    parameters = re.findall(r'parameter\("(\w+)"\)', "".join(code))
+    assert set(given["job"].settings) == {f"job.{name}" for name in parameters}
+    assert Path(given["application"]).name == job.name
+
+
+# -- test a job ---------------------------------------------------------------------------------------------------
+
+
+def _names_of_tests() -> list[str]:
+    names = re.findall(r"^def (test_\w+)", "".join(_blocks("test-a-job", "python")), re.MULTILINE)
+    assert len(names) >= 8
+    return names
+
+
+@contextmanager
+def _guide_tests(folder: Path, right: str = "", wrong: str = "") -> Iterator[ModuleType]:
+    """The tests of the guide, over the job of the other; with something in it exchanged."""
+    job, tests = _write_job(folder), folder / "test_payments_job.py"
+    text = job.read_text()
+    assert right in text
+    job.write_text(text.replace(right, wrong) if right else text)
+    tests.write_text("\n\n".join(_blocks("test-a-job", "python")))
+    try:
+        _load(job)
+        yield _load(tests)
+    finally:
+        for path in (job, tests):
+            sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("name", _names_of_tests())
+def test_the_tests_of_the_guide_pass(tmp_path: Path, name: str) -> None:
+    with _guide_tests(tmp_path) as guide:
+        test = getattr(guide, name)
+        marks = getattr(test, "pytestmark", [])
+        for value in marks[0].args[1] if marks else [None]:
+            test(*([] if value is None else [value]))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("GAP)", "GAP + 1)"), ("visit.total += row.amount", "visit.total = row.amount"),
+                         ("        self.visit.clear()\n", "")]
+)  # fmt: skip
+def test_the_tests_of_the_guide_find_mistakes(tmp_path: Path, right: str, wrong: str) -> None:
+    with _guide_tests(tmp_path, right, wrong) as guide:
+        close, ended = (
+            guide.test_payments_close_together_are_one_visit,
+            guide.test_a_visit_that_has_ended_leaves_nothing_behind,
+        )
+        assert _fails(close) or _fails(ended)
+
+
+def _fails(test: Any) -> bool:
+    try:
+        test()
+    except AssertionError:
+        return True
+    return False
+
+
+# -- choose state -------------------------------------------------------------------------------------------------
+
+
+class Row(msgspec.Struct):
+    user: str
+    amount: float
+    shop: str = "s"
+
+
+class Limit(msgspec.Struct):
+    shop: str
+    limit: float
+
+
+class Summary(msgspec.Struct):
+    user: str
+    first: float
+    second: float
+
+
+ROWS = KeyedInput(Row, key_by="user")
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    """What the blocks of the guide define."""
+    found: dict[str, Any] = {name: getattr(stateflow, name) for name in stateflow.__all__}
+    found |= {"Summary": Summary, "np": np, "pa": pa, "pc": pc}
+    exec("\n\n".join(_blocks("choose-state", "python")), found)
+    return found
+
+
+def test_every_kind_of_keyed_state_of_the_guide_works(names: dict[str, Any]) -> None:
+    with KeyedHarness(names["Profile"](), ROWS, output=Summary) as h:
+        assert h.push(("u", 4.0), ("u", 2.0)) == [Summary("u", 4.0, 4.0), Summary("u", 4.0, 3.0)]
+        kept = {name: h.state(name, "u") for name in ("last", "amounts", "by-shop", "largest", "mean")}
+        assert kept == {"last": 2.0, "amounts": [4.0, 2.0], "by-shop": {"s": 2}, "largest": 4.0, "mean": 3.0}
+
+
+def test_the_time_to_live_of_the_guide_begins_anew_with_each_read(names: dict[str, Any]) -> None:
+    day = 24 * 60 * 60 * 1000
+    with KeyedHarness(names["Recent"](), ROWS, output=Summary) as h:
+        for now in (0, 6, 12):
+            h.advance_processing_time(now * day)
+            h.push(("u", 1.0))
+        h.advance_processing_time(19 * day)
+        h.push(("u", 1.0))
+        assert [row.first for row in h.output] == [1.0, 2.0, 3.0, 1.0]
+
+
+def test_the_operator_states_of_the_guide_work(names: dict[str, Any]) -> None:
+    with KeyedHarness(names["OverLimit"](), ROWS, BroadcastInput(Limit), output=Summary) as h:
+        assert h.push_both([("u", 9.0), ("u", 4.0)], [("s", 5.0)]) == [Summary("u", 9.0, 5.0)]
+        assert h.broadcast_state(names["LIMITS"]) == {"s": 5.0}
+    with KeyedHarness(names["Sampled"](), ROWS, output=Summary) as h:
+        h.push(*(("u", float(n)) for n in range(150)))
+        assert h.operator_state("sample") == [[float(n) for n in range(50, 150)]]
+
+
+def test_the_vectorized_function_of_the_guide_works(names: dict[str, Any]) -> None:
+    with KeyedHarness(names["Totals"](), ROWS, output=Summary) as h:
+        h.push(("u", 1.0), ("u", 2.0))
+        assert h.push(("u", 3.0)) == [Summary("u", 6.0, 3.0)]
+
+
+def test_the_settings_of_the_guide_choose_backends(names: dict[str, Any]) -> None:
+    (block,) = _blocks("choose-state", "toml")
+    assert resolve({"state.backend": tomllib.loads(block)["state"]["backend"]}).state.backend == "filesystem"
+    _, settings = declare(names["build"], "job", ())
+    assert (settings.state.backend, settings.state.incremental) == ("rocksdb", True)
+
+
+def test_the_limits_that_the_guide_names_are_the_defaults() -> None:
+    text, state = _text("choose-state"), resolve().state
+    assert f"below {state.inline_below_bytes >> 10} KiB" in text
+    assert f"above {state.memory_limit_bytes >> 20} MiB it is refused" in text
