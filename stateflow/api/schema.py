@@ -57,6 +57,10 @@ class RowSchema:
         hints = typing.get_type_hints(row_class, include_extras=True)
         return cls(row_class, tuple(_column(row_class, name, hints[name]) for name in names))
 
+    def __deepcopy__(self, memo: object) -> RowSchema:
+        """Itself: nothing in it changes, and tasks without Spark get copies of all that has a schema."""
+        return self
+
     @property
     def names(self) -> tuple[str, ...]:
         """Column names in order."""

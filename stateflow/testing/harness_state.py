@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from stateflow.state.map_state import MapState
 from stateflow.state.memory import DictBackend
 from stateflow.state.operator_state import SPLIT, OperatorListState, OperatorStateStore
 from stateflow.state.reducing_state import ReducingState
-from stateflow.state.snapshots import Entry
 from stateflow.state.timers import TimeDomain, timers_in
 from stateflow.state.transfer import HostCache
 from stateflow.state.value_state import ValueState
@@ -72,9 +71,10 @@ class OperatorView:
         """What a keyed state holds for a key, in plain Python. Raises ConfigError for a name or key that cannot be."""
         values = self._key(key)
         group = key_group(values, self.node.keying.types, self.batch.max_parallelism)
-        entries = dict(self._entries(group))
         known = self.stored.states if self.stored else ()
-        keyed = KeyedState(DictBackend(entries), known, batch_time(self.task))
+        # A copy: reading may begin an entry's life anew.
+        entries = [dict(of) for subtask, of in self._contents if group in subtask.groups] or [{}]
+        keyed = KeyedState(DictBackend(entries[0]), known, batch_time(self.task))
         declare(self.node.function, self.task, keyed)
         found = keyed._states.get(name)
         if found is None:
@@ -90,7 +90,7 @@ class OperatorView:
 
     def timers(self) -> list[PendingTimer]:
         """Those that have not fired, of each domain in the order in which they will."""
-        entries = list(self._entries())
+        entries = [entry for _, of in self._contents for entry in of.items()]
         return [
             PendingTimer(domain, timer.time, _scalar(timer.values), timer.namespace)
             for domain in TimeDomain
@@ -122,16 +122,19 @@ class OperatorView:
             base = OperatorBase(parallelism=self.stored.parallelism, states=states, parts=parts)
         return [OperatorParts(self.node.uid, subtask, count, self.batch, base) for subtask in range(count)]
 
-    def _entries(self, group: int | None = None) -> Iterator[Entry]:
-        """The stored entries of the subtask that has a key group, or of all."""
-        for subtask in self.stored.subtasks if self.stored else ():
-            if group is None or group in subtask.groups:
-                yield from self._entries_of(subtask)
+    @cached_property
+    def _contents(self) -> list[tuple[SubtaskState, dict[bytes, bytes]]]:
+        """The stored entries of each subtask."""
+        return [
+            (subtask, self._entries_of(subtask)) for subtask in (self.stored.subtasks if self.stored else ())
+        ]
 
-    def _entries_of(self, subtask: SubtaskState) -> Iterator[Entry]:
+    def _entries_of(self, subtask: SubtaskState) -> dict[bytes, bytes]:
         with tempfile.TemporaryDirectory(prefix="stateflow-look-") as scratch:
             cache = HostCache(Path(scratch, "cache"), self.batch.storage, SystemClock())
-            yield from read_entries(Place(Path(scratch, "work"), cache, self.batch.rocksdb), Base.of(subtask))
+            return dict(
+                read_entries(Place(Path(scratch, "work"), cache, self.batch.rocksdb), Base.of(subtask))
+            )
 
     def _key(self, key: Any) -> tuple[Any, ...]:
         columns = self.node.keying.columns

@@ -14,6 +14,7 @@ from typing import Any
 from stateflow.api.backends import MemoryStateBackend, StateBackend
 from stateflow.api.dead_letters import FAIL, DeadLetter, DeadLetters
 from stateflow.api.functions import TaskInfo
+from stateflow.api.graph import ProcessNode
 from stateflow.api.side_outputs import OutputTag
 from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.files import files_of
@@ -115,6 +116,7 @@ class KeyedHarness:
         self._local = Path(tempfile.mkdtemp(prefix="stateflow-harness-"))
         self._closing = weakref.finalize(self, _let_go, self._uuid, self._root, self._local)
         self._point = Point()
+        self._views: dict[str, OperatorView] = {}
         self._main: list[Any] = []
         self._side: dict[str, list[Any]] = {name: [] for name in self._job.side}
         self._letters: list[DeadLetter] = []
@@ -301,6 +303,7 @@ class KeyedHarness:
         finally:
             emitted = {sink: sink.take() for sink in self._job.sinks}
         self._point = dataclasses.replace(at, operators={o.uid: o for o in operators}, epoch=info.epoch)
+        self._views.clear()
         self._main += emitted[self._job.main]
         self._letters += emitted[self._job.dead_letters]
         for name, sink in self._job.side.items():
@@ -353,13 +356,16 @@ class KeyedHarness:
             raise ConfigError(
                 "there is no such operator", hint="name one with uid=…", uid=uid, known=sorted(nodes)
             )
-        stored = self._point.operators.get(uid)
-        batch = self._batch(self._point)
-        task = TaskInfo(
-            uid, 0, stored.parallelism if stored else self._plan.parallelism, batch.max_parallelism,
-            batch.processing_time, batch.epoch, self._point.watermark,
-        )  # fmt: skip
-        return OperatorView(nodes[uid], stored, batch, task)
+        if uid not in self._views:
+            self._views[uid] = self._looked_into(nodes[uid])
+        return self._views[uid]
+
+    def _looked_into(self, node: ProcessNode) -> OperatorView:
+        stored, batch = self._point.operators.get(node.uid), self._batch(self._point)
+        parallelism = stored.parallelism if stored else self._plan.parallelism
+        task = TaskInfo(node.uid, 0, parallelism, batch.max_parallelism, batch.processing_time, batch.epoch,
+                        self._point.watermark)  # fmt: skip
+        return OperatorView(node, stored, batch, task)
 
     @property
     def _storage(self) -> Storage:
