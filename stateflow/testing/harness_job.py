@@ -158,19 +158,20 @@ def source_uid(number: int) -> str:
     return f"harness-input-{number}"
 
 
-def declare_graph(definition: Definition) -> HarnessGraph:
+def declare_graph(env: StreamExecutionEnvironment, definition: Definition) -> HarnessGraph:
     """The job. Raises JobDefinitionError for a function and inputs that do not fit, as a job would."""
-    env = StreamExecutionEnvironment()
+    env.set_state_backend(definition.backend)
     streams = [_stream(env, number, each) for number, each in enumerate(definition.inputs, 1)]
     result = _applied(definition, streams)
     if not isinstance(result, DataStream):
         raise JobDefinitionError("the function of a harness made no stream", hint="return what process, map or any "
                                  "other word on the keyed stream returned", given=repr(result))  # fmt: skip
     main, letters = CollectedRows(), CollectedRows()
-    side = {tag.name: CollectedRows() for tag in definition.side_outputs}
+    side: dict[str, CollectedRows] = {}
     result.sink_to(main, uid="harness-output")
     for number, tag in enumerate(definition.side_outputs, 1):
-        result.get_side_output(tag).sink_to(side[tag.name], uid=f"harness-side-output-{number}")
+        stream, sink = result.get_side_output(tag), side.setdefault(tag.name, CollectedRows())
+        stream.sink_to(sink, uid=f"harness-side-output-{number}")
     for number, stream in enumerate(_dead_letters(env.graph), 1):
         stream.sink_to(letters, uid=f"harness-dead-letters-{number}")
     return HarnessGraph(env.graph, main, side, letters)

@@ -22,6 +22,7 @@ from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.clock import SystemClock
 from stateflow.config import Settings, resolve
 from stateflow.descriptors import MapStateDescriptor
+from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, WrongJobRoot
 from stateflow.query.state import StateEntry
 from stateflow.runtime import stores
@@ -106,8 +107,9 @@ class KeyedHarness:
             function, inputs, output, tuple(side_outputs), on_error, backend, settings
         )
         given = {name.replace("__", "."): value for name, value in settings.items()}
-        self._settings: Settings = resolve(_DEFAULTS, backend.settings, given)
-        self._job = declare_graph(self._definition)
+        env = StreamExecutionEnvironment()
+        self._job = declare_graph(env, self._definition)
+        self._settings: Settings = resolve(_DEFAULTS, env.defaults, given)
         self._plan = plan_job(self._job.graph, self._settings.parallelism)
         refuse_transforms(self._plan)
         self._executor = LocalExecutor()
@@ -142,6 +144,10 @@ class KeyedHarness:
             IncompatibleState: stored values cannot be read as the states that the function declares.
             ConfigError, WrongJobRoot: state and job do not fit otherwise.
         """
+        if not isinstance(snapshot, HarnessSnapshot):
+            raise ConfigError(
+                "this is no snapshot of a harness", hint="restore(h.snapshot(), …)", given=repr(snapshot)
+            )
         before = snapshot.definition
         harness = cls(
             before.function if function is None else function,

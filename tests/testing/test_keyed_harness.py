@@ -517,6 +517,21 @@ def test_a_function_object_needs_the_class_of_its_output() -> None:
         KeyedHarness(RunningTotal(), PAYMENTS)
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [({"backend": "rocksdb"}, "no state backend"), ({"side_outputs": ["large"]}, "needs an OutputTag"),
+     ({"on_error": "skip"}, "on_error must be")],
+)  # fmt: skip
+def test_an_argument_of_another_kind_is_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(JobDefinitionError, match=why):
+        harness(**more)
+
+
+def test_only_a_snapshot_is_restored() -> None:
+    with harness() as h, pytest.raises(ConfigError, match="no snapshot of a harness"):
+        KeyedHarness.restore(h)  # type: ignore[arg-type]
+
+
 def test_a_setting_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such setting"):
         harness(paralelism=2)
