@@ -266,7 +266,7 @@ class KeyedHarness:
         return self._view(uid).operator_list(name)
 
     def broadcast_state(self, descriptor: MapStateDescriptor[Any, Any], uid: str = "") -> dict[Any, Any]:
-        """The broadcast state that `descriptor` declares. Raises StateError when it is stored as something else."""
+        """The broadcast state that `descriptor` declares; raises as `ctx.get_broadcast_state` does."""
         return self._view(uid).broadcast(descriptor)
 
     def snapshot(self) -> HarnessSnapshot:
