@@ -1,0 +1,193 @@
+"""Which aircraft a carrier flies, day by day: per aircraft and per carrier, as soon as event time says a day is over.
+
+Parameters: ``job.flights`` (folder of Parquet files), ``job.tables`` (folder of the Delta tables).
+
+A day's figures do not depend on how the flights come in batches. Two things do, since the watermark moves only from
+batch to batch: which flights are too late for their day, and whether an aircraft that comes back after a little more
+than `FORGOTTEN` is still known.
+"""
+
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+
+import msgspec
+from pyspark.sql import DataFrame
+
+from stateflow import (
+    Context,
+    DeltaSink,
+    FileSource,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OnTimerContext,
+    OutputTag,
+    RuntimeContext,
+    StateTtlConfig,
+    StreamExecutionEnvironment,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+
+# Flights are filed up to so much later than flights that were to leave after them.
+LATENESS = timedelta(hours=6)
+# An aircraft that has not flown for so long begins anew when it comes back.
+FORGOTTEN = timedelta(days=30)
+EPOCH = date(1970, 1, 1)
+
+
+class Flight(msgspec.Struct):
+    """One flight as it comes in; a flight that was cancelled has no delay."""
+
+    time: datetime
+    carrier: str
+    flight: int
+    origin: str
+    tailnum: str | None
+    arr_delay: float | None
+
+
+class AircraftDay(msgspec.Struct):
+    """A day on which an aircraft was to fly."""
+
+    carrier: str
+    tailnum: str
+    day: date
+    flights: int
+    arrived: int
+    delay: float
+    """Minutes, all flights together."""
+    since: date
+    """The first such day, unless the aircraft was forgotten since."""
+    days: int
+    """Such days since then, with this one."""
+
+
+class CarrierDay(msgspec.Struct):
+    """A day of a carrier."""
+
+    carrier: str
+    day: date
+    aircraft: int
+    newcomers: int
+    flights: int
+    arrived: int
+    mean_delay: float | None
+
+
+class Day(msgspec.Struct, array_like=True):
+    """A day's figures while it is open."""
+
+    aircraft: int = 0
+    newcomers: int = 0
+    flights: int = 0
+    arrived: int = 0
+    delay: float = 0.0
+
+
+class Service(msgspec.Struct, array_like=True):
+    """How long an aircraft has been flying."""
+
+    since: date
+    days: int = 0
+
+
+LATE = OutputTag("late", Flight)
+
+
+def last_moment(day: date) -> int:
+    """Of a day, in milliseconds since 1970: once event time is there, no more of its flights are to come."""
+    return (day + timedelta(days=1) - EPOCH) // timedelta(milliseconds=1) - 1
+
+
+def day_of(moment: int) -> date:
+    """The day in which a moment lies."""
+    return EPOCH + timedelta(milliseconds=moment)
+
+
+class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
+    """Counts the flights of an aircraft by day. Several days are open at once, since flights come out of order."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.days = ctx.get_map_state(MapStateDescriptor("days", date, Day))
+        # Nothing is to be said when an aircraft is forgotten: so a time to live does it, and no timer. Event time,
+        # so that a run over old files forgets no more and no less than the first one did.
+        ttl = StateTtlConfig.new_builder(FORGOTTEN).use_event_time().build()
+        self.service = ctx.get_state(ValueStateDescriptor("service", Service, ttl=ttl))
+
+    def process_element(self, row: Flight, ctx: Context) -> None:
+        day, timers = row.time.date(), ctx.timer_service()
+        if last_moment(day) <= timers.current_watermark():
+            # The day was reported. A second report of it would be counted twice downstream.
+            ctx.output(LATE, row)
+            return
+        figures = self.days.get(day) or Day()
+        figures.flights += 1
+        if row.arr_delay is not None:
+            figures.arrived += 1
+            figures.delay += row.arr_delay
+        self.days.put(day, figures)
+        # Setting the same timer again changes nothing: a day has one.
+        timers.register_event_time_timer(last_moment(day))
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[AircraftDay]:
+        day = day_of(timestamp)
+        figures = self.days.get(day) or Day()
+        self.days.remove(day)
+        service = self.service.value() or Service(since=day)
+        service.days += 1
+        self.service.update(service)
+        carrier, tailnum = ctx.get_current_key()
+        yield AircraftDay(
+            carrier, tailnum, day, figures.flights, figures.arrived, figures.delay, service.since, service.days
+        )
+
+
+class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
+    """Adds up a carrier's aircraft. Its timers have the times of those that the rows come from, and fire after them: all
+    rows of a day have arrived then."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.days = ctx.get_map_state(MapStateDescriptor("days", date, Day))
+
+    def process_element(self, row: AircraftDay, ctx: Context) -> None:
+        total = self.days.get(row.day) or Day()
+        total.aircraft += 1
+        total.newcomers += row.days == 1
+        total.flights += row.flights
+        total.arrived += row.arrived
+        total.delay += row.delay
+        self.days.put(row.day, total)
+        ctx.timer_service().register_event_time_timer(last_moment(row.day))
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[CarrierDay]:
+        day = day_of(timestamp)
+        total = self.days.get(day) or Day()
+        self.days.remove(day)
+        mean = total.delay / total.arrived if total.arrived else None
+        yield CarrierDay(
+            ctx.get_current_key(), day, total.aircraft, total.newcomers, total.flights, total.arrived, mean
+        )
+
+
+def known_aircraft(flights: DataFrame) -> DataFrame:
+    """Flights that were given an aircraft."""
+    return flights.where("tailnum IS NOT NULL")
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
+    env.configure(max_parallelism=128, source__max_files_per_batch=1)
+    tables = env.parameter("tables")
+    event_time = WatermarkStrategy.for_bounded_out_of_orderness(LATENESS).with_timestamp_column("time")
+    flights = (
+        env.from_source(FileSource(env.parameter("flights"), schema=Flight), uid="flights")
+        .assign_timestamps_and_watermarks(event_time)
+        .transform(known_aircraft)
+    )
+    aircraft = flights.key_by("carrier", "tailnum").process(
+        AircraftDays(), output=AircraftDay, uid="aircraft-days"
+    )
+    aircraft.sink_to(DeltaSink(f"{tables}/aircraft_days"), uid="aircraft-days-table")
+    aircraft.get_side_output(LATE).sink_to(DeltaSink(f"{tables}/late_flights"), uid="late-flights-table")
+    carriers = aircraft.key_by("carrier").process(CarrierDays(), output=CarrierDay, uid="carrier-days")
+    carriers.sink_to(DeltaSink(f"{tables}/carrier_days"), uid="carrier-days-table")
