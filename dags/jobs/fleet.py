@@ -2,9 +2,9 @@
 
 Parameters: ``job.flights`` (folder of Parquet files), ``job.tables`` (folder of the Delta tables).
 
-A day's figures do not depend on how the flights come in batches. Two things do, since the watermark moves only from
-batch to batch: which flights are too late for their day, and whether an aircraft that comes back after a little more
-than `FORGOTTEN` is still known.
+A day's figures do not depend on how the flights come in batches. Two things do, since event time moves only from
+batch to batch: which flights are too late for their day, and whether an aircraft is still known that comes back after
+about as long as `FORGOTTEN`.
 """
 
 from collections.abc import Iterator
@@ -74,14 +74,19 @@ class CarrierDay(msgspec.Struct):
     mean_delay: float | None
 
 
-class Day(msgspec.Struct, array_like=True):
-    """A day's figures while it is open."""
+class AircraftFigures(msgspec.Struct, array_like=True):
+    """Of a day while it is open."""
 
-    aircraft: int = 0
-    newcomers: int = 0
     flights: int = 0
     arrived: int = 0
     delay: float = 0.0
+
+
+class CarrierFigures(AircraftFigures, array_like=True):
+    """The same for all aircraft of a carrier."""
+
+    aircraft: int = 0
+    newcomers: int = 0
 
 
 class Service(msgspec.Struct, array_like=True):
@@ -108,7 +113,7 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
     """Counts the flights of an aircraft by day. Several days are open at once, since flights come out of order."""
 
     def open(self, ctx: RuntimeContext) -> None:
-        self.days = ctx.get_map_state(MapStateDescriptor("days", date, Day))
+        self.days = ctx.get_map_state(MapStateDescriptor("days", date, AircraftFigures))
         # Nothing is to be said when an aircraft is forgotten: so a time to live does it, and no timer. Event time,
         # so that a run over old files forgets no more and no less than the first one did.
         ttl = StateTtlConfig.new_builder(FORGOTTEN).use_event_time().build()
@@ -120,7 +125,7 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
             # The day was reported. A second report of it would be counted twice downstream.
             ctx.output(LATE, row)
             return
-        figures = self.days.get(day) or Day()
+        figures = self.days.get(day) or AircraftFigures()
         figures.flights += 1
         if row.arr_delay is not None:
             figures.arrived += 1
@@ -131,7 +136,7 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[AircraftDay]:
         day = day_of(timestamp)
-        figures = self.days.get(day) or Day()
+        figures = self.days.get(day) or AircraftFigures()
         self.days.remove(day)
         service = self.service.value() or Service(since=day)
         service.days += 1
@@ -139,18 +144,18 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
         carrier, tailnum = ctx.get_current_key()
         yield AircraftDay(
             carrier, tailnum, day, figures.flights, figures.arrived, figures.delay, service.since, service.days
-        )
+        )  # fmt: skip
 
 
 class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
-    """Adds up a carrier's aircraft. Its timers have the times of those that the rows come from, and fire after them: all
-    rows of a day have arrived then."""
+    """Adds up a carrier's aircraft. A day's timer here has the time of those that send the rows, and fires behind them:
+    all of them are there by then."""
 
     def open(self, ctx: RuntimeContext) -> None:
-        self.days = ctx.get_map_state(MapStateDescriptor("days", date, Day))
+        self.days = ctx.get_map_state(MapStateDescriptor("days", date, CarrierFigures))
 
     def process_element(self, row: AircraftDay, ctx: Context) -> None:
-        total = self.days.get(row.day) or Day()
+        total = self.days.get(row.day) or CarrierFigures()
         total.aircraft += 1
         total.newcomers += row.days == 1
         total.flights += row.flights
@@ -161,7 +166,7 @@ class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[CarrierDay]:
         day = day_of(timestamp)
-        total = self.days.get(day) or Day()
+        total = self.days.get(day) or CarrierFigures()
         self.days.remove(day)
         mean = total.delay / total.arrived if total.arrived else None
         yield CarrierDay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from tests.airflow.conftest import REPOSITORY
 
 FILES = sorted(path.stem for path in (REPOSITORY / "dags").glob("*.py"))
-DAGS = ["flights", "flights_recovery", "flights_retention", "flights_savepoint"]
+DAGS = sorted(f"{name}{suffix}" for name in FILES for suffix in ("", "_recovery", "_retention", "_savepoint"))
 HEAVY = {"pyspark", "rocksdict", "obstore", "pyarrow", "pandas", "deltalake", "stateflow"}
 
 # What Airflow itself has loaded before it looks at the files does not count for them.
@@ -29,6 +30,9 @@ print(json.dumps({
     "modules": sorted({name.split(".")[0] for name in set(sys.modules) - before}),
     "dags": {d.dag_id: {"catchup": d.catchup, "runs": d.max_active_runs, "file": d.fileloc}
              for d in bag.dags.values()},
+    "runs": {d.dag_id: {"job": d.get_task("run").job, "root": d.get_task("run").job_root,
+                         "settings": d.get_task("run").settings}
+             for d in bag.dags.values() if d.task_ids == ["run"]},
 }))
 """
 
@@ -70,3 +74,20 @@ def test_runs_one_at_a_time_and_never_catches_up(loaded: dict[str, Any], name: s
 @pytest.mark.parametrize("name", FILES)
 def test_is_short(name: str) -> None:
     assert len((REPOSITORY / "dags" / f"{name}.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_gives_its_job_what_it_asks_for(loaded: dict[str, Any], name: str) -> None:
+    run = loaded["runs"][name]
+    settings = [word for key, value in run["settings"].items() for word in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "stateflow", "plan", run["job"], *settings]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"job {name}: ")
+
+
+def test_no_two_jobs_share_a_job_root_or_a_table(loaded: dict[str, Any]) -> None:
+    assert len({run["root"] for run in loaded["runs"].values()}) == len(FILES)
+    jobs = [(REPOSITORY / "dags" / "jobs" / f"{name}.py").read_text() for name in FILES]
+    tables = [table for job in jobs for table in re.findall(r'DeltaSink\(f"([^"]+)"', job)]
+    assert len(tables) == len(set(tables)) == sum(job.count("DeltaSink(") for job in jobs)

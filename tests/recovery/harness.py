@@ -135,6 +135,14 @@ class Box:
         assert ended.code == 0, str(ended)
         return ended
 
+    def reach(self, failpoint: str, code: int, **settings: Any) -> None:
+        """A run in which a process is killed at a failpoint: on Spark a worker's death does not end it."""
+        self.marker.unlink(missing_ok=True)
+        running = self.start(failpoint, **settings)
+        ended = running.wait(running.family)
+        assert ended.code == code, str(ended)
+        assert self.marker.exists(), f"{failpoint} was not reached"
+
     @property
     def job_file(self) -> str:
         return str(JOBS / f"{self.job}.py")

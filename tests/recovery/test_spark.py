@@ -30,13 +30,13 @@ def flights(tmp_path: Path) -> Iterator[FlightsBox]:
 
 def test_kills_at_failpoints(flights: FlightsBox) -> None:
     flights.deliver(8)
-    _reach(flights, "start.seeded:1", -9)
-    _reach(flights, "batch.reported:2", -9)
-    _reach(flights, "commit.after:2", -9)
+    flights.reach("start.seeded:1", -9)
+    flights.reach("batch.reported:2", -9)
+    flights.reach("commit.after:2", -9)
     # The start publishes what is pending in both tables; the third is the first one's output of the next batch.
-    _reach(flights, "publish.after:3", -9)
+    flights.reach("publish.after:3", -9)
     # A worker dies, and Spark tries its task again: the run goes on.
-    _reach(flights, "task.sink-closed:3", 0)
+    flights.reach("task.sink-closed:3", 0)
     _check(flights)
 
 
@@ -66,14 +66,6 @@ def test_two_drivers(flights: FlightsBox) -> None:
     assert _end(stopped, chain) == 3, str(stopped)
     chain.check()
     _check(flights)
-
-
-def _reach(flights: FlightsBox, failpoint: str, code: int) -> None:
-    flights.marker.unlink(missing_ok=True)
-    running = flights.start(failpoint)
-    ended = running.wait(running.family)
-    assert ended.code == code, str(ended)
-    assert flights.marker.exists(), f"{failpoint} was not reached"
 
 
 def _check(flights: FlightsBox) -> None:

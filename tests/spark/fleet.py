@@ -60,7 +60,7 @@ class Oracle:
     aircraft_days: Counter[Row] = field(default_factory=Counter)
     carrier_days: Counter[Row] = field(default_factory=Counter)
     late_flights: Counter[Row] = field(default_factory=Counter)
-    reached: datetime = datetime.min
+    reached: datetime = datetime(1970, 1, 1)  # noqa: DTZ001 - the flights' times have no zone
     returned: int = 0
     """How many aircraft came back after they had been forgotten."""
     _open: dict[date, dict[Aircraft, Figures]] = field(default_factory=dict)
