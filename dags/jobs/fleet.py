@@ -2,9 +2,8 @@
 
 Parameters: ``job.flights`` (folder of Parquet files), ``job.tables`` (folder of the Delta tables).
 
-A day's figures do not depend on how the flights come in batches. Two things do, since event time moves only from
-batch to batch: which flights are too late for their day, and whether an aircraft is still known that comes back after
-about as long as `FORGOTTEN`.
+What comes out does not depend on how the flights come in batches, but for one thing: event time moves only from batch
+to batch, and with it which flights are too late for their day.
 """
 
 from collections.abc import Iterator
@@ -30,8 +29,11 @@ from stateflow import (
 
 # Flights are filed up to so much later than flights that were to leave after them.
 LATENESS = timedelta(hours=6)
-# An aircraft that has not flown for so long begins anew when it comes back.
-FORGOTTEN = timedelta(days=30)
+# An aircraft that comes back after more than that begins anew.
+AWAY = timedelta(days=30)
+# What is known of an aircraft is removed after that. A time to live counts from batch to batch, too: so it decides
+# nothing here, and only frees what no rule asks for any more, as long as a batch has less than the other thirty days.
+FORGOTTEN = timedelta(days=60)
 EPOCH = date(1970, 1, 1)
 
 
@@ -57,7 +59,7 @@ class AircraftDay(msgspec.Struct):
     delay: float
     """Minutes, all flights together."""
     since: date
-    """The first such day, unless the aircraft was forgotten since."""
+    """The first such day, since the aircraft came or came back."""
     days: int
     """Such days since then, with this one."""
 
@@ -93,6 +95,7 @@ class Service(msgspec.Struct, array_like=True):
     """How long an aircraft has been flying."""
 
     since: date
+    last: date
     days: int = 0
 
 
@@ -114,8 +117,7 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
 
     def open(self, ctx: RuntimeContext) -> None:
         self.days = ctx.get_map_state(MapStateDescriptor("days", date, AircraftFigures))
-        # Nothing is to be said when an aircraft is forgotten: so a time to live does it, and no timer. Event time,
-        # so that a run over old files forgets no more and no less than the first one did.
+        # By event time, so that a run over old files removes what the first one removed.
         ttl = StateTtlConfig.new_builder(FORGOTTEN).use_event_time().build()
         self.service = ctx.get_state(ValueStateDescriptor("service", Service, ttl=ttl))
 
@@ -138,7 +140,10 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
         day = day_of(timestamp)
         figures = self.days.get(day) or AircraftFigures()
         self.days.remove(day)
-        service = self.service.value() or Service(since=day)
+        service = self.service.value()
+        if service is None or day - service.last > AWAY:
+            service = Service(since=day, last=day)
+        service.last = day
         service.days += 1
         self.service.update(service)
         carrier, tailnum = ctx.get_current_key()

@@ -15,7 +15,8 @@ from typing import Any
 from flights_demo.deliveries import DELIVERIES, delivery_number
 
 LATENESS = timedelta(hours=6)
-FORGOTTEN = timedelta(days=30)
+AWAY = timedelta(days=30)
+FORGOTTEN = timedelta(days=60)
 UNKNOWN = "UNKNOWN"
 
 Flight = dict[str, Any]
@@ -49,6 +50,7 @@ class Service:
     """How long an aircraft has been flying; `written` is when that was last noted."""
 
     since: date
+    last: date
     days: int
     written: datetime
 
@@ -62,9 +64,28 @@ class Oracle:
     late_flights: Counter[Row] = field(default_factory=Counter)
     reached: datetime = datetime(1970, 1, 1)  # noqa: DTZ001 - the flights' times have no zone
     returned: int = 0
-    """How many aircraft came back after they had been forgotten."""
+    """How many times an aircraft came back after it had been away."""
     _open: dict[date, dict[Aircraft, Figures]] = field(default_factory=dict)
     _service: dict[Aircraft, Service] = field(default_factory=dict)
+
+    @property
+    def state(self) -> dict[tuple[str, Aircraft, date | None], list[Any]]:
+        """What is known of the aircraft, but for those that are forgotten; dates in it as they are stored."""
+        open_days = {
+            ("days", aircraft, day): [figures.flights, figures.arrived, figures.delay]
+            for day, found in self._open.items()
+            for aircraft, figures in found.items()
+        }
+        return open_days | {
+            ("service", aircraft, None): [known.since.isoformat(), known.last.isoformat(), known.days]
+            for aircraft, known in self._service.items()
+            if known.written + FORGOTTEN > self.reached
+        }
+
+    @property
+    def forgotten(self) -> int:
+        """How many aircraft have been here that must not be known any more."""
+        return sum(known.written + FORGOTTEN <= self.reached for known in self._service.values())
 
     def take(self, file: Sequence[Flight]) -> None:
         """A batch: its rows are judged by how far event time was before it, and then move it on."""
@@ -115,12 +136,11 @@ class Oracle:
 
     def _served(self, aircraft: Aircraft, day: date) -> Service:
         before = self._service.get(aircraft)
-        forgotten = before is not None and before.written + FORGOTTEN <= self.reached
-        self.returned += forgotten
-        if before is None or forgotten:
-            service = Service(day, 1, self.reached)
-        else:
-            service = Service(before.since, before.days + 1, self.reached)
+        away = before is not None and day > before.last + AWAY
+        self.returned += away
+        if before is None or away:
+            before = Service(day, day, 0, self.reached)
+        service = Service(before.since, day, before.days + 1, self.reached)
         self._service[aircraft] = service
         return service
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from flights_demo.expected import read_flights
 from flights_demo.flights import SCHEMA, csv_file
 
+from stateflow.query import read_state
 from tests.recovery import disk
 from tests.recovery.flights import delta_rows
 from tests.recovery.harness import Box
@@ -30,32 +31,38 @@ _FIRST_MTIME = 1_700_000_000
 class FleetBox(Box):
     """The job, what has arrived for it, and what must have come of that."""
 
-    def __init__(self, folder: Path, flights: list[Flight]) -> None:
-        landing = {"job__flights": folder / "landing", "job__tables": folder / "tables"}
+    def __init__(self, folder: Path, flights: list[Flight], files_per_batch: int) -> None:
+        landing = {"job__flights": folder / "landing", "job__tables": folder / "tables",
+                   "source__max_files_per_batch": files_per_batch}  # fmt: skip
         scratch = {"spark__conf__spark.local.dir": folder / "spark", "requests__interval": "20ms"}
         super().__init__(folder, landing | scratch, launcher=spawn)
         self.oracle = Oracle()
         self._files = deliveries(flights)
+        self._files_per_batch = files_per_batch
         self._arrived = 0
 
     @property
     def job_file(self) -> str:
         return str(ROOT / "dags" / "jobs" / "fleet.py")
 
-    def deliver(self, files: int) -> None:
-        """Makes that many more files arrive, and the oracle take them: a file is a batch."""
-        landing = self.folder / "landing"
-        landing.mkdir(exist_ok=True)
-        for number in range(self._arrived, self._arrived + files):
-            rows = self._files[number]
-            known = [
-                {**row, "tailnum": None if row["tailnum"] == UNKNOWN else row["tailnum"]} for row in rows
-            ]
-            path = landing / f"{number:02d}.parquet"
-            pq.write_table(pa.Table.from_pylist(known, SCHEMA), path)
-            os.utime(path, (_FIRST_MTIME + number, _FIRST_MTIME + number))
-            self.oracle.take(rows)
-        self._arrived += files
+    def deliver(self, batches: int) -> None:
+        """Makes files arrive for so many more batches, and the oracle take them."""
+        for _ in range(batches):
+            numbers = range(self._arrived, self._arrived + self._files_per_batch)
+            for number in numbers:
+                self._arrive(number)
+            self.oracle.take([row for number in numbers for row in self._files[number]])
+            self._arrived = numbers.stop
+
+    def _arrive(self, number: int) -> None:
+        known = [
+            {**row, "tailnum": None if row["tailnum"] == UNKNOWN else row["tailnum"]}
+            for row in self._files[number]
+        ]
+        path = self.folder / "landing" / f"{number:02d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.Table.from_pylist(known, SCHEMA), path)
+        os.utime(path, (_FIRST_MTIME + number, _FIRST_MTIME + number))
 
     def drain(self, failpoint: str, **settings: Any) -> None:
         """A run that stands still at a failpoint when somebody stops it with a savepoint after all timers."""
@@ -72,60 +79,55 @@ class FleetBox(Box):
         self.oracle.drain()
 
     def check(self) -> None:
-        """The tables have the oracle's rows, each as often as it should be there, and no others."""
+        """Tables and state are the oracle's: every row as often as it should be there, and no others."""
         for name in TABLES:
             rows = Counter(tuple(row.values()) for row in delta_rows(self.table(name)))
             expected: Counter[tuple[Any, ...]] = getattr(self.oracle, name)
             # A few of each: a comparison of all would print all.
             wrong, missing = [*(rows - expected)], [*(expected - rows)]
             assert (name, wrong[:3], missing[:3]) == (name, [], [])
+        state = {(e.state, e.key, e.map_key): e.value for e in read_state(str(self.root), "aircraft-days")}
+        assert sorted(state.keys() ^ self.oracle.state.keys(), key=str)[:3] == []
+        assert state == self.oracle.state
 
 
 @pytest.fixture
-def make_box(tmp_path: Path) -> Iterator[Callable[[list[Flight]], FleetBox]]:
-    boxes: list[FleetBox] = []
-
-    def make(flights: list[Flight]) -> FleetBox:
-        boxes.append(FleetBox(tmp_path / "job", flights))
-        return boxes[-1]
-
-    yield make
-    for box in boxes:
-        box.end_all()
-        for process in box.processes:
-            process.wait_family()
+def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetBox]:
+    carriers, files_per_batch = request.param
+    flights = [f for f in read_flights(csv_file()) if not carriers or f["carrier"] in carriers]
+    box = FleetBox(tmp_path / "job", flights, files_per_batch)
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()
 
 
-def test_some_carriers_are_right_when_killed_resumed_at_another_parallelism_and_drained(
-    make_box: Callable[[list[Flight]], FleetBox],
-) -> None:
-    box = make_box([f for f in read_flights(csv_file()) if f["carrier"] in ("FL", "WN")])
-    box.deliver(5)
-    box.reach("batch.reported:3", -9)
+@pytest.mark.parametrize("fleet", [(("FL", "WN"), 3)], indirect=True, ids=["FL-WN"])
+def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drained(fleet: FleetBox) -> None:
+    fleet.deliver(4)
+    fleet.reach("batch.reported:2", -9)
     # It has three batches to go, and then one without rows for the days that are over by then.
-    box.drain("batch.reported:4", parallelism=3)
-    box.check()
-    assert box.oracle.returned and box.oracle.late_flights
+    fleet.drain("batch.reported:4", parallelism=3)
+    fleet.check()
+    assert fleet.oracle.returned and fleet.oracle.late_flights and fleet.oracle.forgotten
 
 
 @pytest.mark.slow
-def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(
-    make_box: Callable[[list[Flight]], FleetBox],
-) -> None:
-    box = make_box(read_flights(csv_file()))
-    box.deliver(12)
-    box.reach("commit.after:7", -9)
-    box.deliver(12)
+@pytest.mark.parametrize("fleet", [((), 1)], indirect=True, ids=["all"])
+def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(fleet: FleetBox) -> None:
+    fleet.deliver(12)
+    fleet.reach("commit.after:7", -9)
+    fleet.deliver(12)
     # A worker: Spark tries its task again.
-    box.reach("task.fired:5", 0, parallelism=3)
-    box.check()
-    box.deliver(12)
+    fleet.reach("task.fired:5", 0, parallelism=3)
+    fleet.check()
+    fleet.deliver(12)
     # There are three tables, and not all get rows in each batch.
-    box.reach("publish.after:14", -9, parallelism=3)
-    box.deliver(11)
-    box.finish()
-    box.check()
-    assert box.oracle.returned > 3000 and len(box.oracle.late_flights) > 3000
-    box.deliver(1)
-    box.drain("batch.reported:2")
-    box.check()
+    fleet.reach("publish.after:14", -9, parallelism=3)
+    fleet.deliver(11)
+    fleet.finish()
+    fleet.check()
+    assert fleet.oracle.returned > 3000 and fleet.oracle.forgotten > 500
+    fleet.deliver(1)
+    fleet.drain("batch.reported:2")
+    fleet.check()
