@@ -113,18 +113,18 @@ def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drain
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fleet", [((), 1)], indirect=True, ids=["all"])
+@pytest.mark.parametrize("fleet", [((), 2)], indirect=True, ids=["all"])
 def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(fleet: FleetBox) -> None:
-    fleet.deliver(12)
-    fleet.reach("commit.after:7", -9)
-    fleet.deliver(12)
+    fleet.deliver(6)
+    fleet.reach("commit.after:4", -9)
+    fleet.deliver(6)
     # A worker: Spark tries its task again.
     fleet.reach("task.fired:5", 0, parallelism=3)
     fleet.check()
-    fleet.deliver(12)
+    fleet.deliver(6)
     # There are three tables, and not all get rows in each batch.
-    fleet.reach("publish.after:14", -9, parallelism=3)
-    fleet.deliver(11)
+    fleet.reach("publish.after:8", -9, parallelism=3)
+    fleet.deliver(5)
     fleet.finish()
     fleet.check()
     assert fleet.oracle.returned > 3000 and fleet.oracle.forgotten > 500
