@@ -88,7 +88,6 @@ class TimedBox(harness.Box):
     """The job without Spark, or on it."""
 
     def __init__(self, folder: Path, spark: bool = False) -> None:
-        self.on_spark = spark
         # A batch on Spark takes longer.
         self.oracle = Oracle(15 if spark else 5)
         settings = {"job__home": folder, "job__spark": "yes" if spark else "no", "max_parallelism": 16,
