@@ -254,6 +254,16 @@ def test_a_null_key_names_operator_column_and_row() -> None:
     assert "77" in str(facts["row"])
 
 
+def test_a_null_that_the_row_class_rules_out_names_operator_column_and_row() -> None:
+    unit = _unit(Trace())
+    operator = _operator(unit)
+    with pytest.raises(SchemaMismatch, match="declared without it") as refused:
+        _feed(operator, unit, _sorted(unit, [Row("a", 1), Row("b", None)]))  # type: ignore[arg-type]
+    facts = refused.value.facts
+    assert (facts["operator"], facts["column"]) == ("op", "number")
+    assert "'b'" in str(facts["row"])
+
+
 @pytest.mark.parametrize(("declared", "stored"), [
     (datetime.date, pa.array([19_000, 1 << 30], pa.date32())),
     (datetime.datetime, pa.array([0, 1 << 62], pa.timestamp("us", "UTC"))),
