@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api import hyperloglog
+from stateflow.api.partial_aggregation import Half, Partial, joined
 from stateflow.api.schema import Column
 from stateflow.api.vectorized import VectorState
 from stateflow.errors import StateError
@@ -62,6 +63,10 @@ class Values:
         found: Array = function.reduceat(self.filled(instead), self.state.starts)
         return found
 
+    @property
+    def summed(self) -> Array:
+        return self.reduced(np.add, 0)
+
 
 class Aggregate(ABC):
     """One aggregate over one column."""
@@ -95,6 +100,23 @@ class Aggregate(ABC):
     def result(self, parts: Parts) -> pa.Array:
         """What the accumulators stand for."""
 
+    def partials(self, prefix: str) -> tuple[Partial, ...]:
+        """What is aggregated before the shuffle; empty where the result would depend on how rows were divided."""
+        return ()
+
+    def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        """The accumulators with partial results in them, which are given by name without the prefix."""
+        raise NotImplementedError(f"{type(self).__name__} has no partial results")
+
+    def _halves(self, prefix: str) -> tuple[Partial, ...]:
+        return tuple(
+            Partial(f"{prefix}{half.value}", self.column.name, "sum", pa.int64(), "bigint", half)
+            for half in Half
+        )
+
+    def _counted(self, prefix: str) -> tuple[Partial, ...]:
+        return (Partial(f"{prefix}count", self.column.name, "count", pa.int64(), "bigint"),)
+
 
 class _Count(Aggregate):
     parts = {"count": int}
@@ -106,6 +128,12 @@ class _Count(Aggregate):
 
     def result(self, parts: Parts) -> pa.Array:
         return parts["count"]
+
+    def partials(self, prefix: str) -> tuple[Partial, ...]:
+        return self._counted(prefix)
+
+    def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        return {"count": pa.array(_numbers(before["count"]) + partials["count"].summed)}
 
 
 class _Sum(Aggregate):
@@ -127,6 +155,20 @@ class _Sum(Aggregate):
     def result(self, parts: Parts) -> pa.Array:
         return parts["sum"]
 
+    def partials(self, prefix: str) -> tuple[Partial, ...]:
+        return self._halves(prefix) if self.column.spark_type == "bigint" else ()
+
+    def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        old = _numbers(before["sum"])
+        high, low = partials[Half.HIGH.value], partials[Half.LOW.value]
+        above, below = high.summed, low.summed
+        near = np.abs(joined(above.astype(np.float64), below)) + np.abs(old.astype(np.float64))
+        for at in np.flatnonzero(near >= _SAFE_SUM).tolist():
+            self._refuse_beyond(int(old[at]) + joined(int(above[at]), int(below[at])), at, high.state)
+        nothing = before["sum"].is_null().to_numpy(zero_copy_only=False) & (high.counts == 0)
+        # What wraps on the way comes back: the whole fits.
+        return {"sum": pa.array(old + joined(above, below), mask=nothing)}
+
     def _refuse_overflow(self, before: Array, values: Values) -> None:
         """Whole numbers wrap silently; floats of them tell where that could be."""
         numbers, starts = values.filled(0), values.state.starts
@@ -134,9 +176,12 @@ class _Sum(Aggregate):
         for at in np.flatnonzero(near >= _SAFE_SUM).tolist():
             start = int(starts[at])
             exact = int(before[at]) + sum(numbers[start : start + int(values.state.counts[at])].tolist())
-            if not -(1 << 63) <= exact < 1 << 63:
-                raise StateError("a sum is beyond 64 bits", hint="sum a float of the column", column=self.column.name,
-                                 key=repr(values.state.keys.slice(at, 1).to_pylist()), sum=exact)  # fmt: skip
+            self._refuse_beyond(exact, at, values.state)
+
+    def _refuse_beyond(self, exact: int, at: int, state: VectorState) -> None:
+        if not -(1 << 63) <= exact < 1 << 63:
+            raise StateError("a sum is beyond 64 bits", hint="sum a float of the column", column=self.column.name,
+                             key=repr(state.keys.slice(at, 1).to_pylist()), sum=exact)  # fmt: skip
 
 
 class _Mean(Aggregate):
@@ -154,6 +199,17 @@ class _Mean(Aggregate):
     def result(self, parts: Parts) -> pa.Array:
         count = _numbers(parts["count"])
         return pa.array(_numbers(parts["sum"], 0.0) / np.maximum(count, 1), mask=count == 0)
+
+    def partials(self, prefix: str) -> tuple[Partial, ...]:
+        whole = self.column.spark_type == "bigint"
+        return (*self._halves(prefix), *self._counted(prefix)) if whole else ()
+
+    def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        above, below = partials[Half.HIGH.value].summed, partials[Half.LOW.value].summed
+        return {
+            "count": pa.array(_numbers(before["count"]) + partials["count"].summed),
+            "sum": pa.array(_numbers(before["sum"], 0.0) + joined(above.astype(np.float64), below)),
+        }
 
 
 class _Variance(Aggregate):
@@ -220,6 +276,18 @@ class _Extreme(Aggregate):
 
     def result(self, parts: Parts) -> pa.Array:
         return parts[self._part]
+
+    def partials(self, prefix: str) -> tuple[Partial, ...]:
+        # Arrow passes over NaN, which is the largest float.
+        if self.column.spark_type == "double":
+            return ()
+        column = self.column
+        return (
+            Partial(f"{prefix}{self._part}", column.name, self._part, column.arrow_type, column.spark_type),
+        )
+
+    def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        return self.add(before, partials[self._part])
 
     @property
     def _part(self) -> str:

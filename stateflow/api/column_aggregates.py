@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.accumulators import AGGREGATES, Aggregate, Values
+from stateflow.api.accumulators import AGGREGATES, Aggregate, Parts, Values
 from stateflow.api.functions import RuntimeContext
+from stateflow.api.partial_aggregation import PartialAggregation
 from stateflow.api.schema import RowSchema
 from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.descriptors import ValueStateDescriptor
@@ -45,7 +46,25 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._aggregates = {name: _aggregate(name, spec, given) for name, spec in wanted.items()}
         self._keys = tuple(keys)
         self._output = output
+        self._given = given
+        self._merges = False
         self._check(given)
+
+    def split(self) -> PartialAggregation | None:
+        """Makes this the second of two phases, and gives the one before the shuffle; None where some result would
+        depend on how rows are divided."""
+        partials = {name: aggregate.partials(f"{name}__") for name, aggregate in self._aggregates.items()}
+        keys = tuple(map(self._given.column, self._keys))
+        names = {p.name for own in partials.values() for p in own}
+        # A float has several spellings, which a shuffle and Arrow would have to tell apart alike.
+        if (
+            not all(partials.values())
+            or names & set(self._keys)
+            or any(k.spark_type == "double" for k in keys)
+        ):
+            return None
+        self._merges = True
+        return PartialAggregation(keys, tuple(p for own in partials.values() for p in own))
 
     def open(self, ctx: RuntimeContext) -> None:
         fields = [
@@ -64,11 +83,22 @@ class ColumnAggregates(VectorizedKeyedFunction):
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
                 own = {part: pc.struct_field(before, f"{name}__{part}") for part in aggregate.parts}
-                after = aggregate.add(own, Values(batch.column(aggregate.column.name), state))
+                after = self._after(name, own, batch, state)
                 stored |= {f"{name}__{part}": column for part, column in after.items()}
                 results[name] = aggregate.result(after)
         state.write(self._state, pa.StructArray.from_arrays(list(stored.values()), names=list(stored)))
         return pa.RecordBatch.from_arrays([results[n] for n in self._output.names], names=self._output.names)
+
+    def _after(self, name: str, before: Parts, batch: pa.RecordBatch, state: VectorState) -> Parts:
+        aggregate = self._aggregates[name]
+        if not self._merges:
+            return aggregate.add(before, Values(batch.column(aggregate.column.name), state))
+        prefix = f"{name}__"
+        partials = {
+            p.name.removeprefix(prefix): Values(batch.column(p.name), state)
+            for p in aggregate.partials(prefix)
+        }
+        return aggregate.merge(before, partials)
 
     def _check(self, given: RowSchema) -> None:
         made = {key: (given.column(key).spark_type, given.column(key).nullable) for key in self._keys}

@@ -8,6 +8,7 @@ from typing import Any
 
 from stateflow.api.dead_letters import DEAD_LETTERS, OnError
 from stateflow.api.functions import KeyedFunction
+from stateflow.api.partial_aggregation import PartialAggregation
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
@@ -48,6 +49,19 @@ class RowsNode:
     def schema(self) -> RowSchema:
         """The columns of the rows."""
         return self.step.schema
+
+
+@dataclass(frozen=True, eq=False)
+class PartialNode:
+    """The rows of `parent`, aggregated as far as it can be before they are shuffled."""
+
+    parent: Node
+    aggregation: PartialAggregation
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the partial results."""
+        return self.aggregation.schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +150,16 @@ class SideOutputNode:
     schema: RowSchema
 
 
-Node = SourceNode | TransformNode | RowsNode | WatermarkNode | UnionNode | ProcessNode | SideOutputNode
+Node = (
+    SourceNode
+    | TransformNode
+    | RowsNode
+    | PartialNode
+    | WatermarkNode
+    | UnionNode
+    | ProcessNode
+    | SideOutputNode
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.column_aggregates import ColumnAggregates
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
-from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode
+from stateflow.api.graph import Edge, Graph, Keying, Node, PartialNode, ProcessNode, event_time_of
 from stateflow.api.keyed_rows import (
     AggregateRows,
     FilterRowsWithState,
@@ -160,7 +161,9 @@ class KeyedStream:
         Args:
             aggregates: by the output's column: ``(kind, column)``. Kinds are ``sum``, ``count``, ``min``, ``max``,
                 ``mean``, ``variance`` (of a sample), ``first``, ``last`` and ``approx_distinct`` (within about 2 %).
-                Nulls do not count.
+                Nulls do not count. Where every one of them is ``count`` of any column, ``sum`` or ``mean`` of an int,
+                or ``min`` or ``max`` of anything but a float, and the stream has no event time, rows are aggregated
+                also before the shuffle.
             output: row class with the columns of the key and of the aggregates.
 
         Raises:
@@ -168,7 +171,13 @@ class KeyedStream:
         """
         schema = RowSchema.of(output)
         function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
-        return self._operator(function, schema, uid, f"aggregate {', '.join(aggregates)}", FAIL)
+        name = f"aggregate {', '.join(aggregates)}"
+        # Watermarks are found in the rows, by the tasks: with an event time, all rows must get there.
+        partial = None if event_time_of(self._node) else function.split()
+        if partial is None:
+            return self._operator(function, schema, uid, name, FAIL)
+        edge = Edge(PartialNode(self._node, partial), replace(self._keys, order_by=()))
+        return self._add(ProcessNode(uid, (edge,), function, schema, name))
 
     def map_with_state(
         self,

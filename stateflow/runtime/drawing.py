@@ -11,6 +11,7 @@ from stateflow.api.graph import (
     Edge,
     Graph,
     Node,
+    PartialNode,
     ProcessNode,
     RowsNode,
     SideOutputNode,
@@ -215,6 +216,8 @@ def _way(node: Node) -> str:
     if isinstance(node, RowsNode):
         letters = "dead letters of " if node.step.catches else ""
         return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
+    if isinstance(node, PartialNode):
+        return f"{ways[0]} > partial aggregation"
     if isinstance(node, WatermarkNode):
         return f"{ways[0]} > watermarks by {node.strategy.column}"
     assert isinstance(node, TransformNode)

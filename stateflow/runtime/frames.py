@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
     Node,
+    PartialNode,
     RowsNode,
     SourceNode,
     TransformNode,
@@ -91,6 +92,9 @@ class Expressions:
             return None if before is None else conform(_transformed(node, before), node.schema)
         if isinstance(node, RowsNode):
             return self._stepped(node)
+        if isinstance(node, PartialNode):
+            before = self.frame(node.parent)
+            return None if before is None else before.mapInArrow(node.aggregation.apply, node.schema.ddl)
         assert isinstance(node, UnionNode)
         frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]
         return reduce(DataFrame.union, frames) if frames else None

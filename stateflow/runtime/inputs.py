@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stateflow.errors import InternalError, StateError
+from stateflow.api.schema import RowSchema
+from stateflow.errors import InternalError, SchemaMismatch, StateError
 from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
 from stateflow.runtime.watermarks import milliseconds
@@ -32,12 +33,14 @@ class Input:
     Attributes:
         columns: which of all columns are its own.
         keys: which of those are the key.
+        required: which may not be null.
         time_of: None for rows without event time.
     """
 
     names: tuple[str, ...]
     columns: slice
     keys: tuple[int, ...]
+    required: tuple[int, ...]
     maker: Maker
     time_of: TimeOf | None
 
@@ -90,8 +93,10 @@ class KeyedInputs:
         self, order: np.ndarray[Any, Any], columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None
     ) -> KeyedRows:
         """Rows by key. `order` and `which` as in `KeyedOperator.process`. Raises StateError for a key that is null, or
-        cannot be read."""
+        cannot be read, and SchemaMismatch for a null in a column that may not have one."""
         parts = self._parts(columns, which)
+        for part in parts:
+            refuse_nulls(self._spec, part.input, part.columns)
         keys = self._keys(parts)
         starts = group_starts(order, keys)
         # Before the rows are made: a key that cannot be read is told as what it is.
@@ -99,8 +104,9 @@ class KeyedInputs:
         return KeyedRows(_rows(parts, len(order)), named, starts)
 
     def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[Any]:
-        """Row objects of an input without a key."""
+        """Row objects of an input without a key. Raises SchemaMismatch as `read` does."""
         each = self._inputs[number]
+        refuse_nulls(self._spec, each, columns[each.columns])
         return to_rows(columns[each.columns], each.maker)
 
     def _parts(self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None) -> list[_Part]:
@@ -117,8 +123,6 @@ class KeyedInputs:
 
     def _keys(self, parts: Sequence[_Part]) -> list[pa.Array]:
         """Each row's key, column by column."""
-        for part in parts:
-            refuse_null_keys(self._spec, part.input.names, part.input.keys, part.columns)
         if len(parts) == 1:
             return parts[0].keys
         back = pa.array(np.argsort(np.concatenate([part.places for part in parts])))
@@ -170,6 +174,7 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             spec.schema.names,
             slice(start, end),
             _key_indexes(spec),
+            required_indexes(spec.schema),
             row_maker(spec.schema),
             _time_of(spec.time_column),
         )
@@ -193,22 +198,30 @@ def _time_of(column: str) -> TimeOf | None:
     return time_of
 
 
-def refuse_null_keys(
-    spec: UnitSpec, names: Sequence[str], keys: Sequence[int], columns: Sequence[pa.Array]
-) -> None:
-    """Raises StateError with the first row whose key has a null.
+def required_indexes(schema: RowSchema) -> tuple[int, ...]:
+    """Which columns may not be null."""
+    return tuple(at for at, column in enumerate(schema.columns) if not column.nullable)
 
-    Args:
-        names: of the columns.
-        keys: which of them are the key.
-    """
-    for index in keys:
-        column = columns[index]
-        if column.null_count:
-            at = column.is_null().to_numpy(zero_copy_only=False).argmax()
-            row = {n: c[int(at)].as_py() for n, c in zip(names, columns, strict=True)}
+
+def refuse_nulls(spec: UnitSpec, given: Input, columns: Sequence[pa.Array]) -> None:
+    """Raises StateError for a row whose key has a null, and SchemaMismatch for one in another column that its class
+    declares without: a file that lacks the column may have come, or a transform have made it."""
+    for index in given.keys:
+        if columns[index].null_count:
             raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
-                             operator=spec.uid, column=names[index], row=repr(row)[:500])  # fmt: skip
+                             operator=spec.uid, column=given.names[index],
+                             row=_row_with_null(given, columns, index))  # fmt: skip
+    for index in given.required:
+        if columns[index].null_count:
+            raise SchemaMismatch("a null in a column that is declared without it", hint="declare it as … | None, or "
+                                 "filter such rows in a transform; a file that lacks the column has only nulls",
+                                 operator=spec.uid, column=given.names[index],
+                                 row=_row_with_null(given, columns, index))  # fmt: skip
+
+
+def _row_with_null(given: Input, columns: Sequence[pa.Array], index: int) -> str:
+    at = int(columns[index].is_null().to_numpy(zero_copy_only=False).argmax())
+    return repr({n: _shown(c[at]) for n, c in zip(given.names, columns, strict=True)})[:500]
 
 
 def _shown(cell: pa.Scalar) -> object:

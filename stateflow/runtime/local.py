@@ -17,6 +17,7 @@ from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
     Keying,
     Node,
+    PartialNode,
     RowsNode,
     SourceNode,
     TransformNode,
@@ -152,6 +153,8 @@ def _rows_of(node: Node, given: _Rows, info: BatchInfo) -> Iterator[_Placed]:
     elif isinstance(node, UnionNode):
         together = [placed for parent in node.parents for placed in _rows_of(parent, given, info)]
         yield from (replace(placed, position=n) for n, placed in enumerate(together))
+    elif isinstance(node, PartialNode):
+        yield from _aggregated(node, list(_rows_of(node.parent, given, info)))
     else:
         assert isinstance(node, RowsNode)
         yield from _stepped(node, list(_rows_of(node.parent, given, info)), info)
@@ -167,6 +170,14 @@ def _stepped(node: RowsNode, rows: Sequence[_Placed], info: BatchInfo) -> Iterat
             made = chain.apply([placed.row])
         yield from (_Placed(next(numbers), placed.phase, row, placed.origin) for row in made)
     chain.close()
+
+
+def _aggregated(node: PartialNode, rows: Sequence[_Placed]) -> Iterator[_Placed]:
+    numbers, maker = count(), row_maker(node.schema)
+    for phase in sorted({placed.phase for placed in rows}):
+        given = to_batch([placed.row for placed in rows if placed.phase == phase], node.parent.schema)
+        for made in node.aggregation.apply([given]):
+            yield from (_Placed(next(numbers), phase, row) for row in to_rows(list(made.columns), maker))
 
 
 class _Router:

@@ -16,7 +16,7 @@ from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import innermost
-from stateflow.runtime.inputs import refuse_null_keys
+from stateflow.runtime.inputs import KeyedInputs, refuse_nulls
 from stateflow.runtime.operator import batch_time
 from stateflow.runtime.rows import group_starts
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, UnitSpec
@@ -73,7 +73,8 @@ class VectorOperator:
         self._emits: RowSchema = spec.emits
         self._schema = spec.inputs[0].schema
         self._names = spec.keying.columns
-        self._keys = tuple(self._schema.names.index(name) for name in self._names)
+        self._input = KeyedInputs(spec)[0]
+        self._keys = self._input.keys
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._state = KeyedState(backend, spec.known_states, batch_time(info))
         self._held: list[_Rows] = []
@@ -87,7 +88,7 @@ class VectorOperator:
     def process(self, order: Array, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Feeds sorted rows of one phase; gives what the function emitted for the keys that are whole."""
         rows = _Rows(order, tuple(columns))
-        refuse_null_keys(self._spec, self._schema.names, self._keys, rows.columns)
+        refuse_nulls(self._spec, self._input, rows.columns)
         if self._held and self._held[0].phase != rows.phase:
             yield from self.flush()
         last = group_starts(rows.order, self._key_columns(rows))[-1]

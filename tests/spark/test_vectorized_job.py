@@ -63,3 +63,7 @@ def test_rows_and_columns_go_on_with_one_state(runner: str, tmp_path: Path) -> N
     }
     different = {parity: count for parity, _, _, count in sorted(_rows(tmp_path / "totals"))}
     assert different == {p: len({v for k, v in wanted if k % 2 == p}) for p in (0, 1)}
+    for uid, pairs in (("given", [(p.key, p.value) for p in vectorized.PAIRS]), ("made", wanted)):
+        exact = {row[0]: row[1:] for row in sorted(_rows(tmp_path / uid), key=lambda row: row[1])}
+        of = {p: [v for k, v in pairs if k % 2 == p] for p in (0, 1)}
+        assert exact == {p: (len(v), sum(v), sum(v) / len(v), min(v)) for p, v in of.items()}

@@ -254,6 +254,17 @@ def test_a_null_key_names_operator_column_and_row() -> None:
     assert "77" in str(facts["row"])
 
 
+def test_a_null_that_the_row_class_rules_out_names_operator_column_and_row() -> None:
+    unit = _unit(Trace())
+    ((order, row),) = _sorted(unit, [Row("a", 1)])
+    columns = [pa.array([row.key]), pa.array([None], pa.int64())]
+    with pytest.raises(SchemaMismatch, match="declared without it") as refused:
+        _operator(unit).process(np.array([order]), columns)
+    facts = refused.value.facts
+    assert (facts["operator"], facts["column"]) == ("op", "number")
+    assert "'key': 'a'" in str(facts["row"])
+
+
 @pytest.mark.parametrize(("declared", "stored"), [
     (datetime.date, pa.array([19_000, 1 << 30], pa.date32())),
     (datetime.datetime, pa.array([0, 1 << 62], pa.timestamp("us", "UTC"))),

@@ -38,6 +38,24 @@ class Marked(msgspec.Struct):
 PAIRS = [Pair(n % 5, n * n) for n in range(24)]
 
 
+EXACT = {
+    "rows": ("count", "value"),
+    "sum": ("sum", "value"),
+    "mean": ("mean", "value"),
+    "least": ("min", "value"),
+}
+
+
+class Exact(msgspec.Struct):
+    """What does not depend on how rows are divided."""
+
+    parity: int
+    rows: int
+    sum: int
+    mean: float
+    least: int
+
+
 class SumRows(KeyedProcessFunction[Pair, Pair]):
     """One row out for each row in."""
 
@@ -85,3 +103,10 @@ def build(env: StreamExecutionEnvironment) -> None:
         output=Totals, uid="aggregates",
     )  # fmt: skip
     totals.sink_to(FolderSink(home / "totals"), uid="totals")
+    # Of the source's rows and of an operator's, in two phases.
+    for uid, stream in (
+        ("given", pairs.map(marked, output=Marked)),
+        ("made", sums.map(marked, output=Marked)),
+    ):
+        exact = stream.key_by("parity").aggregate_columns(EXACT, output=Exact, uid=uid)
+        exact.sink_to(FolderSink(home / uid), uid=f"{uid}-out")
