@@ -19,11 +19,14 @@ def write_result(name: str, figures: dict[str, Any]) -> Path:
 
 
 def merge_result(name: str, figures: dict[str, Any], groups: dict[str, dict[str, Any]]) -> Path:
-    """As `write_result`, but what the file has and is not measured now stays; of each group, member by member."""
+    """Writes `figures`, and members of groups, into what the file has: what is not measured now stays as it was.
+
+    Whoever calls puts a `stamp` to what was measured.
+    """
     path = RESULTS / f"{name}.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     merged = {group: {**before.pop(group, {}), **members} for group, members in groups.items()}
-    return _write(name, {**before, **figures, **stamp(), **merged})
+    return _write(name, {**before, **figures, **merged})
 
 
 def stamp() -> dict[str, Any]:

@@ -26,14 +26,16 @@ RATIOS = {
 
 
 def run(folder: Path, cells: Sequence[Cell]) -> Path:
-    """Measures the cells, and one task when the goal's cell is among them, and merges them into ``throughput.json``:
-    a cell that is not measured stays as it was."""
+    """Measures the cells and merges them into ``throughput.json``: a cell that is not measured stays as it was.
+
+    The goal's cell gives the keys at the top too, together with one task without Spark.
+    """
     for cell in cells:
         found = measure(folder / cell.name, cell)
-        of_goal = _ratios(found["competitors"]) if cell.name == GOAL.name else {}
-        path = merge_result("throughput", of_goal, {"cells": {cell.name: found}})
-    if any(cell.name == GOAL.name for cell in cells):
-        path = merge_result("throughput", harness.figures(folder / "harness"), {})
+        figures: dict[str, Any] = {}
+        if cell.name == GOAL.name:
+            figures = {**found["ratios"], **harness.figures(folder / "harness"), **stamp()}
+        path = merge_result("throughput", figures, {"cells": {cell.name: found}})
     return path
 
 
@@ -69,9 +71,10 @@ def _one(name: str, competitor: Competitor, task: Task) -> dict[str, Any]:
 def _ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
     """In wall time as the goals are; behind ``_cpu`` in CPU time, which other work on the machine changes less."""
     ratios: dict[str, float | None] = {}
-    for key, (one, other) in RATIOS.items():
-        fine = "failed" not in found[one] and "failed" not in found[other]
-        ratios[key] = round(found[one]["events_per_s"] / found[other]["events_per_s"], 2) if fine else None
+    for key, pair in RATIOS.items():
+        one, other = (found.get(name, {"failed": "not run"}) for name in pair)
+        fine = "failed" not in one and "failed" not in other
+        ratios[key] = round(one["events_per_s"] / other["events_per_s"], 2) if fine else None
         cpu = "cpu_s_per_million"
-        ratios[f"{key}_cpu"] = round(found[other][cpu] / found[one][cpu], 2) if fine else None
+        ratios[f"{key}_cpu"] = round(other[cpu] / one[cpu], 2) if fine else None
     return ratios
