@@ -21,7 +21,8 @@ from stateflow import (
     VectorizedKeyedFunction,
     VectorState,
 )
-from stateflow.api.streams import DataStream, KeyedStream
+from stateflow.api.keyed_stream import KeyedStream
+from stateflow.api.streams import DataStream
 
 
 class Event(msgspec.Struct):
@@ -113,7 +114,7 @@ def _vectorized_rows(events: KeyedStream) -> DataStream:
 
 def _columns(events: KeyedStream) -> DataStream:
     return events.aggregate_columns(
-        {"count": ("count", "value"), "mean": ("mean", "value")}, output=Mean, uid="mean"
+        {"count": ("count", "value"), "mean": ("mean", "value")}, output=Mean, uid="running-mean"
     )
 
 
