@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
+UNIFORM = "uniform"
+ZIPF = "zipf"
+
 
 @dataclass(frozen=True)
 class Events:
-    """How many files of how many rows with how many different keys."""
+    """How many files of how many rows with how many different keys.
+
+    Attributes:
+        distribution: `UNIFORM`; or `ZIPF`, with exponent 1: the n-th key is n times as rare as the first.
+    """
 
     files: int
     rows_per_file: int
     keys: int
     seed: int = 1
+    distribution: str = UNIFORM
 
     @property
     def rows(self) -> int:
@@ -30,9 +40,19 @@ def write_events(folder: Path, events: Events) -> None:
     """Writes the files, each a second younger than the one before."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(events.seed)
+    draw = _zipf(events, random) if events.distribution == ZIPF else _uniform(events, random)
     for number in range(events.files):
-        keys = random.integers(0, events.keys, events.rows_per_file)
+        keys = draw()
         table = pa.table({"key": keys, "value": random.random(events.rows_per_file)})
         path = folder / f"{number:05d}.parquet"
         parquet.write_table(table, path)
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def _uniform(events: Events, random: np.random.Generator) -> Callable[[], np.ndarray[Any, Any]]:
+    return lambda: random.integers(0, events.keys, events.rows_per_file)
+
+
+def _zipf(events: Events, random: np.random.Generator) -> Callable[[], np.ndarray[Any, Any]]:
+    bounds = np.cumsum(1 / np.arange(1, events.keys + 1))
+    return lambda: np.searchsorted(bounds, random.random(events.rows_per_file) * bounds[-1])

@@ -15,12 +15,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.jobs.running_mean import Event, Mean, RunningMean, Sum
-from stateflow import RuntimeContext, ValueStateDescriptor
+from benchmarks.jobs.running_mean import Event, EveryMean, Mean, RunningMean
 from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
-from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.config import RocksDBSettings
 from stateflow.keygroups import key_hash
@@ -152,30 +150,9 @@ def row(folder: Path, size: Size = Size()) -> dict[str, Any]:
     return measure(folder / "row", RunningMean(), Mean, size)
 
 
-class VectorizedMean(VectorizedKeyedFunction):
-    """The same running mean over the same state, by columns; one row out for each row in."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
-
-    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
-        before = state.read(self.sum)
-        count, total = (before.field(n).fill_null(0).to_numpy() for n in ("count", "total"))
-        values = batch.column("value").to_numpy()
-        running = np.cumsum(values)
-        # What ran up before a key's first row is not its own.
-        own = running - (running[state.starts] - values[state.starts] - total)[state.key_of_row]
-        counts = np.arange(1, len(batch) + 1) - (state.starts - count)[state.key_of_row]
-        ends = state.starts + state.counts - 1
-        state.write(self.sum, pa.StructArray.from_arrays([counts[ends], own[ends]], names=["count", "total"]))
-        return pa.RecordBatch.from_arrays(
-            [batch.column("key"), counts, own / counts], names=["key", "count", "mean"]
-        )
-
-
 def vectorized(folder: Path, size: Size = Size()) -> dict[str, Any]:
     """The running mean of the vectorized API: one row out for each row in."""
-    return measure(folder / "vectorized", VectorizedMean(), Mean, size)
+    return measure(folder / "vectorized", EveryMean(), Mean, size)
 
 
 def figures(folder: Path, size: Size = Size()) -> dict[str, Any]:

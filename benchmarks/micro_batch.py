@@ -18,20 +18,20 @@ _WARM_UP = 40
 EVENTS = Events(files=160, rows_per_file=10, keys=1000)
 
 
-def run(folder: Path) -> Path:
+def run(folder: Path, events: Events = EVENTS, warm_up: int = _WARM_UP) -> Path:
     """Measures and writes ``micro-batch.json``; beside it Spark alone on the same files, which is the floor."""
-    write_events(folder / "events", EVENTS)
+    write_events(folder / "events", events)
     _, timeline = run_means(folder, parallelism="2")
-    ours = timeline.intervals(_WARM_UP)
-    floor = _spark_alone(folder)
+    ours = timeline.intervals(warm_up)
+    floor = _spark_alone(folder)[warm_up:]
     figures: dict[str, Any] = {
         "median_interval_ms": round(statistics.median(ours) * 1000, 1),
         "p90_interval_ms": round(statistics.quantiles(ours, n=10)[-1] * 1000, 1),
         "spark_alone_median_interval_ms": round(statistics.median(floor) * 1000, 1),
         "ratio_to_spark_alone": round(statistics.median(ours) / statistics.median(floor), 2),
-        "median_batch_ms": round(statistics.median(r.seconds for r in timeline.results[_WARM_UP:]) * 1000, 1),
+        "median_batch_ms": round(statistics.median(r.seconds for r in timeline.results[warm_up:]) * 1000, 1),
         "batches": len(ours),
-        "rows_per_batch": EVENTS.rows_per_file,
+        "rows_per_batch": events.rows_per_file,
     }
     return write_result("micro-batch", figures)
 
@@ -56,5 +56,4 @@ def _spark_alone(folder: Path) -> list[float]:
         .start()
     )
     query.awaitTermination()
-    times = times[_WARM_UP:]
     return [after - before for before, after in itertools.pairwise(times)]

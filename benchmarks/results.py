@@ -15,10 +15,32 @@ RESULTS = Path(__file__).parent / "results"
 
 def write_result(name: str, figures: dict[str, Any]) -> Path:
     """Writes ``results/<name>.json`` and returns its path."""
+    return _write(name, {**figures, **stamp()})
+
+
+def merge_result(name: str, figures: dict[str, Any], groups: dict[str, dict[str, Any]]) -> Path:
+    """Writes `figures`, and members of groups, into what the file has: what is not measured now stays as it was.
+
+    Whoever calls puts a `stamp` to what was measured.
+    """
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    merged = {group: {**before.pop(group, {}), **members} for group, members in groups.items()}
+    return _write(name, {**before, **figures, **merged})
+
+
+def stamp() -> dict[str, Any]:
+    """When, of which commit and on what machine figures are."""
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": _machine(),
+    }
+
+
+def _write(name: str, document: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    document = {**figures, "at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit(),
-                "machine": _machine()}  # fmt: skip
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
 

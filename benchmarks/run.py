@@ -1,27 +1,47 @@
-"""``python benchmarks/run.py [NAME…]``: runs benchmarks and writes their figures to ``benchmarks/results/``."""
+"""Runs benchmarks and writes their figures to ``benchmarks/results/``: ``python benchmarks/run.py [NAME…]``."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import micro_batch, savepoints, throughput
+from benchmarks import cells, micro_batch, savepoints, throughput
 
-BENCHMARKS = {"micro-batch": micro_batch.run, "throughput": throughput.run, "savepoints": savepoints.run}
+NAMES = ("micro-batch", "throughput", "savepoints")
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Runs the named benchmarks, or all of them."""
-    unknown = [name for name in names if name not in BENCHMARKS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all without one: {', '.join(NAMES)}")
+    parser.add_argument(
+        "--cells", default="", help="of throughput: names with commas between; all without it"
+    )
+    parser.add_argument(
+        "--events", type=int, default=cells.EVENTS, help="of throughput: how many in each cell"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        chosen = cells.selected([name for name in given.cells.split(",") if name], given.events)
+    except ValueError as e:
+        parser.error(str(e))
+    benchmarks: dict[str, Callable[[Path], Path]] = {
+        "micro-batch": micro_batch.run,
+        "throughput": partial(throughput.run, cells=chosen),
+        "savepoints": savepoints.run,
+    }
+    unknown = [name for name in given.names if name not in benchmarks]
     if unknown:
-        print(f"no such benchmark: {', '.join(unknown)}; known: {', '.join(BENCHMARKS)}", file=sys.stderr)
-        return 2
-    for name in names or BENCHMARKS:
+        parser.error(f"no such benchmark: {', '.join(unknown)}; known: {', '.join(benchmarks)}")
+    for name in given.names or NAMES:
         with tempfile.TemporaryDirectory(prefix=f"stateflow-{name}-") as folder:
-            path = BENCHMARKS[name](Path(folder))
+            path = benchmarks[name](Path(folder))
         print(f"{name}:\n{path.read_text()}")
     return 0
 

@@ -28,22 +28,34 @@ from stateflow.storage import open_storage
 
 T = TypeVar("T")
 JOB = Path(__file__).parent / "jobs" / "large_state.py"
-KEYS = 5_000_000
 _REPEATS = 3
 _BATCHES = 150
-_ROWS = 2_000
 _ASK_AT = tuple(range(15, 145, 7))
 _WINDOW = 4
 
 
-def run(folder: Path) -> Path:
+@dataclass(frozen=True)
+class Size:
+    """How much there is to do.
+
+    Attributes:
+        slice: rows of a batch while keys come.
+        rows: of a batch behind that.
+    """
+
+    keys: int = 5_000_000
+    slice: int = 250_000
+    rows: int = 2_000
+
+
+def run(folder: Path, size: Size = Size()) -> Path:
     """Builds the state with a run of a job, measures, and writes ``savepoints.json``."""
     root = folder / "root"
-    _run(folder, updates=0)
+    _run(folder, size)
     made, native = _best(lambda n: recovery.create_savepoint(str(root), SavepointAsk(name=f"native-{n}")))
     copied = [_cp(Path(made.path.removeprefix("file://")), folder / "copy") for _ in range(_REPEATS)]
-    restored = {p: min(_restore(folder, made.name, p) for _ in range(_REPEATS)) for p in (2, 4, 1)}
-    delays = _delays(folder)
+    restored = {p: min(_restore(folder, size, made.name, p) for _ in range(_REPEATS)) for p in (2, 4, 1)}
+    delays = _delays(folder, size)
     figures: dict[str, Any] = {
         "native_s": round(native, 3),
         "cp_s": round(min(copied), 3),
@@ -53,30 +65,30 @@ def run(folder: Path) -> Path:
         "restore_half_s": round(restored[1], 3),
         "rescale_ratio": round(max(restored[4], restored[1]) / restored[2], 2),
         **delays,
-        "keys": KEYS,
+        "keys": size.keys,
         "value_bytes": 200,
         "bytes": made.bytes,
     }
     return write_result("savepoints", figures)
 
 
-def _settings(folder: Path, updates: int = 0, **more: str) -> dict[str, str]:
-    return {"local_dir": str(folder / "local"), "job.keys": str(KEYS), "job.updates": str(updates),
-            "job.slice": "250000", "job.small": str(_ROWS), "requests.interval": "50ms", **more}  # fmt: skip
+def _settings(folder: Path, size: Size, updates: int = 0, **more: str) -> dict[str, str]:
+    return {"local_dir": str(folder / "local"), "job.keys": str(size.keys), "job.updates": str(updates),
+            "job.slice": str(size.slice), "job.small": str(size.rows), "requests.interval": "50ms", **more}  # fmt: skip
 
 
 def _run(
-    folder: Path, updates: int, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: str
+    folder: Path, size: Size, updates: int = 0, on_batch: Callable[[BatchResult], None] = lambda _: None
 ) -> None:
-    settings = _settings(folder, updates, **more)
+    settings = _settings(folder, size, updates)
     run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark", on_batch=on_batch))
 
 
-def _restore(folder: Path, name: str, parallelism: int) -> float:
+def _restore(folder: Path, size: Size, name: str, parallelism: int) -> float:
     """Seconds from the plan's execution until every store is open on a host that has no file yet: the first batch may
     start. Stores are opened one after another."""
     scratch = folder / "fresh"
-    settings = _settings(folder, parallelism=str(parallelism), local_dir=str(scratch))
+    settings = _settings(folder, size, parallelism=str(parallelism), local_dir=str(scratch))
     code = JobCode(JOB, (settings,))
     plan = recovery.plan_restore(str(folder / "root"), code, name, RestoreOptions())
     began = time.monotonic()
@@ -117,12 +129,12 @@ class _Watch:
                                                   origin=Origin.MANUAL, by="benchmark", at=""))  # fmt: skip
 
 
-def _delays(folder: Path) -> dict[str, Any]:
+def _delays(folder: Path, size: Size) -> dict[str, Any]:
     """How much longer the four batches behind a request take than four batches as they usually are; the median over the
     requests. A batch that compacts all of a store takes a second, with a savepoint or without, so requests with such a
     batch behind them do not count."""
     watch = _Watch(str(folder / "root"))
-    _run(folder, _BATCHES * _ROWS, watch.note)
+    _run(folder, size, _BATCHES * size.rows, watch.note)
     made = [s for s in recovery.list_all(str(folder / "root")) if s.name.startswith("beside-")]
     assert len(made) == len(_ASK_AT), "a request was not served"
     intervals = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]

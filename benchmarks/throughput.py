@@ -1,36 +1,80 @@
-"""Events per second, from Parquet files to committed and published checkpoints; and of one task without Spark."""
+"""Events per second of a keyed running mean, from Parquet files to committed checkpoints, beside peers; and of one task
+without Spark."""
 
 from __future__ import annotations
 
-import statistics
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.data import Events, write_events
-from benchmarks.results import write_result
-from benchmarks.runs import run_means
+from benchmarks.cells import GOAL, Cell
+from benchmarks.competitors import COMPETITORS, Competitor, Task
+from benchmarks.data import write_events
+from benchmarks.processes import ProgramFailed
+from benchmarks.results import merge_result, stamp
 
-EVENTS = Events(files=25, rows_per_file=200_000, keys=100_000)
+RATIOS = {
+    "row_vs_tws_row": ("row", "tws_row"),
+    "row_vs_spark_agg": ("row", "spark_agg"),
+    "vectorized_vs_spark_agg": ("vectorized", "spark_agg"),
+    "row_vs_flink_sql": ("row", "flink_sql"),
+    "vectorized_vs_flink_sql": ("vectorized", "flink_sql"),
+}
 
 
-def run(folder: Path) -> Path:
-    """Measures and writes ``throughput.json``. The first batch, which starts everything, is told apart."""
-    return write_result("throughput", harness.figures(folder / "harness") | _on_spark(folder))
+def run(folder: Path, cells: Sequence[Cell]) -> Path:
+    """Measures the cells and merges them into ``throughput.json``: a cell that is not measured stays as it was.
+
+    The goal's cell gives the keys at the top too, together with one task without Spark.
+    """
+    for cell in cells:
+        found = measure(folder / cell.name, cell)
+        figures: dict[str, Any] = {}
+        if cell.name == GOAL.name:
+            figures = {**found["ratios"], **harness.figures(folder / "harness"), **stamp()}
+        path = merge_result("throughput", figures, {"cells": {cell.name: found}})
+    return path
 
 
-def _on_spark(folder: Path) -> dict[str, Any]:
-    write_events(folder / "events", EVENTS)
-    result, timeline = run_means(folder, parallelism="2")
-    assert result.rows_in == EVENTS.rows, "the job did not read all events"
-    intervals = timeline.intervals(0)
+def measure(folder: Path, cell: Cell, competitors: Mapping[str, Competitor] = COMPETITORS) -> dict[str, Any]:
+    """One cell: all competitors, one after another, over the same files."""
+    write_events(folder / "events", cell.data())
+    found = {name: _one(name, competitor, Task(cell, folder / "events", folder / name))
+             for name, competitor in competitors.items()}  # fmt: skip
+    shutil.rmtree(folder)
     return {
-        "row_events_per_s": round(EVENTS.rows_per_file * len(intervals) / sum(intervals)),
-        "row_events_per_s_median_batch": round(EVENTS.rows_per_file / statistics.median(intervals)),
-        "first_batch_s": round(timeline.results[0].seconds, 2),
-        "events": EVENTS.rows,
-        "keys": EVENTS.keys,
-        "rows_per_batch": EVENTS.rows_per_file,
-        "full_bytes": timeline.results[-1].full_bytes,
-        "increment_bytes_median": statistics.median(r.increment_bytes for r in timeline.results),
+        "events": cell.events,
+        "keys": cell.keys,
+        "distribution": cell.distribution,
+        "rows_per_batch": cell.rows_per_batch,
+        "competitors": found,
+        "ratios": _ratios(found),
+        **stamp(),
     }
+
+
+def _one(name: str, competitor: Competitor, task: Task) -> dict[str, Any]:
+    load = os.getloadavg()[0]
+    try:
+        figures = competitor(task)
+    except ProgramFailed as e:
+        # The other competitors' figures are not lost; the results say that this one has none.
+        return {"failed": str(e)}
+    print(f"{task.cell.name} {name}: {figures}", flush=True)
+    shutil.rmtree(task.folder)
+    return {**figures, "load_1m": [round(load, 1), round(os.getloadavg()[0], 1)]}
+
+
+def _ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """In wall time as the goals are; behind ``_cpu`` in CPU time, which other work on the machine changes less."""
+    ratios: dict[str, float | None] = {}
+    for key, pair in RATIOS.items():
+        one, other = (found.get(name, {"failed": "not run"}) for name in pair)
+        fine = "failed" not in one and "failed" not in other
+        ratios[key] = round(one["events_per_s"] / other["events_per_s"], 2) if fine else None
+        cpu = "cpu_s_per_million"
+        ratios[f"{key}_cpu"] = round(other[cpu] / one[cpu], 2) if fine else None
+    return ratios

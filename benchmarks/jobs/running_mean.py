@@ -1,9 +1,14 @@
-"""Keyed running mean: the job that the benchmarks run.
+"""Keyed running mean: the job that the benchmarks run, in the ways that they compare.
 
-Parameters: ``job.events`` (folder of Parquet files), ``job.table`` (Delta table of the output).
+Parameters: ``job.events`` (folder of Parquet files), ``job.files`` (of a batch), ``job.kind`` (a name of `KINDS`),
+``job.table`` (Delta table of the output; without it rows are counted and discarded).
 """
 
+from collections.abc import Callable
+
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from stateflow import (
     Context,
@@ -13,7 +18,11 @@ from stateflow import (
     RuntimeContext,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
+    VectorizedKeyedFunction,
+    VectorState,
 )
+from stateflow.api.keyed_stream import KeyedStream
+from stateflow.api.streams import DataStream
 
 
 class Event(msgspec.Struct):
@@ -52,9 +61,78 @@ class RunningMean(KeyedProcessFunction[Event, Mean]):
         return (Mean(row.key, state.count, state.total / state.count),)
 
 
+class KeyMean(VectorizedKeyedFunction):
+    """One row out for each key that a batch has, as SQL's aggregation in update mode gives it."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
+        before = state.read(self.sum)
+        count, total = (before.field(n).fill_null(0).to_numpy() for n in ("count", "total"))
+        count = count + state.counts
+        total = total + np.add.reduceat(batch.column("value").to_numpy(), state.starts)
+        state.write(self.sum, pa.StructArray.from_arrays([count, total], names=["count", "total"]))
+        keys = batch.column("key").take(pa.array(state.starts))
+        return pa.RecordBatch.from_arrays(
+            [keys, pa.array(count), pa.array(total / count)], names=["key", "count", "mean"]
+        )
+
+
+class EveryMean(VectorizedKeyedFunction):
+    """One row out for each row in, by columns."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
+
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
+        before = state.read(self.sum)
+        count, total = (before.field(n).fill_null(0).to_numpy() for n in ("count", "total"))
+        values = batch.column("value").to_numpy()
+        running = np.cumsum(values)
+        # What ran up before a key's first row is not its own.
+        own = running - (running[state.starts] - values[state.starts] - total)[state.key_of_row]
+        counts = np.arange(1, len(batch) + 1) - (state.starts - count)[state.key_of_row]
+        ends = state.starts + state.counts - 1
+        state.write(self.sum, pa.StructArray.from_arrays([counts[ends], own[ends]], names=["count", "total"]))
+        return pa.RecordBatch.from_arrays(
+            [batch.column("key"), counts, own / counts], names=["key", "count", "mean"]
+        )
+
+
+def _row(events: KeyedStream) -> DataStream:
+    return events.process(RunningMean(), output=Mean, uid="running-mean")
+
+
+def _vectorized(events: KeyedStream) -> DataStream:
+    return events.process(KeyMean(), output=Mean, uid="running-mean")
+
+
+def _vectorized_rows(events: KeyedStream) -> DataStream:
+    return events.process(EveryMean(), output=Mean, uid="running-mean")
+
+
+def _columns(events: KeyedStream) -> DataStream:
+    return events.aggregate_columns(
+        {"count": ("count", "value"), "mean": ("mean", "value")}, output=Mean, uid="running-mean"
+    )
+
+
+KINDS: dict[str, Callable[[KeyedStream], DataStream]] = {
+    "row": _row,
+    "vectorized": _vectorized,
+    "vectorized_rows": _vectorized_rows,
+    "columns": _columns,
+}
+
+
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
-    env.configure(source__max_files_per_batch=1)
+    env.configure(source__max_files_per_batch=int(env.parameter("files", "1")))
     events = env.from_source(FileSource(env.parameter("events"), schema=Event), uid="events")
-    means = events.key_by("key").process(RunningMean(), output=Mean, uid="running-mean")
-    means.sink_to(DeltaSink(env.parameter("table")), uid="means")
+    means = KINDS[env.parameter("kind", "row")](events.key_by("key"))
+    table = env.parameter("table", "")
+    if table:
+        means.sink_to(DeltaSink(table), uid="means")
+    else:
+        means.print(uid="discarded", limit=0)

@@ -1,0 +1,50 @@
+"""This project over the events: ``python -m benchmarks.peers.ours ORDER ANSWER``, both JSON files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.final import Final, check_final
+from benchmarks.runs import Timeline
+from stateflow.environment import RunRequest, run_job
+from stateflow.query.state import read_state
+
+JOB = Path(__file__).parent.parent / "jobs" / "running_mean.py"
+
+
+def main(order: dict[str, Any]) -> dict[str, Any]:
+    """Runs the job until the files are read; when each batch was committed, and whether the state is right."""
+    folder = Path(order["folder"])
+    settings = {"job.events": order["events"], "job.files": str(order["files_per_batch"]), "job.kind": order["peer"],
+                "local_dir": str(folder / "local"), "spark.conf.spark.driver.memory": order["heap"],
+                **order.get("settings", {})}  # fmt: skip
+    timeline = Timeline()
+    root = str(folder / "root")
+    run_job(RunRequest(JOB, root, (settings,), "benchmark", on_batch=timeline.note))
+    results = timeline.results
+    began = timeline.committed[0] - results[0].seconds
+    return {"began": began, "ends": timeline.committed, "rows": [r.rows_in for r in results],
+            "keys": check_final(_state(root), Path(order["events"]))}  # fmt: skip
+
+
+def _state(root: str) -> Final:
+    entries = [(entry.key[0], *_sums(entry.value)) for entry in read_state(root, "running-mean")]
+    keys, counts, totals = zip(*entries, strict=True)
+    return Final(np.array(keys), np.array(counts), np.array(totals))
+
+
+def _sums(value: Any) -> tuple[int, float]:
+    if isinstance(value, dict):
+        return value["count__count"], value["mean__sum"]
+    count, total = value
+    return count, total
+
+
+if __name__ == "__main__":
+    answer = main(json.loads(Path(sys.argv[1]).read_text()))
+    Path(sys.argv[2]).write_text(json.dumps(answer))

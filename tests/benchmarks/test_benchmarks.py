@@ -1,0 +1,118 @@
+"""Every benchmark's code runs, at a size at which its figures mean nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import harness, micro_batch, rescale, results, savepoints, throughput
+from benchmarks.cells import CELLS, GOAL, Cell, selected
+from benchmarks.competitors import COMPETITORS
+from benchmarks.data import UNIFORM, ZIPF, Events, write_events
+from benchmarks.peers.final import Final, check_final
+from benchmarks.processes import ProgramFailed, Usage, run_program
+
+
+@pytest.fixture(autouse=True)
+def _own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
+
+
+def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
+    size = harness.Size(batches=2, rows_per_batch=500, keys=50, rows_per_arrow_batch=200)
+    assert harness.figures(tmp_path, size)["harness_row"] > 0
+
+
+def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
+    path = savepoints.run(tmp_path, savepoints.Size(keys=400, slice=200, rows=5))
+    assert json.loads(path.read_text())["keys"] == 400
+
+
+@pytest.mark.slow
+def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
+    figures = rescale.measure(tmp_path, rescale.Size(keys=2_000), repeats=1)
+    assert figures["keys"] == 2_000
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_micro_batch_benchmark_runs(tmp_path: Path) -> None:
+    path = micro_batch.run(tmp_path, Events(files=5, rows_per_file=10, keys=5), warm_up=1)
+    assert json.loads(path.read_text())["batches"] == 3
+
+
+_NOT_HERE = {"flink_sql", "vectorized_rows"}
+"""One needs an environment of its own, whose set-up takes minutes; the other's function runs in the harness."""
+_TINY = Cell(rows_per_batch=200, keys=20, distribution=ZIPF, events=800)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("name", sorted(COMPETITORS.keys() - _NOT_HERE))
+def test_a_competitor_ends_with_what_numpy_computes(name: str, tmp_path: Path) -> None:
+    found = throughput.measure(tmp_path / "cell", _TINY, {name: COMPETITORS[name]})
+    figures = found["competitors"][name]
+    assert "failed" not in figures, figures
+    assert figures["keys_checked"] > 10
+    assert figures["rows_behind_first"] == figures["events"] - 200
+
+
+def test_a_wrong_sum_or_count_of_one_key_is_found(tmp_path: Path) -> None:
+    write_events(tmp_path / "events", Events(files=2, rows_per_file=100, keys=5))
+    keys = np.arange(5)
+    counts, totals = _computed(tmp_path / "events")
+    assert check_final(Final(keys, counts, totals), tmp_path / "events") == 5
+    with pytest.raises(AssertionError, match="count"):
+        check_final(Final(keys, counts + (keys == 3), totals), tmp_path / "events")
+    with pytest.raises(AssertionError, match="sum"):
+        check_final(Final(keys, counts, totals + 1e-6 * (keys == 3)), tmp_path / "events")
+    with pytest.raises(AssertionError, match="keys"):
+        check_final(Final(keys[1:], counts[1:], totals[1:]), tmp_path / "events")
+
+
+def _computed(events: Path) -> tuple[np.ndarray, np.ndarray]:
+    from pyarrow import parquet
+
+    rows = parquet.read_table(events).to_pylist()
+    of_key = [[row["value"] for row in rows if row["key"] == key] for key in range(5)]
+    return np.array([len(values) for values in of_key]), np.array([sum(values) for values in of_key])
+
+
+def test_a_zipf_cell_has_its_first_key_n_times_as_often_as_its_nth(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    write_events(tmp_path / "events", Events(files=2, rows_per_file=100_000, keys=1000, distribution=ZIPF))
+    counts = np.bincount(parquet.read_table(tmp_path / "events")["key"].to_numpy(), minlength=1000)
+    assert counts[0] / counts[9] == pytest.approx(10, rel=0.1)
+    assert counts[0] / counts.sum() == pytest.approx(1 / sum(1 / n for n in range(1, 1001)), rel=0.05)
+
+
+def test_cells_are_chosen_by_name_and_the_goals_cell_is_one() -> None:
+    assert GOAL in CELLS and len(CELLS) == 8
+    assert selected(["1m-100k-uniform"], 2_000_000) == [Cell(1_000_000, 100_000, UNIFORM, 2_000_000)]
+    assert selected([]) == CELLS
+    with pytest.raises(ValueError, match="no such cell: 1m"):
+        selected(["1m"])
+
+
+def test_a_cell_that_is_not_measured_stays_in_the_results() -> None:
+    results.merge_result("throughput", {"row_vs_spark_agg": 2}, {"cells": {"a": {"x": 1}, "b": {"x": 1}}})
+    path = results.merge_result("throughput", {}, {"cells": {"b": {"x": 2}}})
+    document = json.loads(path.read_text())
+    assert document["cells"] == {"a": {"x": 1}, "b": {"x": 2}}
+    assert document["row_vs_spark_agg"] == 2
+
+
+def test_cpu_time_between_two_moments_is_that_of_the_samples_between() -> None:
+    usage = Usage(times=[0.0, 1.0, 2.0, 4.0], cpu=[0.0, 1.0, 3.0, 3.0])
+    assert usage.cpu_between(1.0, 2.0) == 2
+    assert usage.cpu_between(0.5, 1.5) == 1.5
+    assert usage.cpu_between(-1.0, 9.0) == 3
+
+
+def test_a_program_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(ProgramFailed, match="no such thing"):
+        run_program(["bash", "-c", "echo no such thing; exit 3"], {}, tmp_path / "output.txt")
