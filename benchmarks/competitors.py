@@ -88,7 +88,7 @@ def _first(task: Task, batches: int | None) -> Task:
 
 def _micro_batches(program: str, peer: str, task: Task) -> dict[str, Any]:
     order = {"peer": peer, "folder": str(task.folder), "events": str(task.events), "heap": HEAP,
-             "files_per_batch": FILES_PER_BATCH}  # fmt: skip
+             "files_per_batch": FILES_PER_BATCH, "rows_per_batch": task.cell.rows_per_batch}  # fmt: skip
     answer, usage = _run(task, order, [sys.executable, "-m", f"benchmarks.peers.{program}"],
                          {"PYTHONPATH": str(_ROOT)})  # fmt: skip
     assert answer["rows"] == [task.cell.rows_per_batch] * task.cell.batches, (

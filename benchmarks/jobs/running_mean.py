@@ -114,7 +114,10 @@ def _vectorized_rows(events: KeyedStream) -> DataStream:
 
 def _columns(events: KeyedStream) -> DataStream:
     return events.aggregate_columns(
-        {"count": ("count", "value"), "mean": ("mean", "value")}, output=Mean, uid="running-mean"
+        {"count": ("count", "value"), "mean": ("mean", "value")},
+        output=Mean,
+        uid="running-mean",
+        divide_floats=True,
     )
 
 

@@ -100,15 +100,23 @@ class Aggregate(ABC):
     def result(self, parts: Parts) -> pa.Array:
         """What the accumulators stand for."""
 
-    def partials(self, prefix: str) -> tuple[Partial, ...]:
-        """What is aggregated before the shuffle; empty where the result would depend on how rows were divided."""
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
+        """What is aggregated before the shuffle; empty where the result would depend on how rows were divided.
+
+        Args:
+            prefix: of the columns' names.
+            divide_floats: whether that does not matter for sums of floats.
+        """
         return ()
 
     def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
         """The accumulators with partial results in them, which are given by name without the prefix."""
         raise NotImplementedError(f"{type(self).__name__} has no partial results")
 
-    def _halves(self, prefix: str) -> tuple[Partial, ...]:
+    def _summed(self, prefix: str, divide_floats: bool) -> tuple[Partial, ...]:
+        if self.column.spark_type == "double":
+            whole = Partial(f"{prefix}sum", self.column.name, "sum", pa.float64(), "double")
+            return (whole,) if divide_floats else ()
         return tuple(
             Partial(f"{prefix}{half.value}", self.column.name, "sum", pa.int64(), "bigint", half)
             for half in Half
@@ -129,7 +137,7 @@ class _Count(Aggregate):
     def result(self, parts: Parts) -> pa.Array:
         return parts["count"]
 
-    def partials(self, prefix: str) -> tuple[Partial, ...]:
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
         return self._counted(prefix)
 
     def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
@@ -155,10 +163,12 @@ class _Sum(Aggregate):
     def result(self, parts: Parts) -> pa.Array:
         return parts["sum"]
 
-    def partials(self, prefix: str) -> tuple[Partial, ...]:
-        return self._halves(prefix) if self.column.spark_type == "bigint" else ()
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
+        return self._summed(prefix, divide_floats)
 
     def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
+        if "sum" in partials:
+            return self.add(before, partials["sum"])
         old = _numbers(before["sum"])
         high, low = partials[Half.HIGH.value], partials[Half.LOW.value]
         above, below = high.summed, low.summed
@@ -200,15 +210,20 @@ class _Mean(Aggregate):
         count = _numbers(parts["count"])
         return pa.array(_numbers(parts["sum"], 0.0) / np.maximum(count, 1), mask=count == 0)
 
-    def partials(self, prefix: str) -> tuple[Partial, ...]:
-        whole = self.column.spark_type == "bigint"
-        return (*self._halves(prefix), *self._counted(prefix)) if whole else ()
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
+        summed = self._summed(prefix, divide_floats)
+        return (*summed, *self._counted(prefix)) if summed else ()
 
     def merge(self, before: Parts, partials: Mapping[str, Values]) -> Parts:
-        above, below = partials[Half.HIGH.value].summed, partials[Half.LOW.value].summed
+        if "sum" in partials:
+            added = partials["sum"].summed
+        else:
+            added = joined(
+                partials[Half.HIGH.value].summed.astype(np.float64), partials[Half.LOW.value].summed
+            )
         return {
             "count": pa.array(_numbers(before["count"]) + partials["count"].summed),
-            "sum": pa.array(_numbers(before["sum"], 0.0) + joined(above.astype(np.float64), below)),
+            "sum": pa.array(_numbers(before["sum"], 0.0) + added),
         }
 
 
@@ -277,7 +292,7 @@ class _Extreme(Aggregate):
     def result(self, parts: Parts) -> pa.Array:
         return parts[self._part]
 
-    def partials(self, prefix: str) -> tuple[Partial, ...]:
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
         # Arrow passes over NaN, which is the largest float.
         if self.column.spark_type == "double":
             return ()

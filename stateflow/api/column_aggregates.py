@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.accumulators import AGGREGATES, Aggregate, Parts, Values
 from stateflow.api.functions import RuntimeContext
-from stateflow.api.partial_aggregation import PartialAggregation
+from stateflow.api.partial_aggregation import Partial, PartialAggregation
 from stateflow.api.schema import RowSchema
 from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.descriptors import ValueStateDescriptor
@@ -47,13 +47,17 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._keys = tuple(keys)
         self._output = output
         self._given = given
-        self._merges = False
+        self._partials: dict[str, tuple[Partial, ...]] = {}
         self._check(given)
 
-    def split(self) -> PartialAggregation | None:
+    def split(self, divide_floats: bool = False) -> PartialAggregation | None:
         """Makes this the second of two phases, and gives the one before the shuffle; None where some result would
-        depend on how rows are divided."""
-        partials = {name: aggregate.partials(f"{name}__") for name, aggregate in self._aggregates.items()}
+        depend on how rows are divided.
+
+        Args:
+            divide_floats: whether that does not matter for sums of floats.
+        """
+        partials = {n: a.partials(f"{n}__", divide_floats) for n, a in self._aggregates.items()}
         keys = tuple(map(self._given.column, self._keys))
         names = {p.name for own in partials.values() for p in own}
         # A float has several spellings, which a shuffle and Arrow would have to tell apart alike.
@@ -63,7 +67,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
             or any(k.spark_type == "double" for k in keys)
         ):
             return None
-        self._merges = True
+        self._partials = partials
         return PartialAggregation(keys, tuple(p for own in partials.values() for p in own))
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -91,12 +95,11 @@ class ColumnAggregates(VectorizedKeyedFunction):
 
     def _after(self, name: str, before: Parts, batch: pa.RecordBatch, state: VectorState) -> Parts:
         aggregate = self._aggregates[name]
-        if not self._merges:
+        if not self._partials:
             return aggregate.add(before, Values(batch.column(aggregate.column.name), state))
-        prefix = f"{name}__"
         partials = {
-            p.name.removeprefix(prefix): Values(batch.column(p.name), state)
-            for p in aggregate.partials(prefix)
+            p.name.removeprefix(f"{name}__"): Values(batch.column(p.name), state)
+            for p in self._partials[name]
         }
         return aggregate.merge(before, partials)
 

@@ -154,7 +154,12 @@ class KeyedStream:
                               _name("aggregate", function), on_error)  # fmt: skip
 
     def aggregate_columns(
-        self, aggregates: Mapping[str, Sequence[str]], *, output: type[Any], uid: str = ""
+        self,
+        aggregates: Mapping[str, Sequence[str]],
+        *,
+        output: type[Any],
+        uid: str = "",
+        divide_floats: bool = False,
     ) -> DataStream:
         """Aggregates columns of each key, vectorized: emits one row for each key that had rows in a batch.
 
@@ -165,6 +170,8 @@ class KeyedStream:
                 or ``min`` or ``max`` of anything but a float, and the stream has no event time, rows are aggregated
                 also before the shuffle.
             output: row class with the columns of the key and of the aggregates.
+            divide_floats: aggregates sums and means of floats before the shuffle as well. Their last digits then depend
+                on how Spark divides the rows, as they do in its own aggregations.
 
         Raises:
             JobDefinitionError: an aggregate, its column or the output class does not fit.
@@ -173,7 +180,7 @@ class KeyedStream:
         function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
         name = f"aggregate {', '.join(aggregates)}"
         # Watermarks are found in the rows, by the tasks: with an event time, all rows must get there.
-        partial = None if event_time_of(self._node) else function.split()
+        partial = None if event_time_of(self._node) else function.split(divide_floats)
         if partial is None:
             return self._operator(function, schema, uid, name, FAIL)
         edge = Edge(PartialNode(self._node, partial), replace(self._keys, order_by=()))

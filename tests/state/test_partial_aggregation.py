@@ -20,7 +20,7 @@ from stateflow.errors import StateError
 from stateflow.runtime.rows import to_batch
 from stateflow.runtime.specs import InputSpec, UnitSpec
 from stateflow.runtime.vector_operator import VectorOperator
-from tests.state.test_column_aggregates import ROWS, VALUES, Keeper, Row, _output
+from tests.state.test_column_aggregates import ROWS, VALUES, Keeper, Row, _close, _output
 from tests.state.test_vector_operator import _info, _pieces, _unit
 
 EXACT = {
@@ -42,7 +42,7 @@ class DividedKeeper(Keeper):
 
     def batch(self, rows: Sequence[Row], cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
         function = ColumnAggregates(self.wanted, ("key",), RowSchema.of(Row), RowSchema.of(self.output))
-        first = function.split()
+        first = function.split(divide_floats=True)
         assert first is not None
         edges = [0, *sorted(c for c in set(cuts) if c < len(rows)), len(rows)]
         partitions = [rows[a:b] for a, b in pairwise(edges)]
@@ -125,6 +125,21 @@ def test_where_the_result_would_depend_on_the_division_there_is_one_phase(wanted
     assert function.split() is None
     keeper = Keeper(both)
     assert keeper.batch([Row(1, 2, 2.0, text="a")])[0]["n"] == 1
+
+
+@given(st.lists(st.tuples(ROWS, st.lists(st.integers(1, 11), max_size=3)), min_size=1, max_size=3))
+def test_sums_of_floats_may_be_divided_when_asked(batches: list[tuple[list[Row], list[int]]]) -> None:
+    wanted = {
+        "sum": ("sum", "real"),
+        "mean": ("mean", "real"),
+        "n": ("count", "real"),
+        "top": ("max", "whole"),
+    }
+    whole, divided = Keeper(wanted), DividedKeeper(wanted)
+    for rows, cuts in batches:
+        found = sorted(divided.batch(rows, cuts), key=lambda row: row["key"])
+        for one, other in zip(found, sorted(whole.batch(rows), key=lambda row: row["key"]), strict=True):
+            assert all(_close(one[name], other[name]) for name in ("key", *wanted))
 
 
 def test_floats_as_keys_have_one_phase() -> None:
