@@ -8,9 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import micro_batch, savepoints, throughput
+from benchmarks import memory, micro_batch, savepoints, throughput
 
-BENCHMARKS = {"micro-batch": micro_batch.run, "throughput": throughput.run, "savepoints": savepoints.run}
+BENCHMARKS = {
+    "micro-batch": micro_batch.run,
+    "memory": memory.run,
+    "throughput": throughput.run,
+    "savepoints": savepoints.run,
+}
 
 
 def main(names: list[str]) -> int:
