@@ -42,11 +42,7 @@ def write_events(folder: Path, events: Events) -> None:
     random = np.random.default_rng(events.seed)
     draw = _zipf(events, random) if events.distribution == ZIPF else _uniform(events, random)
     for number in range(events.files):
-        keys = draw()
-        table = pa.table({"key": keys, "value": random.random(events.rows_per_file)})
-        path = folder / f"{number:05d}.parquet"
-        parquet.write_table(table, path)
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+        _write(folder, number, pa.table({"key": draw(), "value": random.random(events.rows_per_file)}))
 
 
 def _uniform(events: Events, random: np.random.Generator) -> Callable[[], np.ndarray[Any, Any]]:
@@ -56,3 +52,17 @@ def _uniform(events: Events, random: np.random.Generator) -> Callable[[], np.nda
 def _zipf(events: Events, random: np.random.Generator) -> Callable[[], np.ndarray[Any, Any]]:
     bounds = np.cumsum(1 / np.arange(1, events.keys + 1))
     return lambda: np.searchsorted(bounds, random.random(events.rows_per_file) * bounds[-1])
+
+
+def write_keys(folder: Path, keys: np.ndarray[Any, Any], rows_per_file: int) -> None:
+    """Writes given keys as events, in order."""
+    folder.mkdir(parents=True)
+    for number, start in enumerate(range(0, len(keys), rows_per_file)):
+        some = keys[start : start + rows_per_file]
+        _write(folder, number, pa.table({"key": some, "value": np.zeros(len(some))}))
+
+
+def _write(folder: Path, number: int, table: pa.Table) -> None:
+    path = folder / f"{number:05d}.parquet"
+    parquet.write_table(table, path)
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))

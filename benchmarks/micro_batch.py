@@ -1,10 +1,11 @@
-"""The shortest time between two micro-batches: ten rows each, one operator, parallelism 2, warm."""
+"""The shortest time between two micro-batches of ten rows, parallelism 2, warm: one level of operators, then more."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,60 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.data import Events, write_events
 from benchmarks.results import write_result
-from benchmarks.runs import run_means
+from benchmarks.runs import Timeline, run_timed
 
-_WARM_UP = 40
-EVENTS = Events(files=160, rows_per_file=10, keys=1000)
+JOB = Path(__file__).parent / "jobs" / "levels.py"
+_LEVELS = (1, 2, 3)
 
 
-def run(folder: Path, events: Events = EVENTS, warm_up: int = _WARM_UP) -> Path:
-    """Measures and writes ``micro-batch.json``; beside it Spark alone on the same files, which is the floor."""
-    write_events(folder / "events", events)
-    _, timeline = run_means(folder, parallelism="2")
-    ours = timeline.intervals(warm_up)
-    floor = _spark_alone(folder)[warm_up:]
-    figures: dict[str, Any] = {
-        "median_interval_ms": round(statistics.median(ours) * 1000, 1),
-        "p90_interval_ms": round(statistics.quantiles(ours, n=10)[-1] * 1000, 1),
-        "spark_alone_median_interval_ms": round(statistics.median(floor) * 1000, 1),
-        "ratio_to_spark_alone": round(statistics.median(ours) / statistics.median(floor), 2),
-        "median_batch_ms": round(statistics.median(r.seconds for r in timeline.results[warm_up:]) * 1000, 1),
-        "batches": len(ours),
-        "rows_per_batch": events.rows_per_file,
+@dataclass(frozen=True)
+class Size:
+    """How many batches are measured, how many before them are not, and how many rows each has."""
+
+    batches: int = 120
+    warm_up: int = 40
+    rows: int = 10
+
+
+def run(folder: Path) -> Path:
+    """Measures and writes ``micro-batch.json``."""
+    return write_result("micro-batch", measure(folder, Size()))
+
+
+def measure(folder: Path, size: Size) -> dict[str, Any]:
+    """Jobs of one level and more over the same files; and Spark alone, which is the floor."""
+    events = folder / "events"
+    write_events(events, Events(size.warm_up + size.batches, size.rows, keys=1000))
+    jobs = {levels: _timeline(folder, levels) for levels in _LEVELS}
+    medians = {levels: _median_ms(timeline.intervals(size.warm_up)) for levels, timeline in jobs.items()}
+    alone = _median_ms(_spark_alone(folder)[size.warm_up :])
+    one = jobs[1]
+    return {
+        "interval_ms": medians[1],
+        "per_further_level_ms": round((medians[_LEVELS[-1]] - medians[1]) / (_LEVELS[-1] - 1), 1),
+        "interval_ms_by_levels": {str(levels): median for levels, median in medians.items()},
+        "p90_interval_ms": _ms(statistics.quantiles(one.intervals(size.warm_up), n=10)[-1]),
+        "spark_alone_interval_ms": alone,
+        "ratio_to_spark_alone": round(medians[1] / alone, 2),
+        "batch_ms": _median_ms([result.seconds for result in one.results[size.warm_up :]]),
+        "batches": size.batches,
+        "rows_per_batch": size.rows,
     }
-    return write_result("micro-batch", figures)
+
+
+def _timeline(folder: Path, levels: int) -> Timeline:
+    home = folder / f"levels-{levels}"
+    settings = {"job.events": str(folder / "events"), "job.table": str(home / "table"), "job.levels": str(levels),
+                "local_dir": str(home / "local"), "parallelism": "2"}  # fmt: skip
+    return run_timed(JOB, home / "root", settings)[1]
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
+
+
+def _median_ms(seconds: list[float]) -> float:
+    return _ms(statistics.median(seconds))
 
 
 def _spark_alone(folder: Path) -> list[float]:

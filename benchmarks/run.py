@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import cells, micro_batch, savepoints, throughput
+from benchmarks import cells, memory, micro_batch, savepoints, throughput
 
-NAMES = ("micro-batch", "throughput", "savepoints")
+NAMES = ("micro-batch", "memory", "throughput", "savepoints")
 
 
 def main(arguments: list[str]) -> int:
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> int:
         parser.error(str(e))
     benchmarks: dict[str, Callable[[Path], Path]] = {
         "micro-batch": micro_batch.run,
+        "memory": memory.run,
         "throughput": partial(throughput.run, cells=chosen),
         "savepoints": savepoints.run,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,10 +33,15 @@ class Timeline:
         return [after - before for before, after in itertools.pairwise(times)]
 
 
-def run_means(folder: Path, **settings: str) -> tuple[RunResult, Timeline]:
-    """Runs the job over ``folder/events`` in a fresh job root below `folder`."""
+def run_timed(job: Path, root: Path, settings: Mapping[str, str]) -> tuple[RunResult, Timeline]:
+    """Runs a job file in a job root."""
     timeline = Timeline()
+    result = run_job(RunRequest(job, str(root), (dict(settings),), "benchmark", on_batch=timeline.note))
+    return result, timeline
+
+
+def run_means(folder: Path, **settings: str) -> tuple[RunResult, Timeline]:
+    """Runs the job of running means over ``folder/events`` in a fresh job root below `folder`."""
     layer = {"job.events": str(folder / "events"), "job.table": str(folder / "table"),
              "local_dir": str(folder / "local"), **settings}  # fmt: skip
-    result = run_job(RunRequest(JOB, str(folder / "root"), (layer,), "benchmark", on_batch=timeline.note))
-    return result, timeline
+    return run_timed(JOB, folder / "root", layer)

@@ -218,7 +218,7 @@ def _run_on_spark(
     from stateflow.runtime.spark import SparkExecutor
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
-    spark = open_session(settings, request.job_file)
+    spark = open_session(settings, request.job_file, any(map(has_transform, graph.consumed)))
     check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
     check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
     sources = {

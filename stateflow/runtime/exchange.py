@@ -47,6 +47,7 @@ from stateflow.runtime.specs import (
 from stateflow.runtime.task import Barrier
 
 _ROUTES = "_sf_routes"
+_ROUTE_COLUMNS = (TARGET, ORDER, INPUT)
 _SHARE_SHIFT = 55
 """Of a row without a place of its own: above Spark's number, as long as a frame has less than 4 million partitions."""
 
@@ -73,13 +74,26 @@ def first_exchange(
 def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo) -> DataFrame:
     """The input of a later level's tasks, from what the level before emitted."""
     router = _Router(level, info.max_parallelism)
-    frames = [router.controls(emitted.where(f"{CONTROL} IS NOT NULL"))]
-    for node in level.inputs:
-        if leaves_of(node) == [node]:
-            rows = _emitted_rows(node, before, emitted, POSITION, PHASE)
-            frames.append(router.route(node, rows, _EMITTED))
+    frames = [
+        router.forward(emitted, {_number(node, before): node for node in level.inputs if _is_direct(node)})
+    ]
     frames += _shared(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), router, info)
     return router.exchange(frames)
+
+
+def reads_once(level: Level) -> bool:
+    """Whether a later level takes all that the level before emitted as it is, and so reads it in one pass."""
+    return all(map(_is_direct, level.inputs))
+
+
+def _is_direct(node: Node) -> bool:
+    """Whether a later level takes the node's rows as they were emitted."""
+    return leaves_of(node) == [node]
+
+
+def _number(node: Node, before: Level) -> int:
+    """That of the outlet of the level before which emits the node's rows."""
+    return next(n for n, outlet in enumerate(before.fed) if outlet.node is node)
 
 
 def _shared(
@@ -88,7 +102,7 @@ def _shared(
     """The input's rows that go through expressions, which see neither phase nor source: so these go through apart."""
     for node in level.inputs:
         for share in level.shares[node]:
-            if level.number > 1 and leaves_of(node) == [node]:
+            if level.number > 1 and _is_direct(node):
                 continue
             frame = Expressions(partial(_leaf_rows, leaf, share), _frame_info(info)).frame(node)
             if frame is not None:
@@ -120,7 +134,7 @@ def _frame_info(info: BatchInfo) -> TaskInfo:
 
 def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> DataFrame:
     """The rows of a node that the tasks before emitted, and further columns."""
-    number = next(n for n, outlet in enumerate(before.fed) if outlet.node is node)
+    number = _number(node, before)
     prefix = output_prefix(number)
     columns = [f"{quoted(prefix + name)} AS {quoted(name)}" for name in node.schema.names]
     return emitted.where(f"{UNIT} = {number}").selectExpr(*columns, *more)
@@ -162,6 +176,17 @@ _ARRIVAL = _Place("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
 _EMITTED = _Place(POSITION, PHASE, POSITION_SHIFT)
 
 
+def _case(branches: Sequence[tuple[str, str]]) -> str:
+    """The expression of the first branch whose condition holds; one of them does."""
+    if len(branches) == 1:
+        return branches[0][1]
+    return f"CASE {' '.join(f'WHEN {when} THEN {then}' for when, then in branches)} END"
+
+
+def _prefixed(keying: Keying | None, prefix: str) -> Keying | None:
+    return keying and replace(keying, columns=tuple(prefix + column for column in keying.columns))
+
+
 class _Router:
     """Gives each row a target, an order, and columns of its own per input."""
 
@@ -176,54 +201,52 @@ class _Router:
 
     def route(self, node: Node, frame: DataFrame, place: _Place, origin: int = -1) -> DataFrame:
         """One input's rows, once for each subtask that takes them; `origin` as a `Share` has it."""
-        units = [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
         prefix = input_prefix(self._level.inputs.index(node))
         renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
-        values = [f"{renamed.get(c, 'CAST(NULL AS ' + kind + ')')} AS {c}" for c, kind in self._payload]
-        nothing = [
+        carried = [
             f"CAST(NULL AS BINARY) AS {CONTROL}",
             f"CAST(NULL AS BINARY) AS {REPORT}",
             *self._origin(origin),
+            *self._values(renamed),
         ]
-        if any(unit.operator is None for unit in units) and place.position != POSITION:
+        if any(u.operator is None for u in self._takers(node)) and place.position != POSITION:
             # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
             frame = frame.selectExpr("*", f"{place.position} AS {POSITION}")
             place = replace(place, position=POSITION)
+        cases = [("TRUE", self._routes(node, place))]
+        return self._sent(frame, cases, [f"{place.position} AS {POSITION}", *carried])
+
+    def forward(self, emitted: DataFrame, numbers: Mapping[int, Node]) -> DataFrame:
+        """Barriers, reports and rows of some outlets of the level before, as they were emitted.
+
+        In one pass: a frame that is read twice would have to be persisted, which costs a small batch more than its
+        tasks.
+
+        Args:
+            numbers: the nodes whose rows these are, by the number of their outlet.
+        """
+        wanted = [f"{CONTROL} IS NOT NULL", *(f"{UNIT} = {number}" for number in numbers)]
+        control = _Route(f"CAST({TARGET} AS INT)", f"{BARRIER_ORDER}L", 0)
         routes = [
-            route
-            for unit in units
-            for number, edge in enumerate(unit.inputs)
-            if edge.node is node
-            for route in self._routes(unit, number, edge.keying, place)
+            [control],
+            *(self._routes(node, _EMITTED, output_prefix(number)) for number, node in numbers.items()),
         ]
-        position = f"{place.position} AS {POSITION}"
-        if len(routes) == 1:
-            columns = [f"{expression} AS {name}" for name, expression in routes[0].columns]
-            return frame.selectExpr(*columns, position, *nothing, *values)
-        structs = ", ".join(route.struct for route in routes)
-        exploded = frame.selectExpr(f"explode(array({structs})) AS {_ROUTES}", position, *nothing, *values)
-        names = [c for c, _ in self._payload]
-        return exploded.selectExpr(
-            *(f"{_ROUTES}.{name}" for name in (TARGET, ORDER, INPUT)),
-            POSITION,
-            CONTROL,
-            REPORT,
-            *self._told,
-            *names,
-        )
+        renamed = {
+            quoted(input_prefix(self._level.inputs.index(node)) + name): quoted(output_prefix(number) + name)
+            for number, node in numbers.items()
+            for name in node.schema.names
+        }
+        carried = [POSITION, CONTROL, REPORT, *self._origin(-1), *self._values(renamed)]
+        cases = list(zip(wanted, routes, strict=True))
+        return self._sent(emitted.where(" OR ".join(wanted)), cases, carried)
 
     def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
         """A barrier from the driver for each task."""
         data = msgspec.msgpack.encode(barrier).hex()
         return spark.range(0, self._level.targets, 1, 1).selectExpr(
             f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}", f"0L AS {POSITION}",
-            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._origin(-1), *self._nulls(),
+            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._origin(-1), *self._values({}),
         )  # fmt: skip
-
-    def controls(self, frame: DataFrame) -> DataFrame:
-        """Barriers and reports from the tasks of the level before."""
-        return frame.selectExpr(f"CAST({TARGET} AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}",
-                                POSITION, CONTROL, REPORT, *self._origin(-1), *self._nulls())  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
         """The frames together, each row with its subtask, sorted."""
@@ -245,10 +268,44 @@ class _Router:
     def _origin(self, origin: int) -> list[str]:
         return [f"{origin} AS {ORIGIN}"] if self._level.tells_origin else []
 
-    def _nulls(self) -> list[str]:
-        return [f"CAST(NULL AS {kind}) AS {c}" for c, kind in self._payload]
+    def _values(self, sources: Mapping[str, str]) -> list[str]:
+        """The inputs' columns: each from the column that `sources` names for it, or null."""
+        return [f"{sources.get(c, f'CAST(NULL AS {kind})')} AS {c}" for c, kind in self._payload]
 
-    def _routes(self, unit: Unit, number: int, keying: Keying | None, place: _Place) -> list[_Route]:
+    def _sent(
+        self, frame: DataFrame, cases: Sequence[tuple[str, list[_Route]]], carried: list[str]
+    ) -> DataFrame:
+        """Each row of `frame` on the routes of the first case that holds for it."""
+        if all(len(routes) == 1 for _, routes in cases):
+            ways = [(when, dict(route.columns)) for when, (route,) in cases]
+            columns = [
+                f"{_case([(when, way[name]) for when, way in ways])} AS {name}" for name in _ROUTE_COLUMNS
+            ]
+            return frame.selectExpr(*columns, *carried)
+        arrays = [(when, f"array({', '.join(route.struct for route in routes)})") for when, routes in cases]
+        exploded = frame.selectExpr(f"explode({_case(arrays)}) AS {_ROUTES}", *carried)
+        names = [c for c, _ in self._payload]
+        parts = [f"{_ROUTES}.{name}" for name in _ROUTE_COLUMNS]
+        return exploded.selectExpr(*parts, POSITION, CONTROL, REPORT, *self._told, *names)
+
+    def _takers(self, node: Node) -> list[Unit]:
+        return [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
+
+    def _routes(self, node: Node, place: _Place, prefix: str = "") -> list[_Route]:
+        """All that a row of `node` takes.
+
+        Args:
+            prefix: of the columns that the row has now.
+        """
+        return [
+            route
+            for unit in self._takers(node)
+            for number, edge in enumerate(unit.inputs)
+            if edge.node is node
+            for route in self._edge_routes(unit, number, _prefixed(edge.keying, prefix), place)
+        ]
+
+    def _edge_routes(self, unit: Unit, number: int, keying: Keying | None, place: _Place) -> list[_Route]:
         if keying is not None:
             return [self._keyed(unit, number, keying, place)]
         targets = range(unit.first_target, unit.first_target + self._level.parallelism)

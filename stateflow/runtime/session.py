@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark import SparkConf
@@ -27,6 +28,8 @@ _DEFAULTS = {
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Nor checksums in files of their own.
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     "spark.log.level": "ERROR",
@@ -39,9 +42,18 @@ _DEFAULTS = {
 }
 """Ours unless the user, spark-submit or spark-defaults set them."""
 
+_FIXED_PLAN = {
+    # It runs each shuffle as a job of its own, and has nothing to decide: number and sizes of partitions are ours.
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Likewise, for a job without Spark expressions of its own, which may join or aggregate."""
 
-def open_session(settings: Settings, job_file: Path) -> SparkSession:
+
+def open_session(settings: Settings, job_file: Path, has_expressions: bool) -> SparkSession:
     """The Spark session of a run, started when there is none; the job file can be imported wherever it runs Python.
+
+    Args:
+        has_expressions: whether the job has Spark expressions of its own.
 
     Raises EnvironmentUnsupported for a Java, Python or Spark that is not supported, and ConfigError for a setting of
     Spark that a run cannot accept.
@@ -55,12 +67,17 @@ def open_session(settings: Settings, job_file: Path) -> SparkSession:
     paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
-    builder = _with_defaults(builder, settings)
+    builder = _with_defaults(builder, defaults(has_expressions), settings)
     session = _started(builder)
     check_spark(session.version)
     _check(session)
     session.sparkContext.addPyFile(str(job_file))
     return session
+
+
+def defaults(has_expressions: bool) -> dict[str, str]:
+    """Spark's settings of a run, unless somebody else set them; the argument as for `open_session`."""
+    return {**_DEFAULTS, **({} if has_expressions else _FIXED_PLAN), **REQUIRED}
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
@@ -72,10 +89,12 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
                           "above", reason=str(e).strip().partition("\n")[0][:500]) from e  # fmt: skip
 
 
-def _with_defaults(builder: SparkSession.Builder, settings: Settings) -> SparkSession.Builder:
+def _with_defaults(
+    builder: SparkSession.Builder, ours: Mapping[str, str], settings: Settings
+) -> SparkSession.Builder:
     # A fresh SparkConf holds what spark-submit was given; ours must not override it.
     given = SparkConf() if SparkSession.getActiveSession() is None else None
-    for key, value in {**_DEFAULTS, **REQUIRED}.items():
+    for key, value in ours.items():
         if given is None or not given.contains(key):
             builder = builder.config(key, value)
     if given is not None and not given.contains("spark.master"):

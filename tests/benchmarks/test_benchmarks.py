@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import harness, micro_batch, rescale, results, savepoints, throughput
+from benchmarks import harness, rescale, results, savepoints, throughput
 from benchmarks.cells import CELLS, GOAL, Cell, selected
 from benchmarks.competitors import COMPETITORS
 from benchmarks.data import UNIFORM, ZIPF, Events, write_events
@@ -35,13 +35,6 @@ def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
 def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
     figures = rescale.measure(tmp_path, rescale.Size(keys=2_000), repeats=1)
     assert figures["keys"] == 2_000
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_micro_batch_benchmark_runs(tmp_path: Path) -> None:
-    path = micro_batch.run(tmp_path, Events(files=5, rows_per_file=10, keys=5), warm_up=1)
-    assert json.loads(path.read_text())["batches"] == 3
 
 
 _NOT_HERE = {"flink_sql", "vectorized_rows"}

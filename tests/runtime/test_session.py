@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateflow.errors import ConfigError
-from stateflow.runtime.session import REQUIRED, _check
+from stateflow.runtime.session import REQUIRED, _check, defaults
 
 
 class FakeConf:
@@ -43,3 +43,14 @@ def test_a_session_with_what_is_required_is_taken() -> None:
 def test_a_session_that_never_tries_a_task_again_is_refused() -> None:
     with pytest.raises(ConfigError, match="without retries"):
         _check(_session({}, master="local[2]"))
+
+
+def test_spark_s_adaptive_execution_is_left_on_for_expressions_that_may_profit_from_it() -> None:
+    adaptive = "spark.sql.adaptive.enabled"
+    assert defaults(has_expressions=False)[adaptive] == "false"
+    assert adaptive not in defaults(has_expressions=True)
+
+
+@pytest.mark.parametrize("has_expressions", [False, True])
+def test_what_is_required_is_set(has_expressions: bool) -> None:
+    assert REQUIRED.items() <= defaults(has_expressions).items()

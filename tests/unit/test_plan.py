@@ -7,6 +7,7 @@ from stateflow.api.graph import maker_of
 from stateflow.api.streams import DataStream
 from stateflow.checkpoint.coordinator import Participant
 from stateflow.environment import StreamExecutionEnvironment
+from stateflow.runtime.exchange import reads_once
 from stateflow.runtime.plan import JobPlan, plan_job
 from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
 
@@ -148,3 +149,17 @@ def test_sources_are_in_order_of_uids_whatever_the_order_in_the_job_file_is() ->
     z, a = env.from_source(Nothing(), uid="z"), env.from_source(Nothing(), uid="a")
     z.union(a).sink_to(Nowhere(), uid="out")
     assert [s.uid for s in plan_job(env.graph, 1).sources] == ["a", "z"]
+
+
+def test_a_level_reads_what_was_emitted_once_unless_expressions_are_in_between() -> None:
+    env = environment()
+    first = _keyed(_rows(env), "first")
+    _keyed(first, "second")
+    _keyed(first, "third")
+    assert reads_once(plan_job(env.graph, 2).levels[1])
+
+    env = environment()
+    first = _keyed(_rows(env), "first")
+    _keyed(first, "second")
+    _keyed(first.transform(lambda frame: frame), "third")
+    assert not reads_once(plan_job(env.graph, 2).levels[1])

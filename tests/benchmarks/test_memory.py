@@ -1,0 +1,44 @@
+"""The memory benchmark, tiny: that it finds the workers and their peaks, and that the sum holds from the beginning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks import memory
+from benchmarks.memory import MIB, Size
+
+_TINY = Size(keys=4000, updates=1000, rows_per_file=1000)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp_path: Path) -> None:
+    figures = memory.measure(tmp_path, _TINY)
+    assert figures["state_mib"] > 4000 * 4096 / MIB
+    assert figures["workers"] >= 2
+    # Less than that would not be a worker.
+    assert 50 < figures["peak_mib"] < figures["bound_mib"]
+
+
+def test_the_sum_names_every_setting() -> None:
+    size = Size(base_bytes=1, write_buffer_bytes=10, block_cache_bytes=100, rows_per_arrow_batch=10, copies=10,
+                value_bytes=10)  # fmt: skip
+    assert size.bound == 1 + 2 * 10 + 100 + 1000
+
+
+def test_the_state_of_the_full_size_is_twenty_times_the_sum() -> None:
+    assert Size().keys * Size().value_bytes >= 20 * Size().bound
+
+
+def test_a_process_that_is_no_daemon_s_is_no_worker() -> None:
+    assert memory._workers(os.getpid()) == []
+
+
+def test_the_peak_counts_what_was_given_back() -> None:
+    block = bytearray(64 * MIB)
+    block[::4096] = b"x" * len(block[::4096])
+    del block
+    assert memory._peak(os.getpid()) > 64 * MIB
