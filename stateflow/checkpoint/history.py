@@ -34,6 +34,10 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     rows_in: int
     rows_out: dict[str, int]
     compaction_bytes: int = 0
+    by: str = ""
+    """Host and process id of the run's driver; empty in records of older versions."""
+    reason: str = ""
+    """Who or what asked for the run."""
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):
