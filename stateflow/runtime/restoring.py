@@ -99,7 +99,7 @@ def _carry_out(job: Job, head: Head, proposal: Proposal, order: RestoreOrder) ->
         raise _overtaken(proposal, root.head(), order)
     failpoints.hit("restore.claimed")
     adoption = _adoption(job, claimed, target, proposal)
-    adoption = dataclasses.replace(adoption, restore=_facts(root, target, proposal, order))
+    adoption = dataclasses.replace(adoption, restore=_facts(root, proposal, order))
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
@@ -127,14 +127,13 @@ def _check_target(job: Job, proposal: Proposal, target: Target) -> None:
     check_whole(job.root, target, rest)
 
 
-def _facts(root: JobRoot, target: Target, proposal: Proposal, order: RestoreOrder) -> RestoreFacts:
-    other = target.savepoint.document if target.savepoint and proposal.foreign else None
+def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFacts:
     return RestoreFacts(
         request=order.request, by=order.by or root.writer, reason=order.reason, label=proposal.label,
         base=0 if proposal.foreign else proposal.target_checkpoint, left=proposal.checkpoint_id,
         undone=proposal.dropped_checkpoints, at=root.clock.now().isoformat(timespec="milliseconds"),
         bytes=sum(s.bytes for s in proposal.states if s.action is not StateAction.DROPPED),
-        of_job=f"{other.job} {other.job_uuid}" if other else "", savepoint_path=proposal.savepoint if other else "",
+        of_job=proposal.of_job, savepoint_path=proposal.savepoint if proposal.foreign else "",
     )  # fmt: skip
 
 

@@ -299,7 +299,7 @@ def test_a_stop_without_a_savepoint_is_in_the_history(box: AccountsBox) -> None:
 def test_stop_without_a_run(resting: AccountsBox) -> None:
     told = resting.command("stop")
     assert told.code == 2 and "no run works on the job" in told.err
-    assert "no run was there" in resting.command("stop", "--savepoint").out
+    assert "no run works on the job; savepoint" in resting.command("stop", "--savepoint").out
 
 
 def test_the_failpoints_of_savepoints_all_have_a_place_here() -> None:

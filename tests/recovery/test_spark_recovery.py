@@ -48,6 +48,12 @@ def test_a_savepoint_beside_a_run_and_the_way_back_to_it(flights: FlightsBox) ->
     plan = _plan(flights, "early")
     (source,) = plan["sources"]
     assert source["held"] is True
+    newest = flights.folder / "flights" / "0007.parquet"
+    newest.rename(flights.folder / "aside")
+    (source,) = _plan(flights, "early")["sources"]
+    assert source["held"] is False
+    (flights.folder / "aside").rename(newest)
+    assert _plan(flights, "early")["sources"] == plan["sources"]
     legs = len(delta_rows(flights.table("legs")))
     removed = {s["uid"]: s["rows_removed"] for s in plan["sinks"]}
     assert removed["legs"] == legs - len(expected(files).movements)
