@@ -74,12 +74,14 @@ def savepoint() -> None:
 @JSON
 def create(job_root: str, as_json: bool, **options: Any) -> None:
     """Take a savepoint: at the run's next barrier, or from the newest checkpoint when there is no run."""
-    made = or_fail(lambda: recovery.create_savepoint(job_root, _ask(options)))
+    ask = _ask(options)
+    made = or_fail(lambda: recovery.create_savepoint(job_root, ask))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made)))
         return
-    how = "by the run" if made.taken_by == "run" else "from the newest checkpoint"
-    how += f": {made.why_head}" if made.why_head else ""
+    how = "by the run"
+    if made.taken_by != "run":
+        how = f"from the newest checkpoint: {or_fail(lambda: recovery.why_no_run(job_root, ask))}"
     click.echo(f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
                f"taken {how}\n  {made.path}")  # fmt: skip
 
@@ -194,13 +196,15 @@ def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> 
     if not with_savepoint and (options["name"] or options["drain"]):
         refuse("--name and --drain are about a savepoint", "say --savepoint as well")
     options |= {"from_head": False}
-    made = or_fail(lambda: recovery.stop(job_root, _ask(options), savepoint=with_savepoint))
+    ask = _ask(options)
+    made = or_fail(lambda: recovery.stop(job_root, ask, savepoint=with_savepoint))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made) if made else {}))
     elif made is None:
         click.echo("the run ends")
     else:
-        ended = "the run ends" if made.taken_by == "run" else made.why_head or "no run was there"
+        ran = made.taken_by == "run"
+        ended = "the run ends" if ran else or_fail(lambda: recovery.why_no_run(job_root, ask))
         click.echo(f"{ended}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}"
                    f"\n  {made.path}")  # fmt: skip
 

@@ -12,6 +12,7 @@ from stateflow.recovery.savepoints import (
     find,
     list_all,
     stop,
+    why_no_run,
     withdraw,
 )
 
@@ -32,5 +33,6 @@ __all__ = [
     "restore",
     "stop",
     "tables_back",
+    "why_no_run",
     "withdraw",
 ]

@@ -65,7 +65,6 @@ class SavepointReport:
 
     Attributes:
         taken_by: ``run``, or ``head`` when it was copied from the newest checkpoint without a run's help.
-        why_head: in words, why no run has taken it; empty when one has, and for what an earlier try has made.
     """
 
     name: str
@@ -78,7 +77,6 @@ class SavepointReport:
     origin: str
     made_at: str
     taken_by: str = ""
-    why_head: str = ""
 
 
 def create_savepoint(job_root: str, ask: SavepointAsk) -> SavepointReport:
@@ -104,8 +102,12 @@ def _without_run(root: JobRoot, ask: SavepointAsk) -> SavepointReport:
     """A savepoint from the head. What an earlier try has asked of a run is not waited for any more."""
     if not take_back(root, ask.request) and (made := _made_before(root, ask)):
         return made
-    why = "no run was asked" if ask.from_head else _no_run(root, ask)
-    return replace(describe_savepoint(_from_head(root, ask), "head"), why_head=why)
+    return describe_savepoint(_from_head(root, ask), "head")
+
+
+def why_no_run(job_root: str, ask: SavepointAsk) -> str:
+    """For people: why no run has taken what was asked for."""
+    return "no run was asked" if ask.from_head else _no_run(open_root(job_root), ask)
 
 
 def _no_run(root: JobRoot, ask: SavepointAsk) -> str:

@@ -13,7 +13,7 @@ from tests.recovery import disk
 from tests.recovery.harness import AccountsBox, expected, multiset
 from tests.recovery.restores import ask, begin, check_after, execute, go_back, plan, plan_file
 
-CHAIN = (1, 3, 5, 2)
+CHAIN = (1, 3, 5, 2, 4, 2)
 
 
 def everything(box: AccountsBox) -> dict[str, str]:

@@ -255,7 +255,7 @@ def test_it_can_be_moved_and_copied(resting: AccountsBox, tmp_path: Path) -> Non
     assert disk.savepoints(resting.root) == {}
 
 
-@pytest.mark.parametrize("name", ["", "savepoint.copied", "savepoint.complete", "request.made"])
+@pytest.mark.parametrize("name", ["", *SERVING])
 def test_stop_ends_the_run_with_a_savepoint(box: AccountsBox, name: str) -> None:
     """Killed on the way, the next run does the rest before any batch."""
     box.deliver(200)
