@@ -107,12 +107,12 @@ def _without_run(root: JobRoot, ask: SavepointAsk) -> SavepointReport:
 
 def why_no_run(job_root: str, ask: SavepointAsk) -> str:
     """For people: why no run has taken what was asked for."""
-    return "no run was asked" if ask.from_head else _no_run(open_root(job_root), ask)
+    return "no run was asked" if ask.from_head else _no_run(open_root(job_root).head(), ask)
 
 
-def _no_run(root: JobRoot, ask: SavepointAsk) -> str:
+def _no_run(head: Head, ask: SavepointAsk) -> str:
     """What is known of runs when none has answered: one that is busy or stopped gives no sign either."""
-    if root.head().entry.ended:
+    if head.entry.ended:
         return "no run works on the job"
     return f"no run gave a sign within {ask.patience.total_seconds():g} s"
 
@@ -130,18 +130,16 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     ask = _named(root, ask if ask.origin is not Origin.MANUAL else replace(ask, origin=Origin.STOP))
     if savepoint and (made := _made_before(root, ask)):
         return made
-    given = None
-    if not root.head().entry.ended:
+    given, head = None, root.head()
+    if not head.entry.ended:
         given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
     if given is not None:
         return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
     if not savepoint:
         hint = (
-            "there is nothing to stop"
-            if root.head().entry.ended
-            else "if one is at work, wait longer: --patience"
+            "there is nothing to stop" if head.entry.ended else "if one is at work, wait longer: --patience"
         )
-        raise ConfigError(_no_run(root, ask), hint=hint, root=job_root)  # fmt: skip
+        raise ConfigError(_no_run(head, ask), hint=hint, root=job_root)  # fmt: skip
     return _without_run(root, ask)
 
 
@@ -262,7 +260,7 @@ def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, di
         checkpoint = settled_checkpoint(head)
         return checkpoint, standing_with(head, checkpoint)
     if ask.code is None:
-        raise _unfinished(root, head, ask)
+        raise _unfinished(head, ask)
     job = open_existing(ask.code.file, root.storage.uri, ask.code.layers)
     head = complete_rewind(root, job.sinks, head)
     publisher = Publisher(root, job.sinks)
@@ -272,14 +270,14 @@ def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, di
     return head.checkpoint, {**standing_with(head, head.checkpoint), **publisher.published}
 
 
-def _unfinished(root: JobRoot, head: Head, ask: SavepointAsk) -> ConfigError:
+def _unfinished(head: Head, ask: SavepointAsk) -> ConfigError:
     older = "stateflow savepoint create --from-head takes an older checkpoint"
     if (rewind := head.entry.rewind) is not None:
         to = rewind.restore.label if rewind.restore else head.stand
         return ConfigError(f"a restore to {to} is not completed", hint="the job's next start completes it, and so does "
                            "this command with the job file: --job JOB.py; stateflow status shows it",
                            tables=sorted(rewind.sinks))  # fmt: skip
-    return ConfigError(f"output of the newest checkpoint may not be published yet, and {_no_run(root, ask)}",
+    return ConfigError(f"output of the newest checkpoint may not be published yet, and {_no_run(head, ask)}",
                        hint="if a run is at work, wait longer for its sign: --patience; if none is, give the job file, "
                        f"so that the output can be published: --job JOB.py; or {older}",
                        checkpoint=head.checkpoint_id)  # fmt: skip
