@@ -55,11 +55,13 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
 def _warnings(plan: Proposal) -> list[str]:
     from stateflow.checkpoint.proposal import cautions
 
-    lines = [
-        f"- **{_cell(c.about)}**: {_cell(c.says)}" if c.about else f"- {_cell(c.says)}"
-        for c in cautions(plan)
-    ]
+    lines = [f"- **{_cell(c.about)}**: {_cell(c.says)}" if c.about else f"- {_sentence(_cell(c.says))}"
+             for c in cautions(plan)]  # fmt: skip
     return ["\n".join(lines)] if lines else []
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -147,7 +147,7 @@ def test_a_table_without_a_sink_is_left_only_when_it_is_named(early: AccountsBox
     with pytest.raises(PermanentFailure, match="--leave"):
         plan(early, drop="turnovers")
     planned = plan(early, drop="turnovers", leave="totals")
-    assert "totals: the job has no such sink" in planned["markdown"]
+    assert "table of totals**: the job has no such sink" in planned["markdown"]
 
 
 @pytest.mark.parametrize(
