@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from stateflow import ops
 from stateflow.cli_check import check
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
+from stateflow.cli_status import status
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
@@ -134,32 +133,6 @@ def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
 
 @main.command()
 @ROOT
-@JSON
-def status(job_root: str, as_json: bool) -> None:
-    """Show where a job stands, and its last checkpoints."""
-    found = or_fail(lambda: ops.describe(job_root))
-    records = or_fail(lambda: ops.history(job_root, 10))
-    if as_json:
-        checkpoints = [msgspec.to_builtins(record) for record in records]
-        click.echo(json.dumps({**dataclasses.asdict(found), "checkpoints": checkpoints}))
-        return
-    click.echo(f"job {found.job} ({found.job_uuid})")
-    click.echo(f"at {found.stands_at}, generation {found.generation}, "
-               f"kept: {', '.join(map(str, found.retained)) or 'none'}")  # fmt: skip
-    if not records:
-        return
-    table = Table(box=None, pad_edge=False)
-    for title in ("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for r in records:
-        when = r.committed_at[:19].replace("T", " ")
-        table.add_row(str(r.checkpoint_id), str(r.generation), when, f"{r.duration_ms:.0f}", f"{r.rows_in:,}",
-                      human_bytes(r.increment_bytes), human_bytes(r.full_bytes), str(r.files))  # fmt: skip
-    Console().print(table)
-
-
-@main.command()
-@ROOT
 @click.option("--drop", metavar="ID", help="Remove this pin; its reader, if it still reads, will fail.")
 def pins(job_root: str, drop: str | None) -> None:
     """List checkpoints that are kept for readers outside the job, or drop an abandoned pin."""
@@ -176,7 +149,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (check, savepoint, stop, restore, fork, history):
+for command in (status, check, savepoint, stop, restore, fork, history):
     main.add_command(command)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import SinkMode
-from stateflow.checkpoint.proposal import Proposal, StateAction
+from stateflow.checkpoint.proposal import Proposal, cautions
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode
 from stateflow.runtime.proposing import RestoreOptions
@@ -29,9 +28,11 @@ from stateflow.terminal import (
     SETTINGS,
     WHO,
     human_bytes,
+    in_utc,
     layers,
     or_fail,
     refuse,
+    short_offset,
     user,
     with_options,
 )
@@ -91,6 +92,9 @@ def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None
     print_plan(plan)
     if options["out"]:
         click.echo(f"\nNothing has changed. To do exactly this:\n  {_command(job, job_root, options)}")
+    else:
+        click.echo("\nNothing has changed. To carry it out, write the plan with --out FILE, then execute it with "
+                   "--execute FILE")  # fmt: skip
 
 
 def _command(job: Path, job_root: str, options: dict[str, Any]) -> str:
@@ -100,7 +104,8 @@ def _command(job: Path, job_root: str, options: dict[str, Any]) -> str:
     for assignment in options["assignments"]:
         words += ["--set", assignment]
     words += ["--by", options["by"]] if options["by"] else []
-    return shlex.join([*words, "--execute", str(options["out"]), "--reason", options["reason"] or "…"])
+    words += ["--reason", options["reason"]] if options["reason"] else []
+    return shlex.join([*words, "--execute", str(options["out"])])
 
 
 def _refuse_beside_execute(options: dict[str, Any]) -> None:
@@ -110,11 +115,19 @@ def _refuse_beside_execute(options: dict[str, Any]) -> None:
                           "plan again with them", options=given)  # fmt: skip
 
 
+def _asked_reason() -> str:
+    """Why, from whoever sits at the terminal: it is not made up for them, and a script is not asked."""
+    if not sys.stdin.isatty():
+        return ""
+    reason: str = click.prompt("why? It is kept in the job's history", err=True)
+    return reason
+
+
 def _execute(job_root: str, code: JobCode, plan_file: Path, options: dict[str, Any]) -> None:
     plan = or_fail(lambda: _read_plan(plan_file))
     # One plan is one request, unless the caller says otherwise: executing the file twice goes back once.
     request = options["request_id"] or f"restore-{plan.digest}"
-    order = RestoreOrder(request, options["by"] or user(), options["reason"])
+    order = RestoreOrder(request, options["by"] or user(), options["reason"] or _asked_reason())
     done = or_fail(lambda: recovery.restore(job_root, code, plan, order))
     if options["as_json"]:
         click.echo(json.dumps(dataclasses.asdict(done)))
@@ -178,7 +191,7 @@ def print_plan(plan: Proposal) -> None:
     """A restore's plan as tables."""
     console = Console()
     click.echo(
-        f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {plan.target_at[:19]}"
+        f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {in_utc(plan.target_at)}"
     )
     state = Table("state of", "", "size", "parallelism", box=None, pad_edge=False)
     for s in plan.states:
@@ -188,7 +201,7 @@ def print_plan(plan: Proposal) -> None:
     source = Table("source", "now", "then", "still there", box=None, pad_edge=False)
     for c in plan.sources:
         held = {True: "yes", False: "NO", None: "cannot tell"}[c.held]
-        source.add_row(c.uid, _short(c.now), _short(c.then), held)
+        source.add_row(c.uid, short_offset(c.now), short_offset(c.then), held)
     sink = Table("table of", "now", "then", "rows that go", "rows that come back", box=None, pad_edge=False)
     for t in plan.sinks:
         then = (
@@ -198,17 +211,8 @@ def print_plan(plan: Proposal) -> None:
     for table in (state, source, sink):
         click.echo()
         console.print(table)
-    for t in plan.sinks:
-        for other in t.others:
-            click.echo(f"  WARNING {t.uid}: would be undone as well: {other}")
-    for left in plan.left:
-        click.echo(f"  WARNING {left.uid}: the job has no such sink, so its table keeps what came since; a version "
-                   "that has it would write those rows a second time")  # fmt: skip
-    if any(s.action is StateAction.DROPPED for s in plan.states):
-        click.echo("  WARNING: dropped state is gone for the job; the target still has it")
-    if plan.dropped_checkpoints:
-        undone = ", ".join(map(str, plan.dropped_checkpoints))
-        click.echo(f"  checkpoints that cannot be gone back to any more: {undone}")
+    for caution in cautions(plan):
+        click.echo(f"  WARNING{f' {caution.about}' if caution.about else ''}: {caution.says}")
 
 
 def _read_plan(path: Path) -> Proposal:
@@ -217,10 +221,6 @@ def _read_plan(path: Path) -> Proposal:
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ConfigError("the file is not a restore's plan", hint="stateflow restore --plan TARGET --out FILE writes "
                           "one", path=str(path), reason=str(e)) from e  # fmt: skip
-
-
-def _short(offset: str) -> str:
-    return re.sub(r'[{}"\s]', "", offset)[:60] or "-"
 
 
 def _count(rows: int | None) -> str:

@@ -47,12 +47,12 @@ class _Seconds(click.FloatRange):
 _SECONDS = _Seconds(min=0, max=_LONGEST)
 _ASK = [
     click.option("--job", "job", type=click.Path(path_type=Path), metavar="JOB.py",
-                 help="The job file; needed when the last run died before it published its output."),
+                 help="The job file; needed when output is not published, or a restore not completed."),
     click.option("--request-id", default="", metavar="ID", help="Asking again with it gives the same savepoint."),
     click.option("--timeout", type=_SECONDS, default=600, show_default=True, metavar="SECONDS",
                  help="How long to wait for the run's next barrier."),
     click.option("--patience", type=_SECONDS, default=5, show_default=True, metavar="SECONDS",
-                 help="How long a run may give no sign before it is taken for dead."),
+                 help="How long to wait for a sign of a run; without one it goes on as if there were none."),
 ]  # fmt: skip
 
 
@@ -74,11 +74,14 @@ def savepoint() -> None:
 @JSON
 def create(job_root: str, as_json: bool, **options: Any) -> None:
     """Take a savepoint: at the run's next barrier, or from the newest checkpoint when there is no run."""
-    made = or_fail(lambda: recovery.create_savepoint(job_root, _ask(options)))
+    ask = _ask(options)
+    made = or_fail(lambda: recovery.create_savepoint(job_root, ask))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made)))
         return
-    how = "by the run" if made.taken_by == "run" else "from the newest checkpoint, without a run"
+    how = "by the run"
+    if made.taken_by != "run":
+        how = f"from the newest checkpoint: {or_fail(lambda: recovery.why_no_run(job_root, ask))}"
     click.echo(f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
                f"taken {how}\n  {made.path}")  # fmt: skip
 
@@ -153,7 +156,7 @@ def verify(job_root: str, name: str) -> None:
 @click.argument("name")
 @with_options(WHO)
 def dispose(job_root: str, name: str, by: str, reason: str) -> None:
-    """Delete a savepoint below the job root, by its name or folder; a damaged one by its folder."""
+    """Delete a savepoint below the job root, by its name, folder or path; a damaged one by its folder or path."""
     gone = or_fail(lambda: recovery.dispose(job_root, name, by or user(), reason))
     click.echo(f"deleted savepoint {gone.name}, {human_bytes(gone.bytes)}")
 
@@ -193,13 +196,15 @@ def stop(job_root: str, with_savepoint: bool, as_json: bool, **options: Any) -> 
     if not with_savepoint and (options["name"] or options["drain"]):
         refuse("--name and --drain are about a savepoint", "say --savepoint as well")
     options |= {"from_head": False}
-    made = or_fail(lambda: recovery.stop(job_root, _ask(options), savepoint=with_savepoint))
+    ask = _ask(options)
+    made = or_fail(lambda: recovery.stop(job_root, ask, savepoint=with_savepoint))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made) if made else {}))
     elif made is None:
         click.echo("the run ends")
     else:
-        ended = "the run ends" if made.taken_by == "run" else "no run was there"
+        ran = made.taken_by == "run"
+        ended = "the run ends" if ran else or_fail(lambda: recovery.why_no_run(job_root, ask))
         click.echo(f"{ended}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}"
                    f"\n  {made.path}")  # fmt: skip
 

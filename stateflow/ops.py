@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import Pin, SourcePosition
 from stateflow.checkpoint.files import check_stored, files_of
@@ -18,6 +20,7 @@ from stateflow.checkpoint.history import (
     write_action,
 )
 from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
 from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, find_savepoint, list_savepoints
@@ -40,8 +43,30 @@ class GarbageReport:
 
 
 @dataclass(frozen=True)
+class PendingRestore:
+    """A restore that was begun, and of which not every table is known to be back.
+
+    Attributes:
+        seq: of the CLAIM that brought it; the token of every table that is back.
+        tables: by uid of the sink: the version to go back to; None for a table that keeps its content.
+    """
+
+    seq: int
+    to: str
+    by: str
+    reason: str
+    at: str
+    tables: dict[str, int | None]
+
+
+@dataclass(frozen=True)
 class JobDescription:
-    """Where a job stands."""
+    """Where a job stands.
+
+    Attributes:
+        offsets: by uid of the source: up to where it was read, as the source writes it.
+        forked_from: job uuid and checkpoint, or a savepoint's id; empty for a job that is no fork.
+    """
 
     job: str
     job_uuid: str
@@ -51,6 +76,10 @@ class JobDescription:
     stands_at: str
     retained: tuple[int, ...]
     pinned: tuple[str, ...]
+    offsets: dict[str, str]
+    forked_from: str
+    shadow: bool
+    restoring: PendingRestore | None
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -163,8 +192,26 @@ def describe(job_root: str) -> JobDescription:
     pins = tuple(f"{p.id} {p.owner}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
-        tuple(dict.fromkeys(ref.id for ref in kept(head))), pins,
+        tuple(dict.fromkeys(ref.id for ref in kept(head))), pins, _offsets(head.entry.sources),
+        root.job.forked_from, root.job.shadow, _restoring(head),
     )  # fmt: skip
+
+
+def _restoring(head: Head) -> PendingRestore | None:
+    rewind = head.entry.rewind
+    if rewind is None:
+        return None
+    facts = rewind.restore
+    tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
+    if facts is None:
+        return PendingRestore(rewind.seq, head.stand, "", "", "", tables)
+    return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)
+
+
+def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]:
+    """Those of the recorded checkpoints that a restore has left behind."""
+    head = _open(job_root).head()
+    return frozenset(r.checkpoint_id for r in records if came_from(head, r.checkpoint_id) is False)
 
 
 def list_pins(job_root: str) -> list[Pin]:
@@ -186,8 +233,8 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
 
 
 def timeline(job_root: str, newest: int = 1000) -> list[Record]:
-    """Records of checkpoints and of actions, oldest first. Raises ConfigError when there is no job."""
-    return read_history(_open(job_root).storage, newest)
+    """The newest records of checkpoints and of actions, in order. Raises ConfigError when there is no job."""
+    return read_history(_open(job_root).storage)[-newest:]
 
 
 def require_job(job_root: str) -> None:

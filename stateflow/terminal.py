@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -108,6 +109,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
     return [line.rstrip() for line in lines]
+
+
+def short_offset(offset: str) -> str:
+    """A source's position without what only programs need: ``row:120`` for ``{"row": 120}``."""
+    text = re.sub(r'[{}"\s]', "", offset)
+    return f"{text[:57]}…" if len(text) > 58 else text or "-"
+
+
+def in_utc(at: str) -> str:
+    """A time that a document has, for people; all of them are UTC, whatever the host's zone."""
+    return f"{at[:19].replace('T', ' ')} UTC"
 
 
 def human_bytes(count: int) -> str:

@@ -220,7 +220,8 @@ def _mark(record: Record, undone: bool) -> str:
 
 def _text(record: Record) -> str:
     if isinstance(record, CheckpointRecord):
-        return (f"{_when(record.committed_at)}  checkpoint {record.checkpoint_id}, run {record.generation}: "
+        run = f"run {record.generation}" + (f" ({' '.join(record.reason.split())})" if record.reason else "")
+        return (f"{_when(record.committed_at)}  checkpoint {record.checkpoint_id}, {run}: "
                 f"{record.rows_in:,} rows, +{human_bytes(record.increment_bytes)}, "
                 f"{_took(record.duration_ms)}")  # fmt: skip
     told = [f"{k.replace('_', ' ')} {v}" for k, v in record.facts.items() if v and k not in _UNTOLD]

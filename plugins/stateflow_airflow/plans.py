@@ -2,76 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, StateChange
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def as_markdown(plan: Mapping[str, Any]) -> str:
-    """The plan, as `StateflowRestorePlanOperator` returns it, in a few tables."""
+def as_markdown(plan: Proposal) -> str:
+    """The plan in a few tables, and what a person should know before approving it."""
     parts = [
-        f"**{plan['job']}** goes from checkpoint {plan['checkpoint_id']} back to **{_cell(plan['label'])}**, of "
-        f"{plan['target_at'][:19].replace('T', ' ')} UTC.",
-        _table(("state of", "what", "size", "parallelism"), map(_state, plan["states"])),
-        _table(("source", "now", "then", "still there"), map(_source, plan["sources"])),
-        _table(("table of", "now", "then", "rows that go", "rows that come back"), map(_sink, plan["sinks"])),
+        f"**{plan.job}** goes from checkpoint {plan.checkpoint_id} back to **{_cell(plan.label)}**, of "
+        f"{plan.target_at[:19].replace('T', ' ')} UTC.",
+        _table(("state of", "what", "size", "parallelism"), map(_state, plan.states)),
+        _table(("source", "now", "then", "still there"), map(_source, plan.sources)),
+        _table(("table of", "now", "then", "rows that go", "rows that come back"), map(_sink, plan.sinks)),
         *_warnings(plan),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _state(change: Mapping[str, Any]) -> tuple[str, ...]:
-    before, after = change.get("from_parallelism") or "-", change.get("to_parallelism") or "-"
+def _state(change: StateChange) -> tuple[str, ...]:
+    before, after = change.from_parallelism or "-", change.to_parallelism or "-"
     return (
-        change["uid"],
-        change["action"],
-        _size(change.get("bytes", 0)),
+        change.uid,
+        change.action,
+        _size(change.bytes),
         f"{before}" if before == after else f"{before} → {after}",
     )
 
 
-def _source(change: Mapping[str, Any]) -> tuple[str, ...]:
-    held = {True: "yes", False: "**no**", None: "cannot tell"}[change.get("held")]
-    return change["uid"], _short(change["now"]), _short(change["then"]), held
+def _source(change: SourceChange) -> tuple[str, ...]:
+    held = {True: "yes", False: "**no**", None: "cannot tell"}[change.held]
+    return change.uid, _short(change.now), _short(change.then), held
 
 
-def _sink(change: Mapping[str, Any]) -> tuple[str, ...]:
-    if change["mode"] == "keep":
-        return change["uid"], f"version {change['now']}", "kept as it is", "0", "0"
-    then = "as it is" if change.get("then") is None else f"version {change['then']}"
-    gone, back = change.get("rows_removed", 0), change.get("rows_returned", 0)
-    return change["uid"], f"version {change['now']}", then, _count(gone), _count(back)
+def _sink(change: SinkChange) -> tuple[str, ...]:
+    if change.mode == "keep":
+        return change.uid, f"version {change.now}", "kept as it is", "0", "0"
+    then = "as it is" if change.then is None else f"version {change.then}"
+    return (
+        change.uid,
+        f"version {change.now}",
+        then,
+        _count(change.rows_removed),
+        _count(change.rows_returned),
+    )
 
 
-def _warnings(plan: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"**{_cell(sink['uid'])}: what others have written goes, too**: {_cell(other)}"
-        for sink in plan["sinks"]
-        for other in sink.get("others", ())
-    ]
-    lines += [
-        f"**{_cell(left['uid'])}: the job has no such sink**, so its table keeps what came since; a version with it "
-        "would write those rows a second time"
-        for left in plan.get("left", ())
-    ]
-    lines += [
-        f"**{_cell(source['uid'])} does not have everything any more** that came since: those rows do not come again"
-        for source in plan["sources"]
-        if source.get("held") is False
-    ]
-    dropped = [state["uid"] for state in plan["states"] if state["action"] == "dropped"]
-    if dropped:
-        lines.append(f"The state of {', '.join(map(_cell, dropped))} is dropped; the target still has it")
-    if any(sink["mode"] == "keep" for sink in plan["sinks"]):
-        lines.append(
-            "Tables are kept: what comes of rows that are read a second time is in them a second time"
-        )
-    if plan.get("foreign"):
-        lines.append("The savepoint is another job's")
-    if undone := plan.get("dropped_checkpoints"):
-        lines.append(f"Checkpoints that cannot be gone back to any more: {', '.join(map(str, undone))}")
-    return ["\n".join(f"- {line}" for line in lines)] if lines else []
+def _warnings(plan: Proposal) -> list[str]:
+    from stateflow.checkpoint.proposal import cautions
+
+    lines = [f"- **{_cell(c.about)}**: {_cell(c.says)}" if c.about else f"- {_sentence(_cell(c.says))}"
+             for c in cautions(plan)]  # fmt: skip
+    return ["\n".join(lines)] if lines else []
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

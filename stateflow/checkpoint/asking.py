@@ -62,7 +62,8 @@ def ask_run(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
             given = _withdraw(root, asked.id)
             if given.status == WITHDRAWN:
                 raise RequestTimeout("the run did not reach a barrier in time, and the request was withdrawn",
-                                     hint="allow more time, or take the newest checkpoint: --from-head",
+                                     hint="allow more time: --timeout; or take the newest checkpoint: "
+                                     "stateflow savepoint create --from-head",
                                      seconds=patience.answer.total_seconds())  # fmt: skip
             break
         elif waited(signed) >= patience.sign:

@@ -196,6 +196,10 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     at: str
     bytes: int = 0
     """Of the state that was gone back to, what was dropped apart."""
+    of_job: str = ""
+    """Name and uuid of the other job whose savepoint it was; empty otherwise."""
+    savepoint_path: str = ""
+    """Where another job's savepoint was."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):
@@ -206,6 +210,24 @@ class Rewind(Document, frozen=True, kw_only=True):
     sinks: dict[str, SinkIntent]
     restore: RestoreFacts | None = None
     """What whoever completes it writes into the history."""
+
+
+class WentBack(Document, frozen=True, kw_only=True):
+    """One restore, as far as it tells what the present state came from."""
+
+    seq: int
+    """Of the CLAIM that went back."""
+    base: int
+    """The checkpoint that it went back to; 0 for another job's."""
+
+
+class Ancestry(Document, frozen=True, kw_only=True):
+    """Which numbers the present state came from: all that no restore has left behind."""
+
+    since: int
+    """The entry from which on every restore is in `restores`: the first one, unless an older version wrote that."""
+    restores: list[WentBack] = []
+    """Oldest first."""
 
 
 class EntryKind(StrEnum):
@@ -250,6 +272,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """A restore whose tables are not all known to have gone back."""
     ended: bool = False
     """Whether the run ended in good order: nobody works on the job then."""
+    ancestry: Ancestry | None = None
+    """None in entries of versions that did not record it."""
 
     @property
     def is_checkpoint(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from stateflow.checkpoint.documents import (
+    Ancestry,
     EntryKind,
     EntryRef,
     JobFormat,
@@ -19,6 +20,7 @@ from stateflow.checkpoint.documents import (
     Rewind,
     SinkIntent,
     SourcePosition,
+    WentBack,
 )
 from stateflow.checkpoint.log import Head
 from stateflow.state.handles import FileHandle
@@ -101,6 +103,7 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         retained=[r for r in _older(base) if r.id <= adopt.upto and r != adopt.checkpoint],
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
         requests=[*entry.requests, *_request(adopt)], savepoint=adopt.savepoint,
+        ancestry=_gone_back(entry, adopt) if base else entry.ancestry,
     )  # fmt: skip
     if adopt.sinks is None:
         return entry
@@ -110,6 +113,12 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
 
 def _request(adopt: Adoption) -> list[str]:
     return [adopt.restore.request] if adopt.restore and adopt.restore.request else []
+
+
+def _gone_back(entry: LogEntry, adopt: Adoption) -> Ancestry:
+    known = entry.ancestry or Ancestry(since=entry.seq)
+    base = adopt.restore.base if adopt.restore else adopt.checkpoint.id if adopt.checkpoint else 0
+    return replace(known, restores=[*known.restores, WentBack(seq=entry.seq, base=base)])
 
 
 def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: RestoreFacts | None) -> LogEntry:
@@ -189,10 +198,13 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
     """The entry after `base` that takes over all that `base` says."""
     if base is None:
         return LogEntry(job_uuid=job.job_uuid, seq=1, kind=kind, generation=1, ordinal=0, writer=author.writer,
-                        nonce=author.nonce, parent="", at=author.at, note=author.note)  # fmt: skip
+                        nonce=author.nonce, parent="", at=author.at, note=author.note,
+                        ancestry=Ancestry(since=1))  # fmt: skip
+    seq = base.entry.seq + 1
     return replace(
-        base.entry, seq=base.entry.seq + 1, kind=kind, writer=author.writer, nonce=author.nonce, parent=base.sha256,
+        base.entry, seq=seq, kind=kind, writer=author.writer, nonce=author.nonce, parent=base.sha256,
         at=author.at, note=author.note, checkpoint=base.checkpoint, pending=pending_of(base),
+        ancestry=base.entry.ancestry or Ancestry(since=seq),
     )  # fmt: skip
 
 

@@ -34,6 +34,10 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     rows_in: int
     rows_out: dict[str, int]
     compaction_bytes: int = 0
+    by: str = ""
+    """Host and process id of the run's driver; empty in records of older versions."""
+    reason: str = ""
+    """Who or what asked for the run."""
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):
@@ -146,10 +150,9 @@ def read_records(storage: Storage, newest: int | None = None) -> list[Checkpoint
     return [r for r in found if isinstance(r, CheckpointRecord)]
 
 
-def read_history(storage: Storage, newest: int | None = None) -> list[Record]:
-    """The newest records, in order; all of them without a number."""
-    keys = [blob.key for blob in storage.list(HISTORY)]
-    found = [_read(storage, key) for key in (keys[-newest:] if newest else keys)]
+def read_history(storage: Storage) -> list[Record]:
+    """All records, in order, which their names alone do not tell."""
+    found = [_read(storage, blob.key) for blob in storage.list(HISTORY)]
     return in_order(r for r in found if r is not None)
 
 

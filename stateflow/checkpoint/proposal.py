@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -12,6 +13,15 @@ from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.log import Head
 from stateflow.errors import ConfigError
 from stateflow.state.handles import Document
+
+_FIRST = 3
+"""As many commits by others are named; the plan itself has them all."""
+_LEFT = (
+    "the job has no such sink, so its table keeps what came since; a version that has it would write those rows a "
+    "second time"
+)
+_NOT_HELD = "it does not have everything any more that came since: those rows do not come again"
+_KEPT = "tables are kept: what comes of rows that are read a second time is in them a second time"
 
 
 class StateAction(StrEnum):
@@ -88,6 +98,8 @@ class Proposal(Document, frozen=True, kw_only=True):
     savepoint: str = ""
     """URI of the savepoint; empty for a checkpoint."""
     foreign: bool = False
+    of_job: str = ""
+    """Name and uuid of the other job whose savepoint it is."""
     mode: SinkMode
     parallelism: int
     operators: list[str]
@@ -136,6 +148,42 @@ def state_changes(
             to_parallelism=0 if action is StateAction.DROPPED else parallelism,
         ))  # fmt: skip
     return changes
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Something that a person should know before a plan is carried out.
+
+    Attributes:
+        about: what it is about: a table, a source; empty when that is the whole plan.
+    """
+
+    about: str
+    says: str
+
+
+def cautions(plan: Proposal) -> list[Caution]:
+    """All that a person should know about a plan, the worst first."""
+    found = [Caution(f"table of {s.uid}", _undone_with_it(s.others)) for s in plan.sinks if s.others]
+    found += [Caution(f"table of {left.uid}", _LEFT) for left in plan.left]
+    found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.held is False]
+    dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
+    if dropped:
+        found.append(Caution(f"state of {dropped}", "dropped; the target still has it"))
+    if any(s.mode is SinkMode.KEEP for s in plan.sinks):
+        found.append(Caution("", _KEPT))
+    if plan.foreign:
+        found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
+    if plan.dropped_checkpoints:
+        undone = ", ".join(map(str, plan.dropped_checkpoints))
+        found.append(Caution("", f"checkpoints that cannot be gone back to any more: {undone}"))
+    return found
+
+
+def _undone_with_it(others: tuple[str, ...]) -> str:
+    more = f"; and {len(others) - _FIRST:,} more" if len(others) > _FIRST else ""
+    commits = "1 commit" if len(others) == 1 else f"{len(others):,} commits"
+    return f"{commits} by others would be undone as well: {'; '.join(others[:_FIRST])}{more}"
 
 
 def is_outdated(proposal: Proposal, head: Head) -> bool:

@@ -23,6 +23,9 @@ from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_fi
 log = logging.getLogger(__name__)
 
 VERSION = 1
+_NO_USE = (
+    "restore the file from a copy, or use another savepoint; stateflow savepoint dispose deletes this one"
+)
 GIVEN_UP = b"given up\n"
 """What `_savepoint` holds where a savepoint was given up while it was made."""
 
@@ -65,7 +68,11 @@ class StoredSavepoint:
 
     def verify(self) -> None:
         """Raises MissingFile or CorruptFile unless every file is there with its size and hash."""
-        check_stored(self.storage, self.files())
+        try:
+            check_stored(self.storage, self.files())
+        except (MissingFile, CorruptFile) as e:
+            file = f"{self.storage.uri.rstrip('/')}/{e.facts.get('file', self.folder)}"
+            raise type(e)(e.message, hint=_NO_USE, **{**e.facts, "file": file, "savepoint": self.uri}) from e
 
     def files(self) -> Iterator[FileHandle]:
         """Its files, with the keys that they have in `storage`."""
@@ -165,12 +172,20 @@ def read_savepoint(storage: Storage, folder: str) -> StoredSavepoint | None:
     data = get_or_none(storage, f"{folder}{SAVEPOINT}")
     if data is None or data == GIVEN_UP:
         return None
-    document, digest = unseal(data, Savepoint, f"{folder}{SAVEPOINT}")
+    document, digest = _unsealed(storage, folder, data)
     if document.version != VERSION:
         raise ConfigError("the savepoint has a format that this version does not know", hint="use the version of "
                           "stateflow that wrote it", found=document.version, known=VERSION,
                           written_by=document.stateflow)  # fmt: skip
     return StoredSavepoint(storage, folder, document, digest)
+
+
+def _unsealed(storage: Storage, folder: str, data: bytes) -> tuple[Savepoint, str]:
+    try:
+        return unseal(data, Savepoint, f"{folder}{SAVEPOINT}")
+    except CorruptFile as e:
+        path = f"{storage.uri.rstrip('/')}/{folder}{SAVEPOINT}"
+        raise CorruptFile("a savepoint's document is damaged", hint=_NO_USE, file=path, size=len(data)) from e
 
 
 def get_or_none(storage: Storage, key: str) -> bytes | None:

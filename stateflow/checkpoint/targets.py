@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
-from stateflow.checkpoint.history import ActionRecord, read_history
 from stateflow.checkpoint.jobroot import JobRoot, kept, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint import LATEST
@@ -131,11 +131,18 @@ def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     for ref in line(head):
         if target := _undamaged(root, ref):
             yield target
-    numbers = _line(root, head)
     for stored in list_savepoints(root.storage):
         document = stored.document
-        if document.job_uuid == root.job.job_uuid and any(document.checkpoint_id in part for part in numbers):
+        if document.job_uuid != root.job.job_uuid:
+            continue
+        is_ours = came_from(head, document.checkpoint_id)
+        if is_ours:
             yield _of_savepoint(stored)
+        elif is_ours is None:
+            log.warning(
+                "savepoint %s is left out: whether a restore has undone its checkpoint %d was not recorded by the "
+                "version that made it; name the savepoint to go back to it", document.name, document.checkpoint_id,
+            )  # fmt: skip
 
 
 def _undamaged(root: JobRoot, ref: EntryRef) -> Target | None:
@@ -145,30 +152,6 @@ def _undamaged(root: JobRoot, ref: EntryRef) -> Target | None:
         # One damaged checkpoint must not bar the way to the others; named by its id it is refused.
         log.warning("checkpoint %d is damaged, and left out: %s", ref.id, e.sentence)
         return None
-
-
-def _line(root: JobRoot, head: Head) -> list[range]:
-    """The numbers of the checkpoints from which the present state came."""
-    actions = [r for r in read_history(root.storage) if isinstance(r, ActionRecord)]
-    restores = {r.seq: int(r.facts.get("base", "0")) for r in actions if r.kind in ("restore", "rewind")}
-    if (pending := head.entry.rewind) and pending.restore:
-        restores[pending.seq] = pending.restore.base
-    return line_of(restores, head.entry.seq)
-
-
-def line_of(restores: Mapping[int, int], newest: int) -> list[range]:
-    """The numbers that are not on a branch which a restore has left, newest first.
-
-    Args:
-        restores: number of each restore's own entry, and of the checkpoint that it went back to.
-        newest: number of the newest entry.
-    """
-    parts = []
-    while (back := max((seq for seq in restores if seq <= newest), default=0)) > 0:
-        parts.append(range(back, newest + 1))
-        # Before that the line is the one on which this checkpoint was made.
-        newest = min(restores[back], back - 1)
-    return [*parts, range(1, newest + 1)]
 
 
 def _is_before(positions: list[SourcePosition], uid: str, limit: Any) -> bool:

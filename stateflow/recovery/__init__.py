@@ -2,7 +2,7 @@
 
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
-from stateflow.recovery.restores import RestoreReport, plan_restore, restore
+from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
 from stateflow.recovery.savepoints import (
     SavepointAsk,
     SavepointReport,
@@ -12,6 +12,7 @@ from stateflow.recovery.savepoints import (
     find,
     list_all,
     stop,
+    why_no_run,
     withdraw,
 )
 
@@ -31,5 +32,7 @@ __all__ = [
     "plan_restore",
     "restore",
     "stop",
+    "tables_back",
+    "why_no_run",
     "withdraw",
 ]

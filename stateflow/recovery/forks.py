@@ -92,7 +92,7 @@ def _note_fork(root: JobRoot, source: JobRoot, point: Target, ask: ForkAsk, took
     record = ActionRecord(
         seq=1, kind="fork", at=now(root), by=ask.by or root.writer, reason=ask.reason, took_ms=took_ms,
         bytes=point.manifest.full_bytes,
-        facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow)},
+        facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow), **_parent(source, point)},
     )  # fmt: skip
     write_action(root.storage, record, "made")
     own = point.job_uuid == source.job.job_uuid
@@ -102,6 +102,15 @@ def _note_fork(root: JobRoot, source: JobRoot, point: Target, ask: ForkAsk, took
         bytes=record.bytes, facts={"into": ask.into, "base": str(point.checkpoint_id if own else 0)},
     )  # fmt: skip
     write_action(source.storage, here, root.job.job_uuid)
+
+
+def _parent(source: JobRoot, point: Target) -> dict[str, str]:
+    """The job that the state is of, and where it was found."""
+    if point.savepoint is None:
+        return {"parent_job": f"{source.job.job} {source.job.job_uuid}", "parent_root": source.storage.uri}
+    document = point.savepoint.document
+    own = {"parent_root": source.storage.uri} if point.job_uuid == source.job.job_uuid else {}
+    return {"parent_job": f"{document.job} {document.job_uuid}", **own, "savepoint_path": point.savepoint.uri}
 
 
 def _forked(root: JobRoot, point: Target) -> ForkReport:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.environment import open_existing
+from stateflow.errors import ConfigError
 from stateflow.recovery.job_roots import JobCode
 from stateflow.runtime.proposing import RestoreOptions, propose
 from stateflow.runtime.restoring import RestoreOrder, execute
@@ -14,6 +15,22 @@ from stateflow.runtime.restoring import RestoreOrder, execute
 def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
     """What going back to `target` would mean; changes nothing. See `runtime.proposing.propose`."""
     return propose(open_existing(code.file, job_root, code.layers), target, options)
+
+
+def tables_back(job_root: str, code: JobCode) -> dict[str, bool]:
+    """Of a restore that is not completed: by uid of the sink, whether its table is back. Changes nothing.
+
+    Raises ConfigError when the job does not fit, or has not all of the sinks.
+    """
+    job = open_existing(code.file, job_root, code.layers)
+    rewind = job.root.head().entry.rewind
+    if rewind is None:
+        return {}
+    missing = sorted(rewind.sinks.keys() - job.sinks.keys())
+    if missing:
+        raise ConfigError("the job file has not the sinks of the restore", hint="give the one that it was begun with",
+                          sinks=missing)  # fmt: skip
+    return {uid: job.sinks[uid].open_table().token == rewind.seq for uid in sorted(rewind.sinks)}
 
 
 @dataclass(frozen=True)

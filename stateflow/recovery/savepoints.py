@@ -64,7 +64,7 @@ class SavepointReport:
     """A savepoint that is complete.
 
     Attributes:
-        taken_by: ``run``, or ``head`` when it was copied from the newest checkpoint without asking a run.
+        taken_by: ``run``, or ``head`` when it was copied from the newest checkpoint without a run's help.
     """
 
     name: str
@@ -105,6 +105,18 @@ def _without_run(root: JobRoot, ask: SavepointAsk) -> SavepointReport:
     return describe_savepoint(_from_head(root, ask), "head")
 
 
+def why_no_run(job_root: str, ask: SavepointAsk) -> str:
+    """For people: why no run has taken what was asked for."""
+    return "no run was asked" if ask.from_head else _no_run(open_root(job_root).head(), ask)
+
+
+def _no_run(head: Head, ask: SavepointAsk) -> str:
+    """What is known of runs when none has answered: one that is busy or stopped gives no sign either."""
+    if head.entry.ended:
+        return "no run works on the job"
+    return f"no run gave a sign within {ask.patience.total_seconds():g} s"
+
+
 def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointReport | None:
     """Ends the job's run after its next checkpoint, with a savepoint of it when that is wanted.
 
@@ -118,13 +130,16 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     ask = _named(root, ask if ask.origin is not Origin.MANUAL else replace(ask, origin=Origin.STOP))
     if savepoint and (made := _made_before(root, ask)):
         return made
-    given = None
-    if not root.head().entry.ended:
+    given, head = None, root.head()
+    if not head.entry.ended:
         given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
     if given is not None:
         return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
     if not savepoint:
-        raise ConfigError("no run works on the job", hint="there is nothing to stop", root=job_root)
+        hint = (
+            "there is nothing to stop" if head.entry.ended else "if one is at work, wait longer: --patience"
+        )
+        raise ConfigError(_no_run(head, ask), hint=hint, root=job_root)  # fmt: skip
     return _without_run(root, ask)
 
 
@@ -150,16 +165,26 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
 
 
 def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> SavepointReport:
-    """Deletes a savepoint below a job root, by its name or folder; a damaged one by its folder.
+    """Deletes a savepoint below a job root, by its name, folder or path; a damaged one by its folder or path.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError when there is none, and for a path outside of the job root: what was moved there is its owner's.
     """
     root = open_root(job_root)
+    name = _folder_of(root, name) if "/" in name else name
     freed = dispose_damaged(root, name)
     gone = describe_savepoint(dispose_savepoint(root, name)) if freed is None else _damaged(root, name, freed)
     _note(root, ActionRecord(seq=_newest(root), kind="dispose", at=now(root), by=by or root.writer, reason=reason,
                              bytes=gone.bytes, facts={"savepoint": gone.name, "id": gone.id}))  # fmt: skip
     return gone
+
+
+def _folder_of(root: JobRoot, path: str) -> str:
+    uri, below = open_storage(path).uri.rstrip("/"), f"{root.storage.uri.rstrip('/')}/{SAVEPOINTS}"
+    folder = uri.removeprefix(below)
+    if folder == uri or "/" in folder:
+        raise ConfigError("the path is not that of a savepoint below the job root", hint="what was moved or copied "
+                          "elsewhere belongs to you: delete its folder", path=uri, root=root.storage.uri)  # fmt: skip
+    return folder
 
 
 def _damaged(root: JobRoot, folder: str, freed: int) -> SavepointReport:
@@ -235,9 +260,7 @@ def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, di
         checkpoint = settled_checkpoint(head)
         return checkpoint, standing_with(head, checkpoint)
     if ask.code is None:
-        raise ConfigError("the job's last run died before it published its output", hint="give the job file, so that "
-                          "it can be published (--job JOB.py), or take an older checkpoint: --from-head",
-                          checkpoint=head.checkpoint_id)  # fmt: skip
+        raise _unfinished(head, ask)
     job = open_existing(ask.code.file, root.storage.uri, ask.code.layers)
     head = complete_rewind(root, job.sinks, head)
     publisher = Publisher(root, job.sinks)
@@ -245,6 +268,19 @@ def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, di
     if head.checkpoint is None:
         raise DataError("the job has no checkpoint to make a savepoint of", hint="run it first")
     return head.checkpoint, {**standing_with(head, head.checkpoint), **publisher.published}
+
+
+def _unfinished(head: Head, ask: SavepointAsk) -> ConfigError:
+    older = "stateflow savepoint create --from-head takes an older checkpoint"
+    if (rewind := head.entry.rewind) is not None:
+        to = rewind.restore.label if rewind.restore else head.stand
+        return ConfigError(f"a restore to {to} is not completed", hint="the job's next start completes it, and so does "
+                           "this command with the job file: --job JOB.py; stateflow status shows it",
+                           tables=sorted(rewind.sinks))  # fmt: skip
+    return ConfigError(f"output of the newest checkpoint may not be published yet, and {_no_run(head, ask)}",
+                       hint="if a run is at work, wait longer for its sign: --patience; if none is, give the job file, "
+                       f"so that the output can be published: --job JOB.py; or {older}",
+                       checkpoint=head.checkpoint_id)  # fmt: skip
 
 
 def _named(root: JobRoot, ask: SavepointAsk) -> SavepointAsk:

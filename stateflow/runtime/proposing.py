@@ -61,11 +61,17 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
         ordinal=head.entry.ordinal, checkpoint_id=head.checkpoint_id, target=text, label=target.label,
         target_checkpoint=target.checkpoint_id, target_at=target.at, target_sha256=_sha256(target),
         savepoint=target.savepoint.uri if target.savepoint else "", foreign=foreign, mode=mode,
+        of_job=_owner(target) if foreign else "",
         parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
         sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
         dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )  # fmt: skip
+
+
+def _owner(target: Target) -> str:
+    name = target.savepoint.document.job if target.savepoint else ""
+    return f"{name} {target.job_uuid}"
 
 
 def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOptions) -> None:

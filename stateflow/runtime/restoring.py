@@ -133,6 +133,7 @@ def _facts(root: JobRoot, proposal: Proposal, order: RestoreOrder) -> RestoreFac
         base=0 if proposal.foreign else proposal.target_checkpoint, left=proposal.checkpoint_id,
         undone=proposal.dropped_checkpoints, at=root.clock.now().isoformat(timespec="milliseconds"),
         bytes=sum(s.bytes for s in proposal.states if s.action is not StateAction.DROPPED),
+        of_job=proposal.of_job, savepoint_path=proposal.savepoint if proposal.foreign else "",
     )  # fmt: skip
 
 

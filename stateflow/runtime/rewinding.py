@@ -82,7 +82,8 @@ def _record(root: JobRoot, rewind: Rewind) -> None:
         by=done.by, reason=done.reason,
         took_ms=round(took.total_seconds() * 1000, 1), bytes=done.bytes,
         facts={"to": done.label, "from_checkpoint": str(done.left), "request": done.request, "base": str(done.base),
-               "undone": ", ".join(str(i) for i in done.undone)},
+               "undone": ", ".join(str(i) for i in done.undone),
+               "of_job": done.of_job, "savepoint_path": done.savepoint_path},
     )  # fmt: skip
     write_action(root.storage, record, "intent")
 

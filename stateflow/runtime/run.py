@@ -54,6 +54,7 @@ class JobRun:
         self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)
         self._checks = StartChecks(job, executor.reads_by_spark)
+        self._note = ""
         self._ordinal = 0
         self._epoch = 0
         self._base: dict[str, OperatorState] = {}
@@ -70,6 +71,7 @@ class JobRun:
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
         checked = self._checks.before_claim()
+        self._note = note
         self.head = self.job.root.claim(note)
         with self.fenced_first():
             self._prepare_sinks()
@@ -326,7 +328,7 @@ class JobRun:
             committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
             duration_ms=round(result.seconds * 1000, 1), increment_bytes=result.increment_bytes,
             compaction_bytes=result.compaction_bytes, full_bytes=result.full_bytes, files=len(files_of(manifest)),
-            rows_in=result.rows_in, rows_out=result.rows_out,
+            rows_in=result.rows_in, rows_out=result.rows_out, by=self.job.root.writer, reason=self._note,
         ))  # fmt: skip
         if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
             self.collect()

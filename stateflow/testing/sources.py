@@ -77,8 +77,9 @@ class ScriptedSource(LocalSource):
         return Slice(rows, json.dumps({"row": end}))
 
     def holds(self, position: str) -> bool | None:
-        """A script is always there from its beginning."""
-        return True
+        """Whether the script still has as many rows as were ever asked for: it may have been cut off since."""
+        rows = sum(1 for item in self._script if not isinstance(item, Crash | Pause))
+        return max((end for _, end in self.requested()), default=0) <= rows
 
     def requested(self) -> list[tuple[int, int]]:
         """Every slice that was asked for, in order, over all runs."""

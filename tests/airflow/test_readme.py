@@ -83,3 +83,15 @@ def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: s
             params[name] = value
         if getattr(arguments, "conf", None):
             params.validate()
+
+
+def test_the_dag_that_waits_for_a_savepoint_can_be_loaded_and_waits_for_the_family_s() -> None:
+    (text,) = [block for block in _blocks("python") if "after_savepoint" in block]
+    made: list[Any] = []
+    exec(
+        text.replace("with DAG(", "with noted("),
+        {"noted": lambda *a, **k: made.append(DAG(*a, **k)) or made[0]},
+    )
+    (dag,) = made
+    assert [asset.uri for asset in dag.schedule] == [StateflowJob(name="my_flights", root="/r").savepoint.uri]
+    assert [task.task_id for task in dag.tasks] == ["look"]

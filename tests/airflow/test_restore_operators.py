@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from airflow.sdk import DAG
 
+from stateflow.checkpoint.proposal import Proposal
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.recovery import (
     StateflowForkOperator,
@@ -145,7 +147,7 @@ def test_a_table_without_a_sink_is_left_only_when_it_is_named(early: AccountsBox
     with pytest.raises(PermanentFailure, match="--leave"):
         plan(early, drop="turnovers")
     planned = plan(early, drop="turnovers", leave="totals")
-    assert "totals: the job has no such sink" in planned["markdown"]
+    assert "table of totals**: the job has no such sink" in planned["markdown"]
 
 
 @pytest.mark.parametrize(
@@ -299,15 +301,19 @@ def test_what_a_person_must_see_is_in_the_table() -> None:
     source = {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False}
     sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "now": 9, "then": 3, "rows_removed": None,
             "others": ["MERGE by <b>ada</b>"]}  # fmt: skip
-    text = as_markdown({
+    text = as_markdown(msgspec.convert({
         "job": "j", "checkpoint_id": 9, "label": "checkpoint 3", "target_at": "2026-01-31T03:00:00+00:00",
         "states": [{**state, "action": "matched", "to_parallelism": 2}, state], "sources": [source],
-        "sinks": [sink], "foreign": True, "dropped_checkpoints": [5, 9],
-    })  # fmt: skip
+        "sinks": [sink], "foreign": True, "of_job": "other 77", "dropped_checkpoints": [5, 9], "mode": "restore",
+        "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "target": "3", "target_checkpoint": 3,
+        "target_sha256": "s", "parallelism": 2, "operators": ["a"], "made_at": "now",
+    }, Proposal))  # fmt: skip
     assert "| a | matched | 2.5 MB | 4 → 2 |" in text and "| a | dropped | 2.5 MB | 4 → - |" in text
     assert "| s | row: 9 | " + "x" * 57 + "… | **no** |" in text
     assert "| t\\|1 | version 9 | version 3 | unknown | 0 |" in text
-    assert "goes, too**: MERGE by &lt;b>ada" in text and "another job's" in text and "5, 9" in text
+    assert "**table of t\\|1**: 1 commit by others would be undone as well: MERGE by &lt;b>ada" in text
+    assert "**source s**: it does not have everything any more" in text
+    assert "another job's: other 77" in text and "5, 9" in text
 
 
 def test_templates() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from airflow.sdk import DAG, Asset
 
 from stateflow import recovery
@@ -290,6 +291,27 @@ def test_retention_deletes_periodic_ones_only_and_a_preview_none(resting: Accoun
         ("p2", "retention"),
     }
     resting.check_clean()
+
+
+def test_retention_says_what_it_will_delete_before_it_does(resting: AccountsBox) -> None:
+    for day in (1, 2):
+        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())
+    there: list[set[str]] = []
+
+    def watch(_: object, __: str, event: Any) -> Any:
+        if "periodic savepoints to delete" in event["event"]:
+            assert "p1" in str(event)
+            there.append(set(disk.savepoints(resting.root)))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()["processors"]
+    structlog.configure(processors=[watch])
+    try:
+        retention(resting, savepoints="1")
+    finally:
+        structlog.configure(processors=before)
+    assert there == [{"p1", "p2"}]
+    assert set(disk.savepoints(resting.root)) == {"p2"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -88,6 +89,16 @@ class Client(AirflowClient):
 
         assert poll(lambda: len(runs()) == 1, PATIENCE)
         assert runs()[0].startswith("scheduled__")
+        return runs()[0]
+
+    def triggered_run(self, dag_id: str) -> str:
+        """The id of the only run, which an asset's event has begun, as soon as there is one."""
+
+        def runs() -> list[str]:
+            return [run["dag_run_id"] for run in self.call("GET", f"dags/{dag_id}/dagRuns")["dag_runs"]]
+
+        assert poll(lambda: len(runs()) == 1, PATIENCE)
+        assert runs()[0].startswith("asset_triggered__")
         return runs()[0]
 
     def clear_until_done(self, dag_id: str, run_id: str) -> int:
@@ -187,6 +198,10 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     dags.mkdir()
     text = DAG_FILE.format(folder=folder, names=JOBS, application=ACCOUNTS)
     (dags / "families.py").write_text(text)
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    (waiting,) = [block for block in blocks if "after_savepoint" in block]
+    (dags / "waiting.py").write_text(waiting.replace("my_flights", JOBS[0]))
     environment = {
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
         "PATH": f"{install_submit(folder)}:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -201,7 +216,9 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         airflow.start()
         airflow.wait_until_healthy(PATIENCE)
         client = Client(airflow.url, USER, airflow.password)
-        assert poll(lambda: client.has_dag(f"{JOBS[-1]}_recovery"), PATIENCE)
+        for dag_id in (f"{JOBS[-1]}_recovery", "after_savepoint"):
+            assert poll(lambda dag_id=dag_id: client.has_dag(dag_id), PATIENCE)
+        client.unpause("after_savepoint")
         for job in JOBS:
             client.make_pool(job)
             for suffix in ("_savepoint", "_recovery", "_retention"):
@@ -232,6 +249,11 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     (event,) = client.events("approved.savepoint")
     assert event.items() >= told.items()
     assert client.events("approved.checkpoint")[-1]["checkpoint_id"] == disk.head(box.root).checkpoint
+
+    # The README's DAG was waiting for it.
+    waiting = client.triggered_run("after_savepoint")
+    client.wait_for("after_savepoint", waiting)
+    assert client.returned("after_savepoint", waiting, "look") == made["path"]
 
     # What came since is wrong; what comes again is right, and can be told from it.
     box.replace_events(since=point)
@@ -310,10 +332,14 @@ def test_every_task_is_killed_and_cleared(system: System) -> None:
     client.clear_until_done("killed_recovery", "night")
     (record,) = [r for r in disk.history(box.root) if r.get("kind") == "restore"]
     assert record["by"] == USER
+    client.trigger("killed_savepoint", "two", {"name": "last", "stop": True})
+    client.clear_until_done("killed_savepoint", "two")
+    assert "last" in disk.savepoints(box.root)
     deaths = {path.name for path in (box.folder / "deaths").iterdir()}
     tasks = [
         "killed.run",
         "killed_savepoint.savepoint",
+        "killed_savepoint.stop",
         "killed_retention.savepoint",
         "killed_retention.collect",
     ]

@@ -280,7 +280,7 @@ def test_status_shows_where_a_job_stands_and_changes_nothing(bench: Bench) -> No
     assert f"job job ({root.job.job_uuid})" in shown.output
     assert f"checkpoint {head.checkpoint_id}, generation 1" in shown.output
     assert all(word in shown.output for word in ("committed (UTC)", "increment", "files"))
-    assert len(shown.output.splitlines()) == 2 + 1 + 3
+    assert len(shown.output.splitlines()) == 2 + 1 + 1 + 3
 
     found = json.loads(invoke("status", *_root(bench, "--json")).output)
     assert (found["job"], found["checkpoint_id"], found["head_seq"]) == (

@@ -80,6 +80,10 @@ class Terminal:
         while wanted not in self.text:
             assert self._read(), f"ended without {wanted!r}: {self.bytes!r}"
 
+    def type(self, line: str) -> None:
+        """Answers a question."""
+        os.write(self._master, f"{line}\n".encode())
+
     def go_on(self) -> None:
         """Lets the next slice through."""
         os.write(self._gate, b"x")
@@ -155,3 +159,26 @@ def test_an_error_stays_and_the_line_goes(bench: Bench) -> None:
     assert terminal.screen[0].startswith("error [user-code]: ") and "ZeroDivisionError" in terminal.screen[0]
     assert any(line.startswith("  hint: ") for line in terminal.screen)
     assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
+
+
+def test_who_goes_back_without_a_reason_is_asked_for_one(bench: Bench) -> None:
+    bench.write(BUILD, JOB)
+    bench.run()
+    sets = bench.command()[4:]
+    where = [str(bench.job), "--job-root", bench.root, *sets]
+    plan = str(bench.folder / "plan.json")
+    for options, question in ((["--plan", "latest", "--out", plan], ""), (["--execute", plan], "why? ")):
+        terminal = Terminal(["restore", *where, *options], bench.folder, columns=300)
+        try:
+            if question:
+                terminal.wait_for(question)
+                terminal.type("wrong rows")
+            assert terminal.end() == 0, terminal.text
+        finally:
+            terminal.close()
+    shown = Terminal(["history", *where[1:3]], bench.folder, columns=300)
+    try:
+        assert shown.end() == 0
+    finally:
+        shown.close()
+    assert "(wrong rows): to checkpoint" in shown.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from dataclasses import dataclass
@@ -157,3 +158,32 @@ def test_columns_that_appeared_or_vanished_follow_the_declared_policy(
 def test_a_column_policy_knows_its_words() -> None:
     with pytest.raises(ConfigError, match="does not know"):
         ColumnPolicy(missing="drop")  # type: ignore[arg-type]
+
+
+# -- what is still there ----------------------------------------------------------------------------------------------
+
+
+def _noted(*files: tuple[int, str]) -> bytes:
+    """What Spark's file source notes of the files that it read: the batch, and the URI."""
+    lines = [json.dumps({"path": uri, "timestamp": 1, "batchId": batch}) for batch, uri in files]
+    return "\n".join(["v1", *lines]).encode()
+
+
+def test_a_source_holds_what_was_read_since_while_the_files_are_there(tmp_path: Path) -> None:
+    source = FileSource(tmp_path, schema=Row)
+    old, new, odd = (tmp_path / name for name in ("old.parquet", "new.parquet", "a b%.parquet"))
+    for path in (new, odd):
+        path.touch()
+    logs = [_noted((3, old.as_uri())), _noted((4, new.as_uri()), (5, odd.as_uri()))]
+    at = '{"logOffset": 3}'
+    # The old one is gone, and is not needed: it was read before that position.
+    assert source.holds(at, logs) is True
+    assert source.holds('{"logOffset": 2}', logs) is False
+    assert source.holds(at, []) is True
+    odd.unlink()
+    assert source.holds(at, logs) is False
+
+
+def test_files_elsewhere_cannot_be_looked_at(tmp_path: Path) -> None:
+    source = FileSource("s3://bucket/in", schema=Row)
+    assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None

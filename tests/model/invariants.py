@@ -14,6 +14,7 @@ rules have the names that `reference/reliability.md` gives them, and:
     R3  an intent says what is true: the target's state, and its output is in the tables or was
     R4  no intent before the last one is complete
     R5  nothing is committed or published before the tables went back
+    R6  every entry tells all restores that led to it, and where to
 
 What savepoints and requests promise is in `keeping.py`.
 """
@@ -107,6 +108,7 @@ class Checker:
         self._state: dict[str, dict[str, str]] = {"": {}}
         self._at: dict[str, int] = {}
         self._restored: set[str] = set()
+        self._went_back: list[tuple[int, int]] = []
         self._contents: dict[int, list[str]] = {}
         self._offsets: dict[int, str] = {}
         self.newest = 0
@@ -233,6 +235,7 @@ class Checker:
             rewind = fact.doc.get("rewind")
             if fact.manifest != parent.manifest or (rewind and rewind["seq"] == fact.seq):
                 self._adopt(parent, fact)
+        self._check_ancestry(parent, fact)
         if fact.kind == "commit":
             self._check_commit(parent, fact)
         self._check_kept(parent, fact)
@@ -267,10 +270,20 @@ class Checker:
         if new and fact.kind == "commit":
             raise Violation("R5", f"commit {fact.seq} comes before the tables went back for {new['seq']}")
 
+    def _check_ancestry(self, parent: Fact, fact: Fact) -> None:
+        told = [(r["seq"], r["base"]) for r in fact.doc["ancestry"]["restores"]]
+        stays = (fact.seq, parent.checkpoint)
+        if fact.kind == "claim" and stays in told and stays not in self._went_back:
+            self._went_back.append(stays)  # back to where the job stood: nothing is left behind
+        if told != self._went_back:
+            raise Violation("R6", f"entry {fact.seq} tells the restores {told}, they were {self._went_back}")
+
     def _adopt(self, parent: Fact, fact: Fact) -> None:
         """A CLAIM that continues from another state than the entry before it."""
         rewind = fact.doc.get("rewind")
         target = self._import(fact) if fact.checkpoint == fact.seq else fact.checkpoint
+        if fact.seq > 1:
+            self._went_back.append((fact.seq, target))
         if rewind and rewind["seq"] == fact.seq:
             self._intend(fact, target, rewind["sinks"])
         elif target <= parent.checkpoint:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.targets import line_of
+from stateflow.checkpoint.ancestry import line_of
 from tests.recovery import disk
 from tests.recovery.harness import AccountsBox
 
@@ -53,6 +54,40 @@ def test_a_branch_that_was_undone_is_not_before_anything(undone: AccountsBox, ta
     undone.deliver(60)
     undone.finish()
     assert _position(undone, target) == (60 if "2999" in target else 50)
+
+
+def test_what_was_undone_is_known_without_the_history(undone: AccountsBox) -> None:
+    shutil.rmtree(undone.root / "history")
+    undone.replace_events(since=30)
+    undone.deliver(60)
+    undone.finish(history__retained=1, checkpoints__retained=1)
+    assert len(list((undone.root / "history").iterdir())) == 1
+    assert _position(undone, "before:events=55") == 30
+    shutil.rmtree(undone.root / "history")
+    _go_back(undone, "bad")
+    assert _position(undone, "before:2999-01-01") == 50
+
+
+def test_what_an_older_version_did_not_record_is_left_out_and_said(undone: AccountsBox) -> None:
+    """The log as a version wrote it that knew of restores from the history alone."""
+    undone.replace_events(since=30)
+    undone.deliver(40)
+    undone.finish(checkpoints__retained=1)
+    newest = disk.head(undone.root)
+    old = {k: v for k, v in newest.doc.items() if k != "ancestry"}
+    disk.entry_path(undone.root, newest.seq).write_bytes(disk.sealed(old))
+    ended = undone.begin("restore", undone.job_file, "--plan", "before:events=35", with_job=True).wait()
+    assert ended.code != 0
+    for name in ("good", "bad"):
+        assert f"savepoint {name} is left out" in ended.err, str(ended)
+    # From the next entry on it is recorded.
+    undone.deliver(60)
+    undone.finish(checkpoints__retained=1)
+    _create(undone, "new")
+    undone.deliver(70)
+    undone.finish(checkpoints__retained=1)
+    assert _position(undone, "before:events=65") == 60
+    assert _position(undone, "bad") == 50
 
 
 def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsBox) -> None:

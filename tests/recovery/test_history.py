@@ -102,6 +102,27 @@ def test_a_restore_is_recorded_with_the_bytes_it_went_back_to_and_how_long_it_to
     assert " kB, " in line and line.endswith(" ms")
 
 
+def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsBox) -> None:
+    box.deliver(20)
+    ended = box.begin("run", box.job_file, "--run-id", "nightly/3", with_job=True).wait()
+    assert ended.code == 0, str(ended)
+    claim = disk.entries(box.root)[0].doc
+    for record in disk.history(box.root):
+        assert (record["by"], record["reason"]) == (claim["writer"], "nightly/3")
+    assert "run 1 (nightly/3): " in box.command("history").out
+
+
+def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsBox, tmp_path: Path) -> None:
+    uuid = disk.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
+    for target in ("latest", "early"):
+        into = tmp_path / target
+        assert early.command("fork", target, "--into", str(into)).code == 0
+        (record,) = disk.history(into)
+        facts = record["facts"]
+        assert (facts["parent_job"], facts["parent_root"]) == (f"accounts {uuid}", f"file://{early.root}")
+        assert ("savepoint_path" in facts) == (target == "early")
+
+
 def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsBox) -> None:
     """Back to the savepoint, on; then back to where the job was before, which counts again."""
     before = disk.head(early.root).doc["checkpoint"]["id"]
@@ -138,7 +159,12 @@ def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(
     (path,) = map(str, (early.root / "savepoints").iterdir())
     _go_back(other, path, "--foreign")
     (record,) = _records(other, "restore")
-    assert record["facts"]["base"] == "0"
+    facts = record["facts"]
+    assert facts["base"] == "0"
+    uuid = disk.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
+    assert (facts["of_job"], facts["savepoint_path"]) == (f"accounts {uuid}", f"file://{path}")
+    (told,) = [line for line in other.command("history").out.splitlines() if "restore by ada" in line]
+    assert uuid in told and path in told
     assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
 
 

@@ -255,7 +255,7 @@ def test_it_can_be_moved_and_copied(resting: AccountsBox, tmp_path: Path) -> Non
     assert disk.savepoints(resting.root) == {}
 
 
-@pytest.mark.parametrize("name", ["", "savepoint.copied", "savepoint.complete", "request.made"])
+@pytest.mark.parametrize("name", ["", *SERVING])
 def test_stop_ends_the_run_with_a_savepoint(box: AccountsBox, name: str) -> None:
     """Killed on the way, the next run does the rest before any batch."""
     box.deliver(200)
@@ -299,7 +299,7 @@ def test_a_stop_without_a_savepoint_is_in_the_history(box: AccountsBox) -> None:
 def test_stop_without_a_run(resting: AccountsBox) -> None:
     told = resting.command("stop")
     assert told.code == 2 and "no run works on the job" in told.err
-    assert "no run was there" in resting.command("stop", "--savepoint").out
+    assert "no run works on the job; savepoint" in resting.command("stop", "--savepoint").out
 
 
 def test_the_failpoints_of_savepoints_all_have_a_place_here() -> None:

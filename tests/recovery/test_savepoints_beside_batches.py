@@ -6,14 +6,19 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
+
+import pytest
 
 from stateflow import recovery
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments
 from stateflow.environment import declare
+from stateflow.errors import RequestTimeout
 from stateflow.recovery import SavepointAsk
 from stateflow.runtime.assembly import assemble, load_job
 from stateflow.runtime.job import BatchResult
@@ -22,6 +27,7 @@ from stateflow.runtime.local_run import run_local
 from stateflow.runtime.run import JobRun
 from stateflow.storage import Storage
 from stateflow.storage.posix import PosixStorage
+from tests.recovery import disk
 from tests.recovery.harness import AccountsBox
 from tests.recovery.process import wait_for
 
@@ -115,5 +121,32 @@ def test_a_run_says_again_that_it_is_there(box: AccountsBox) -> None:
         _run(box, PosixStorage(box.root), after)
         report = made.result(60)
     assert report.taken_by == "run"
+    box.check_results()
+    box.check_clean()
+
+
+@pytest.mark.parametrize("ask", [recovery.create_savepoint, partial(recovery.stop, savepoint=True)])
+def test_a_run_that_reaches_no_barrier_in_time_is_not_waited_for(
+    box: AccountsBox, ask: Callable[[str, SavepointAsk], object]
+) -> None:
+    """It is there, and says so; its batch takes longer than the asker's timeout. Nothing is made, or stopped."""
+    box.deliver(30)
+    box.finish()
+    box.deliver(100)
+    wish = _claimed(box, replace(_ask("late", 60), timeout=timedelta(seconds=0.3)))
+    refused: list[RequestTimeout] = []
+
+    def after(_: BatchResult) -> None:
+        if not refused:
+            with pytest.raises(RequestTimeout, match="did not reach a barrier in time") as error:
+                ask(str(box.root), wish)
+            refused.append(error.value)
+
+    _run(box, PosixStorage(box.root), after)
+    (error,) = refused
+    assert (error.code, error.facts) == ("request-timeout", {"seconds": 0.3})
+    # Both commands have the one option, and the other is named with its command.
+    assert "--timeout" in error.hint and "stateflow savepoint create --from-head" in error.hint
+    assert disk.savepoints(box.root) == {}
     box.check_results()
     box.check_clean()

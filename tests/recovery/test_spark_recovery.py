@@ -11,7 +11,7 @@ import pytest
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox, delta_rows, expected
 from tests.recovery.harness import multiset
-from tests.recovery.process import spawn, wait_for
+from tests.recovery.process import Running, spawn, wait_for
 
 pytestmark = [pytest.mark.spark]
 
@@ -48,6 +48,12 @@ def test_a_savepoint_beside_a_run_and_the_way_back_to_it(flights: FlightsBox) ->
     plan = _plan(flights, "early")
     (source,) = plan["sources"]
     assert source["held"] is True
+    newest = flights.folder / "flights" / "0007.parquet"
+    newest.rename(flights.folder / "aside")
+    (source,) = _plan(flights, "early")["sources"]
+    assert source["held"] is False
+    (flights.folder / "aside").rename(newest)
+    assert _plan(flights, "early")["sources"] == plan["sources"]
     legs = len(delta_rows(flights.table("legs")))
     removed = {s["uid"]: s["rows_removed"] for s in plan["sinks"]}
     assert removed["legs"] == legs - len(expected(files).movements)
@@ -84,6 +90,56 @@ def test_a_sleeping_driver_adds_no_row_behind_the_way_back(flights: FlightsBox) 
     assert multiset(delta_rows(flights.table("legs"))) == before
     flights.finish()
     flights.check_results()
+
+
+@pytest.mark.slow
+def test_a_savepoint_a_fork_and_a_stop_are_killed_on_the_way(flights: FlightsBox, tmp_path: Path) -> None:
+    """The next run, or the same command, does the rest: each is complete, once, and no row is lost or there twice."""
+    flights.deliver(4)
+    asker = _asked_of_a_run_that_dies(flights, "savepoint", "create", "--name", "early")
+    assert flights.run("savepoint.copied").code == -9
+    flights.marker.unlink()
+    flights.finish()
+    assert asker.wait().code == 0
+    assert set(disk.savepoints(flights.root)) == {"early"}
+
+    into = tmp_path / "fork"
+    fork = ("fork", "early", "--into", str(into), "--shadow")
+    assert flights.command(*fork, failpoint="fork.imported").code == -9
+    flights.marker.unlink()
+    assert flights.command(*fork).code == 0
+    forked = FlightsBox(flights.folder, {**flights.settings, "local_dir": tmp_path / "local"}, job=flights.job,
+                        launcher=spawn, root_folder=into)  # fmt: skip
+    forked.finish()
+    (source,) = disk.savepoints(flights.root)["early"]["manifest"]["sources"]
+    files = int(json.loads(source["offset"])["logOffset"]) + 1
+    assert files < 4
+    shadow = multiset(delta_rows(flights.table("legs_shadow")))
+    assert shadow == multiset(expected(4).movements) - multiset(expected(files).movements)
+    forked.end_all()
+
+    flights.deliver(7)
+    asker = _asked_of_a_run_that_dies(flights, "stop", "--savepoint", "--name", "last")
+    assert flights.run("savepoint.complete").code == -9
+    flights.marker.unlink()
+    stopped = flights.finish()
+    assert "stopped" in stopped.out and asker.wait().code == 0
+    assert set(disk.savepoints(flights.root)) == {"early", "last"}
+    flights.finish()
+    flights.check_results()
+    flights.check_clean()
+
+
+def _asked_of_a_run_that_dies(box: FlightsBox, *command: str) -> Running:
+    """Somebody who waits for an answer; the run that was at work then is gone."""
+    run = box.start("batch.reported:2:stop")
+    run.wait_stopped()
+    asker = box.begin(*command, "--request-id", command[-1], "--timeout", "300", "--patience", "300")
+    wait_for((box.root / "requests" / command[-1]).exists, lambda: "the request")
+    run.kill()
+    run.wait()
+    box.marker.unlink(missing_ok=True)
+    return asker
 
 
 def _plan(box: FlightsBox, target: str) -> dict[str, list[dict[str, object]]]:

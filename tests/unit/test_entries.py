@@ -9,13 +9,17 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from stateflow.checkpoint import entries
+from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import (
+    Ancestry,
     EntryKind,
     LogEntry,
     PendingOutput,
     Pin,
     PublishedOutput,
+    RestoreFacts,
     SourcePosition,
+    WentBack,
 )
 from stateflow.checkpoint.entries import Adoption, Author, Commit, pending_of
 from stateflow.checkpoint.log import Head
@@ -40,6 +44,7 @@ def _pin(seq: int) -> Pin:
 FULL: dict[str, Any] = {
     "generation": 4, "ordinal": 2, "manifest": handle(4, 2), "retained": [ref(5), ref(6)], "pinned": [_pin(3)],
     "sources": SOURCES, "published": {"out": _published(6)}, "requests": ["r1"],
+    "ancestry": Ancestry(since=1),
 }  # fmt: skip
 COMMITTED = head(7, EntryKind.COMMIT, pending=[_pending(6), _pending(0)], **FULL)
 """A COMMIT: its own output is pending under the number 0, because it could not know its own."""
@@ -103,7 +108,42 @@ def test_going_back_drops_what_came_after() -> None:
     assert (found.checkpoint, found.manifest, found.sources) == (ref(5), old.manifest, old.sources)
     assert found.retained == [ref(4)]
     assert [p.checkpoint_id for p in found.pending] == [4, 5]
+    assert found.ancestry == Ancestry(since=1, restores=[WentBack(seq=10, base=5)])
     assert (found.pinned, found.published) == (base.entry.pinned, base.entry.published)
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 30)), max_size=30))
+def test_every_entry_knows_what_its_state_came_from(steps: list[int | None]) -> None:
+    """None: a checkpoint more. A number: back to one of those that were ever made, on whatever branch; 30 is another
+    job's savepoint. The oracle keeps a set for each checkpoint."""
+    base = Head(entries.claim(JOB, None, AUTHOR, None), "sha")
+    made: list[frozenset[int]] = []
+    ids: list[int] = []
+    present: frozenset[int] = frozenset()
+    for step in steps:
+        if step is None or not ids:
+            new = Commit(base.entry.ordinal + 1, handle(1, 1), SOURCES)
+            base = Head(entries.commit(JOB, base, AUTHOR, new, retain=1), "sha")
+        else:
+            back = None if step == 30 else step % len(ids)
+            present = frozenset() if back is None else made[back]
+            facts = RestoreFacts(
+                request="", by="", label="", base=0 if back is None else ids[back], left=0, at=""
+            )
+            adoption = Adoption(upto=0, manifest=handle(1, 1), sources=SOURCES, savepoint="s", restore=facts)
+            base = Head(entries.claim(JOB, base, AUTHOR, adoption), "sha")
+        present |= {base.entry.seq}
+        ids.append(base.entry.seq)
+        made.append(present)
+        assert {i for i in ids if came_from(base, i)} == present
+        assert not any(came_from(base, i) is None for i in ids)
+
+
+def test_on_top_of_an_entry_that_does_not_know_it_is_known_from_there_on() -> None:
+    old = head(7, EntryKind.COMMIT, **{**FULL, "ancestry": None})
+    claim = Head(entries.claim(JOB, old, AUTHOR, None), "sha")
+    assert claim.entry.ancestry == Ancestry(since=8)
+    assert [came_from(claim, i) for i in (4, 5, 7, 8)] == [None, True, True, True]
 
 
 # -- COMMIT -------------------------------------------------------------------------------------------------------
@@ -156,7 +196,7 @@ def test_a_pin_adds_itself_and_nothing_else() -> None:
 
 
 def test_unpinning_removes_one() -> None:
-    base = head(8, EntryKind.ADMIN, checkpoint=ref(7), pinned=[_pin(3), _pin(6)])
+    base = head(8, EntryKind.ADMIN, checkpoint=ref(7), pinned=[_pin(3), _pin(6)], ancestry=FULL["ancestry"])
     assert _changes(entries.unpin(JOB, base, AUTHOR, "pin3"), base) == {"pinned": [_pin(6)]}
     assert _changes(entries.unpin(JOB, base, AUTHOR, "no such"), base) == {}
 

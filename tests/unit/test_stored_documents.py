@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.documents import (
+    Ancestry,
     EntryKind,
     EntryRef,
     JobFormat,
@@ -25,6 +26,7 @@ from stateflow.checkpoint.documents import (
     SourceFile,
     SourcePosition,
     SparkPosition,
+    WentBack,
 )
 from stateflow.checkpoint.envelope import seal, unseal
 from stateflow.state.handles import (
@@ -66,6 +68,11 @@ DOCUMENTS: dict[str, Document] = {
         job_uuid=JOB, seq=8, kind=EntryKind.ADMIN, generation=5, ordinal=2, writer="host:2", nonce="n8",
         parent="7" * 64, at="2026-01-01T00:00:02.000+00:00", checkpoint=EntryRef(id=7, sha256="7" * 64),
         manifest=MANIFEST, pinned=[Pin(id="p", checkpoint=REF, owner="ada", reason="a look", since="2026-01-01")],
+    ),
+    "claim-ancestry": LogEntry(
+        job_uuid=JOB, seq=9, kind=EntryKind.CLAIM, generation=9, ordinal=0, writer="host:1", nonce="n9",
+        parent="8" * 64, at="2026-01-01T00:00:03.000+00:00", checkpoint=REF, manifest=MANIFEST,
+        ancestry=Ancestry(since=1, restores=[WentBack(seq=9, base=6)]),
     ),
     "manifest": Manifest(
         job_uuid=JOB, generation=5, ordinal=2, increment_bytes=1000, full_bytes=9000, sources=[POSITION],

@@ -99,7 +99,7 @@ class StateflowRestorePlanOperator(JobOperator):
             code = job_code(self.job, self.settings)
             proposal = plan_restore(check_root(self.job_root), code, str(self.target).strip(), options)
         plan = json.loads(msgspec.json.encode(proposal))
-        markdown = as_markdown(plan)
+        markdown = as_markdown(proposal)
         self.log.info("The plan:\n%s", markdown)
         return {"plan": plan, "markdown": markdown}
 

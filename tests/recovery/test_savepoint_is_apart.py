@@ -1,0 +1,137 @@
+"""A savepoint is the user's: it holds no output, making it publishes and notifies nothing, any copy of it restores."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox, expected, multiset
+from tests.recovery.process import wait_for
+from tests.recovery.restores import check_after, go_back, plan
+
+
+def _names(document: Any) -> Iterator[str]:
+    """The names of all fields, at any depth."""
+    if isinstance(document, dict):
+        yield from document
+        for value in document.values():
+            yield from _names(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _names(value)
+
+
+def test_it_names_no_output(box: AccountsBox) -> None:
+    """Also where its checkpoint's output was pending a moment before."""
+    box.deliver(50)
+    assert box.run("commit.after:3").code == -9
+    pending = disk.head(box.root).doc["pending"]
+    assert pending and {"pending", "committables"} <= set(_names(disk.head(box.root).doc))
+    made = box.begin("savepoint", "create", "--name", "mine", "--patience", "0.2", "--job", box.job_file,
+                     with_job=True).wait()  # fmt: skip
+    assert made.code == 0, str(made)
+    stored = disk.savepoints(box.root)["mine"]
+    assert stored["checkpoint_id"] == disk.head(box.root).checkpoint
+    assert not {"pending", "committables"} & set(_names(stored))
+    files = [c["path"] for output in pending for c in output["committables"]]
+    assert files and not [path for path in files if path in str(stored)]
+
+
+def test_making_it_touches_no_table(early: AccountsBox) -> None:
+    before = disk.digests(early.folder / "tables")
+    for more in ((), ("--from-head",)):
+        assert early.command("savepoint", "create", "--name", f"more{len(more)}", *more).code == 0
+    assert disk.digests(early.folder / "tables") == before
+
+
+def test_making_it_notifies_nobody(box: AccountsBox) -> None:
+    """Functions hear of checkpoints, each soon after its commit, also of that which a savepoint is made of; of nothing
+    else: a savepoint's entries in the log have numbers, too."""
+    box.job = "checkpointed"
+    box.settings = {"requests__interval": "20ms"}
+    box.deliver(60)
+    run = box.start("batch.begin:3:stop")
+    run.wait_stopped()
+    asker = box.begin("savepoint", "create", "--name", "beside", "--timeout", "60", "--patience", "60")
+    wait_for(lambda: any((box.root / "requests").glob("*")), lambda: "the request")
+    run.resume()
+    assert (run.wait().code, asker.wait().code) == (0, 0)
+    assert box.command("savepoint", "create", "--name", "resting").code == 0
+    box.deliver(90)
+    box.finish()
+    told = {row["told"] for row in disk.folder_rows(box.table("told"))} - {0}
+    entries = disk.entries(box.root)
+    others = {e.seq for e in entries if not e.is_checkpoint}
+    recorded = {r["checkpoint_id"] for r in disk.history(box.root) if "checkpoint_id" in r}
+    assert told and told <= recorded and not told & others
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
+        pytest.skip("there is no second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_copy_is_gone_back_to_and_may_go_then(early: AccountsBox, tmp_path: Path) -> None:
+    (folder,) = (early.root / "savepoints").iterdir()
+    copied = tmp_path / "copied"
+    shutil.copytree(folder, copied)
+    go_back(early, str(copied))
+    shutil.rmtree(copied)
+    early.replace_events(since=50)
+    check_after(early)
+
+
+def test_one_on_another_file_system_is_gone_back_to(early: AccountsBox, elsewhere: Path) -> None:
+    (folder,) = (early.root / "savepoints").iterdir()
+    moved = Path(shutil.move(folder, elsewhere / "moved"))
+    before = disk.digests(moved)
+    go_back(early, str(moved))
+    assert disk.digests(moved) == before
+    shutil.rmtree(moved)
+    early.replace_events(since=50)
+    check_after(early)
+
+
+def test_a_fork_on_another_file_system_goes_its_own_way(early: AccountsBox, elsewhere: Path) -> None:
+    into = elsewhere / "fork"
+    assert early.command("fork", "early", "--into", str(into), "--shadow").code == 0
+    uuids = {disk.unsealed((root / "FORMAT").read_bytes())[0]["job_uuid"] for root in (early.root, into)}
+    assert len(uuids) == 2
+    forked = AccountsBox(early.folder, {**early.settings, "local_dir": elsewhere / "local"}, root_folder=into)
+    forked.finish()
+    shadow = multiset(disk.folder_rows(early.folder / "tables" / "movements_shadow"))
+    assert shadow == multiset(expected(early.delivered).movements[50:])
+    early.check_results()
+
+
+def test_an_operator_that_the_target_does_not_know_begins_anew(early: AccountsBox) -> None:
+    """Made by a version without the second operator, gone back to by one that has it."""
+    old = AccountsBox(early.folder / "old", {**early.settings, "job__parts": "movements"})
+    old.deliver(50)
+    old.finish()
+    assert old.command("savepoint", "create", "--name", "before-totals").code == 0
+    old.settings = dict(early.settings)
+    old.deliver(120)
+    old.finish()
+    planned = plan(old, "before-totals", "--sinks", "keep")
+    found = {s["uid"]: (s["action"], s["bytes"], s["from_parallelism"]) for s in planned["states"]}
+    assert found["turnovers"] == ("new", 0, 0) and found["balances"][0] == "matched"
+    go_back(old, "before-totals", "--sinks", "keep")
+    old.finish()
+    whole, first = expected(old.delivered), expected(old.delivered[:50])
+    turnover = {k: v - first.turnovers.get(k, 0) for k, v in whole.turnovers.items() if k[0] == "turnover"}
+    state = disk.read_state(old.root, "turnovers")
+    assert {k: v for k, v in state.items() if k[0] == "turnover"} == turnover
+    assert disk.read_state(old.root, "balances") == whole.balances
+    old.end_all()
