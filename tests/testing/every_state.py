@@ -1,0 +1,221 @@
+"""A function with every kind of state, which does what its rows say and tells what it saw."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from stateflow import (
+    AggregateFunction,
+    AggregatingStateDescriptor,
+    CheckpointedFunction,
+    Context,
+    FoldingStateDescriptor,
+    FunctionInitializationContext,
+    FunctionSnapshotContext,
+    KeyedBroadcastProcessFunction,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OnTimerContext,
+    ReducingStateDescriptor,
+    RuntimeContext,
+    StateTtlConfig,
+    TimeDomain,
+    ValueStateDescriptor,
+)
+from stateflow.serializers import decode_key
+from stateflow.testing import BroadcastInput, KeyedInput
+
+KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
+CELLS = ("value", "reducing", "aggregating", "folding")
+LAST_TIMER = 150
+"""A timer of this time or a later one sets no other, so that each chain of timers has an end."""
+SETS_TIMERS = 2
+"""What the times of timers that set others leave when divided by four."""
+
+Step = tuple[Any, ...]
+"""Namespace, what it is about, what is done, arguments."""
+Ttls = Mapping[str, StateTtlConfig | None]
+
+pack = msgspec.msgpack.encode
+unpack = msgspec.msgpack.decode
+
+
+class Row(msgspec.Struct):
+    """Steps for a key, packed; `number` says which row of the push it is."""
+
+    key: str
+    number: int
+    steps: bytes
+
+
+class Rule(msgspec.Struct):
+    """Sets a word of the broadcast state, or removes it when the number is 0."""
+
+    word: str
+    number: int
+
+
+class Seen(msgspec.Struct):
+    """What a row's steps gave, or with the number -1 what a timer found; packed."""
+
+    key: str
+    subtask: int
+    number: int
+    results: bytes
+
+
+INPUTS = KeyedInput(Row, "key"), BroadcastInput(Rule)
+RULES = MapStateDescriptor("rules", str, int)
+
+
+class Broken(Exception):
+    """Raised by a row that shall fail."""
+
+
+class Joined(AggregateFunction[str, list[str], str]):
+    """Keeps a list of words; the result is one text."""
+
+    def create_accumulator(self) -> list[str]:
+        return []
+
+    def add(self, value: str, accumulator: list[str]) -> list[str]:
+        return [*accumulator, value]
+
+    def get_result(self, accumulator: list[str]) -> str:
+        return "+".join(accumulator)
+
+    def merge(self, acc_a: list[str], acc_b: list[str]) -> list[str]:
+        return acc_a + acc_b
+
+
+def concatenated(first: str, second: str) -> str:
+    """The reduce and the fold function: the order of what is added shows."""
+    return f"{first}+{second}"
+
+
+@cache
+def _folding(ttl: StateTtlConfig | None) -> FoldingStateDescriptor[str, str]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return FoldingStateDescriptor("folding", "fold", concatenated, str, ttl=ttl)
+
+
+class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFunction):
+    """Does the steps of a row one after another.
+
+    Args:
+        ttls: times to live by the state's name.
+        default: of the value state.
+    """
+
+    def __init__(self, ttls: Ttls, default: str | None) -> None:
+        self.ttls = dict(ttls)
+        self.default = default
+
+    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
+        store = ctx.get_operator_state_store()
+        self.split = store.get_list_state(ListStateDescriptor("split", str))
+        self.union = store.get_union_list_state(ListStateDescriptor("union", str))
+
+    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
+        """What it keeps is in state already."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        ttl = self.ttls
+        self.states: dict[str, Any] = {
+            "value": ctx.get_state(
+                ValueStateDescriptor("value", str, ttl=ttl["value"], default=self.default)
+            ),
+            "list": ctx.get_list_state(ListStateDescriptor("list", str, ttl=ttl["list"])),
+            "map": ctx.get_map_state(MapStateDescriptor("map", str, str, ttl=ttl["map"])),
+            "reducing": ctx.get_reducing_state(
+                ReducingStateDescriptor("reducing", concatenated, str, ttl=ttl["reducing"])
+            ),
+            "aggregating": ctx.get_aggregating_state(
+                AggregatingStateDescriptor("aggregating", Joined(), list[str], ttl=ttl["aggregating"])
+            ),
+            "folding": ctx.get_folding_state(_folding(ttl["folding"])),
+        }
+        # Functions cannot choose a namespace yet, windows will: this is their way.
+        self.keyed = ctx._state
+        self.subtask = ctx.info.subtask
+
+    def process_element(self, row: Row, ctx: Context) -> Iterable[Seen]:
+        results = [self._do(ctx, *step) for step in unpack(row.steps)]
+        return [Seen(row.key, self.subtask, row.number, pack(results))]
+
+    def process_broadcast_element(self, row: Rule, ctx: Context) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        if row.number:
+            rules.put(row.word, row.number)
+        else:
+            rules.remove(row.word)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Seen]:
+        (namespace,) = decode_key(self.keyed._entries.namespace)
+        steps = steps_of_timer(namespace, ctx.time_domain().value, timestamp)
+        results = [self._do(ctx, *step) for step in steps]
+        told = [namespace, ctx.time_domain().value, timestamp, results]
+        return [Seen(ctx.get_current_key(), self.subtask, -1, pack(told))]
+
+    def _do(self, ctx: Context, namespace: Any, about: str, verb: str, *arguments: Any) -> Any:
+        self.keyed.set_namespace(namespace)
+        if about == "fail":
+            raise Broken
+        if about == "timer":
+            return self._set_timer(ctx, verb, *arguments)
+        if about == "rules":
+            return dict(ctx.get_broadcast_state(RULES).items())
+        if about in ("split", "union"):
+            listed = self.split if about == "split" else self.union
+            return listed.add(*arguments) if verb == "add" else list(listed.get())
+        state = self.states[about]
+        if verb == "is_empty":
+            return [state.is_empty(), list(state.items())]
+        if verb == "add" and about in CELLS:
+            return [state.add(*arguments), state.get()][1]
+        result = getattr(state, verb)(*arguments)
+        return (
+            list(result)
+            if verb in ("items", "keys", "values") or (about, verb) == ("list", "get")
+            else result
+        )
+
+    def _set_timer(self, ctx: Context, verb: str, domain: str, time: int) -> None:
+        service = ctx.timer_service()
+        match verb, TimeDomain(domain):
+            case "register", TimeDomain.EVENT_TIME:
+                service.register_event_time_timer(time)
+            case "register", TimeDomain.PROCESSING_TIME:
+                service.register_processing_time_timer(time)
+            case "delete", TimeDomain.EVENT_TIME:
+                service.delete_event_time_timer(time)
+            case _:
+                service.delete_processing_time_timer(time)
+
+
+def steps_of_timer(namespace: Any, domain: str, time: int) -> list[Step]:
+    """What a timer does, by its time: looks, collects, sets timers, or deletes them and clears."""
+    other = "processing" if domain == "event" else "event"
+    word = f"{domain[0]}{time}"
+    match time % 4:
+        case 0:
+            return [(namespace, kind, "value" if kind == "value" else "get") for kind in CELLS]
+        case 1:
+            return [(namespace, "list", "add", word), (namespace, "list", "get"),
+                    (namespace, "reducing", "add", word)]  # fmt: skip
+        case _ if time % 4 == SETS_TIMERS and time < LAST_TIMER:
+            times = [(domain, time + 40), (other, time + 3), (domain, time - 1)]
+            return [
+                *((namespace, "timer", "register", *each) for each in times),
+                (namespace, "map", "put", word, word),
+            ]
+        case 3:
+            return [(namespace, "timer", "delete", domain, time + 1), (namespace, "timer", "delete", other, time),
+                    (namespace, "map", "items"), (namespace, "value", "clear")]  # fmt: skip
+    return []

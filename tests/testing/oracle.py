@@ -1,0 +1,410 @@
+"""What state must be after a history of batches, in plain dictionaries.
+
+Written from what is promised: the docstrings of descriptors and states, and docs/differences.md. Where more than one
+answer is allowed, as for entries that have expired and may have been cleaned up, the oracle looks at the answer,
+refuses what is not allowed, and goes on from what the answer tells.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stateflow import StateTtlConfig, TimeDomain
+from stateflow.query.state import StateEntry
+from stateflow.testing import PendingTimer
+from tests.testing.every_state import KINDS, SETS_TIMERS, Row, Rule, Seen, Ttls, steps_of_timer, unpack
+
+Update, Visibility = StateTtlConfig.UpdateType, StateTtlConfig.StateVisibility
+Characteristic = StateTtlConfig.TtlTimeCharacteristic
+Place = tuple[str, str, Any]
+"""State, key, namespace."""
+Scope = tuple[str, Any]
+"""Key, namespace."""
+Timer = tuple[str, int]
+"""Domain, time."""
+
+
+@dataclass
+class Entry:
+    """A value, a list's element or a map's entry.
+
+    Attributes:
+        begin: the moment from which it lives; None while there is no time.
+        certain: False once it may have been cleaned up.
+    """
+
+    value: str
+    begin: int | None
+    certain: bool = True
+
+
+@dataclass
+class Oracle:
+    """What there must be between two batches.
+
+    Attributes:
+        full: whether snapshots are full: then what has expired is gone behind every batch of its subtask.
+        entries: by the place, and within it by a number in a list, by the key in a map.
+        split, union: operator state of each subtask.
+        homes: the subtask of each key, as far as it was seen.
+    """
+
+    ttls: Ttls
+    default: str | None = None
+    parallelism: int = 1
+    full: bool = True
+    watermark: int | None = None
+    processing_time: int = 0
+    entries: dict[Place, dict[Any, Entry]] = field(default_factory=dict)
+    timers: dict[Scope, set[Timer]] = field(default_factory=dict)
+    split: list[list[str]] = field(default_factory=lambda: [[]])
+    union: list[list[str]] = field(default_factory=lambda: [[]])
+    rules: dict[str, int] = field(default_factory=dict)
+    homes: dict[str, int] = field(default_factory=dict)
+    appended: int = 0
+
+    def copy(self) -> Oracle:
+        """One that goes its own way."""
+        return replace(
+            self,
+            entries={at: {k: replace(e) for k, e in of.items()} for at, of in self.entries.items()},
+            timers={at: set(of) for at, of in self.timers.items()},
+            split=[list(of) for of in self.split], union=[list(of) for of in self.union],
+            rules=dict(self.rules), homes=dict(self.homes),
+        )  # fmt: skip
+
+    # -- restores -----------------------------------------------------------------------------------------------
+
+    def rescale(self, parallelism: int) -> None:
+        """Goes on with another number of subtasks."""
+        if parallelism != self.parallelism:
+            self.split = _even_split(self.split, parallelism)
+            self.union = _even_split(self.union, parallelism)
+            self.homes.clear()
+        self.parallelism = parallelism
+
+    def declare(self, ttls: Ttls) -> None:
+        """Goes on with other times to live: what is there counts anew where one was added, or in another time."""
+        for name in KINDS:
+            before, now = self.ttls[name], ttls[name]
+            if now is not None and (before is None or _domain(before) is not _domain(now)):
+                for _, of in self._of_state(name):
+                    for entry in of.values():
+                        entry.begin = None
+        self.ttls = dict(ttls)
+
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def batch(
+        self,
+        seen: Sequence[Seen],
+        rows: Sequence[Row] = (),
+        rules: Iterable[Rule] = (),
+        until: int | None = None,
+    ) -> None:
+        """A batch at the present times emitted `seen`: exactly what it had to, and this is what it left behind.
+
+        Args:
+            rows: those that do not fail.
+            until: event-time timers fire up to it; by default up to the watermark.
+        """
+        self._begin_lives()
+        for rule in rules:
+            self.rules[rule.word] = rule.number
+        self.rules = {word: number for word, number in self.rules.items() if number}
+        everybodys = Counter(_flat(self.union))
+        for at in seen:
+            assert self.homes.setdefault(at.key, at.subtask) == at.subtask < self.parallelism
+        for subtask in range(self.parallelism):
+            _check_order([at for at in seen if at.subtask == subtask])
+        self._fire([at for at in seen if at.number < 0], self.watermark if until is None else until)
+        came = {key: [row for row in rows if row.key == key] for key in {row.key for row in rows}}
+        added: dict[int, list[str]] = {}
+        for at in seen:
+            if at.number < 0:
+                continue
+            row = came[at.key].pop(0)
+            assert row.number == at.number, "rows of a key come in their order"
+            self._visit(row, at, everybodys, added)
+        assert not any(came.values()), "each row is told of"
+        self._clean_up({at.subtask for at in seen})
+
+    def _visit(self, row: Row, at: Seen, everybodys: Counter[str], added: dict[int, list[str]]) -> None:
+        steps, results = unpack(row.steps), unpack(at.results)
+        for step, result in zip(steps, results, strict=True):
+            namespace, about, verb, *arguments = step
+            match about, verb:
+                case "rules", _:
+                    assert result == self.rules
+                case "split", "add":
+                    self.split[at.subtask] += arguments
+                case "split", "get":
+                    assert result == self.split[at.subtask]
+                case "union", "add":
+                    added.setdefault(at.subtask, []).extend(arguments)
+                    self.union[at.subtask] += arguments
+                case "union", "get":
+                    own = added.get(at.subtask, [])
+                    before = len(result) - len(own)
+                    assert Counter(result[:before]) == everybodys and result[before:] == own
+                case _:
+                    self._do((row.key, namespace), about, verb, arguments, result)
+
+    def _fire(self, seen: list[Seen], until: int | None) -> None:
+        """The timers that fired are those that were due, in order of time."""
+        told: dict[Scope, list[list[Any]]] = {}
+        for at in seen:
+            namespace, *rest = unpack(at.results)
+            told.setdefault((at.key, namespace), []).append(rest)
+        for scope in [*self.timers]:
+            limits = {"event": until, "processing": self.processing_time}
+            found = told.pop(scope, [])
+            for domain, time in self._due(scope, limits):
+                assert found, f"a timer of {scope} did not fire: {domain} {time}"
+                fired_domain, fired_time, results = found.pop(0)
+                assert (fired_domain, fired_time) == (domain, time)
+                for step, result in zip(steps_of_timer(scope[1], domain, time), results, strict=True):
+                    _, about, verb, *arguments = step
+                    self._do(scope, about, verb, arguments, result)
+            assert not found, f"{scope} fired: {found}"
+        assert not told, f"nobody had set: {told}"
+
+    def _due(self, scope: Scope, limits: dict[str, int | None]) -> Iterable[Timer]:
+        """Event time until nothing is due, then processing time; again when that made something due."""
+        timers = self.timers[scope]
+        again = True
+        while again:
+            again = False
+            for domain, limit in limits.items():
+                while limit is not None and (due := [t for t in timers if t[0] == domain and t[1] <= limit]):
+                    first = min(due)
+                    timers.remove(first)
+                    again = True
+                    yield first
+
+    # -- one step -----------------------------------------------------------------------------------------------
+
+    def _do(self, scope: Scope, about: str, verb: str, arguments: list[Any], result: Any) -> None:
+        if about == "timer":
+            timers = self.timers.setdefault(scope, set())
+            timer = (arguments[0], arguments[1])
+            timers.add(timer) if verb == "register" else timers.discard(timer)
+            return
+        place = (about, *scope)
+        match about, verb:
+            case _, "clear":
+                self.entries[place] = {}
+            case ("list", "get") | ("map", "items" | "keys" | "values"):
+                shown = {"keys": lambda k, v: k, "values": lambda k, v: v, "items": lambda k, v: [k, v]}
+                self._read(place, result, shown.get(verb, lambda k, v: v))
+            case "list", _:
+                self._change_list(place, verb, arguments)
+            case "map", _:
+                self._do_to_map(place, verb, arguments, result)
+            case _, "value" | "get":
+                self._read(place, [] if result in (None, self._default(about)) else [result])
+                assert result is not None or self._default(about) is None
+            case "value", _:
+                self.entries[place] = {}
+                if arguments[0] is not None:
+                    self._write(place, 0, arguments[0])
+            case _:
+                self._add(place, arguments[0], result)
+
+    def _change_list(self, place: Place, verb: str, arguments: list[Any]) -> None:
+        if verb == "update":
+            self.entries[place] = {}
+        for word in arguments if verb == "add" else arguments[0]:
+            self.appended += 1
+            self._write(place, self.appended, word)
+
+    def _do_to_map(self, place: Place, verb: str, arguments: list[Any], result: Any) -> None:
+        entries = self.entries.setdefault(place, {})
+        match verb:
+            case "put":
+                self._write(place, *arguments)
+            case "put_all":
+                for key, word in arguments[0].items():
+                    self._write(place, key, word)
+            case "remove":
+                entries.pop(arguments[0], None)
+            case "get":
+                self._read(place, [] if result is None else [result], only=arguments[0])
+            case "contains":
+                held = [e.value for k, e in entries.items() if k == arguments[0]]
+                assert held or not result
+                self._read(place, held if result else [], only=arguments[0])
+            case _:
+                self._ask_whether_empty(place, *result)
+
+    def _ask_whether_empty(self, place: Place, was_empty: bool, items: list[Any]) -> None:
+        """And what there was then. Asking is a read: what had expired is not seen a second time."""
+        stale = [
+            e for e in self.entries[place].values() if self.expired(place[0], e) and self._relaxed(place[0])
+        ]
+        assert (items == []) if was_empty else (items or stale)
+        assert not (was_empty and any(e.certain for e in stale))
+        for entry in stale:
+            # The first that was there is gone.
+            entry.certain = False
+        self._read(place, items, lambda k, v: [k, v])
+
+    def _read(
+        self,
+        place: Place,
+        result: Sequence[Any],
+        shown: Callable[[Any, str], Any] = lambda key, value: value,
+        only: Any = None,
+    ) -> None:
+        """Reads what is there, or only one key of it, in its order; `result` is what was read."""
+        left, entries, name = list(result), self.entries.setdefault(place, {}), place[0]
+        for key in sorted(entries) if only is None else [only] if only in entries else []:
+            entry = entries[key]
+            was_given = left[:1] == [shown(key, entry.value)]
+            expired = self.expired(name, entry)
+            if was_given:
+                assert not expired or self._relaxed(name), f"{place} gives {entry}, which has expired"
+                del left[0]
+            else:
+                hidden = not entry.certain or (expired and not self._relaxed(name))
+                assert hidden, f"{place} lacks {entry}: {result}"
+            if expired or not was_given:
+                del entries[key]
+            else:
+                begin = self._now(name) if self._renews(name) else entry.begin
+                entries[key] = Entry(entry.value, begin)
+        assert not left, f"{place} gives {left} of {result}"
+
+    def _add(self, place: Place, word: str, result: str) -> None:
+        """What is added to goes as far back as what could be read."""
+        first = f"fold+{word}" if place[0] == "folding" else word
+        before = self.entries.get(place, {}).get(0)
+        if before is None:
+            assert result == first
+        elif result == first:
+            self._read(place, [])
+        else:
+            assert result == f"{before.value}+{word}"
+            self._read(place, [before.value])
+        self._write(place, 0, result)
+
+    def _write(self, place: Place, key: Any, value: str) -> None:
+        self.entries.setdefault(place, {})[key] = Entry(value, self._now(place[0]))
+
+    # -- times to live ------------------------------------------------------------------------------------------
+
+    def expired(self, name: str, entry: Entry) -> bool:
+        """Whether its time is over."""
+        ttl, now = self.ttls[name], self._now(name)
+        if ttl is None or now is None or entry.begin is None:
+            return False
+        return entry.begin + ttl.milliseconds <= now
+
+    def _begin_lives(self) -> None:
+        """What had no time to count from counts from now."""
+        for name in KINDS:
+            for _, of in self._of_state(name):
+                for entry in of.values():
+                    entry.begin = self._now(name) if entry.begin is None else entry.begin
+
+    def _clean_up(self, worked: set[int]) -> None:
+        """Some of what has expired may be gone; of a full snapshot, all of it is."""
+        for place, of in self.entries.items():
+            ttl = self.ttls[place[0]]
+            expired = [key for key, entry in of.items() if self.expired(place[0], entry)]
+            for key in expired:
+                if self.full and self.homes.get(place[1]) in worked:
+                    del of[key]
+                elif self.full or (ttl is not None and ttl.background_cleanup):
+                    of[key].certain = False
+
+    def _now(self, name: str) -> int | None:
+        ttl = self.ttls[name]
+        if ttl is None:
+            return None
+        return self.watermark if _domain(ttl) is Characteristic.EventTime else self.processing_time
+
+    def _relaxed(self, name: str) -> bool:
+        ttl = self.ttls[name]
+        return ttl is not None and ttl.state_visibility is Visibility.ReturnExpiredIfNotCleanedUp
+
+    def _renews(self, name: str) -> bool:
+        ttl = self.ttls[name]
+        return ttl is not None and ttl.update_type is Update.OnReadAndWrite
+
+    def _default(self, about: str) -> str | None:
+        return self.default if about == "value" else None
+
+    def _of_state(self, name: str) -> Iterable[tuple[Place, dict[Any, Entry]]]:
+        return ((place, of) for place, of in self.entries.items() if place[0] == name)
+
+    # -- seen from outside --------------------------------------------------------------------------------------
+
+    def check_read(self, place: Place, found: Any) -> None:
+        """State as a function would read it now; looking changes nothing."""
+        name, key, namespace = place
+        verb = {"list": "get", "map": "items", "value": "value"}.get(name, "get")
+        result = [[k, v] for k, v in found.items()] if name == "map" else found
+        looked = self.copy()
+        looked._begin_lives()
+        looked._do((key, namespace), name, verb, [], result)
+
+    def check_stored(self, found: Iterable[StateEntry]) -> None:
+        """All that is stored: what has expired and was not removed may be there."""
+        stored: dict[Place, list[Any]] = {}
+        for each in found:
+            value = "+".join(each.value) if each.state == "aggregating" else each.value
+            shown = [each.map_key, value] if each.state == "map" else value
+            stored.setdefault((each.state, *each.key, each.namespace), []).append(shown)
+        for place, of in self.entries.items():
+            left = stored.pop(place, [])
+            for key in sorted(of):
+                shown = [key, of[key].value] if place[0] == "map" else of[key].value
+                if left[:1] == [shown]:
+                    del left[0]
+                else:
+                    assert not of[key].certain, f"{place} has lost {shown}"
+            assert not left, f"{place} has kept {left}"
+        assert not stored, f"nobody wrote {stored}"
+
+    def check_timers(self, found: Iterable[PendingTimer]) -> None:
+        """The timers that are pending, each once."""
+        domains = {TimeDomain.EVENT_TIME: "event", TimeDomain.PROCESSING_TIME: "processing"}
+        stored = Counter((t.key, t.namespace, domains[t.domain], t.time) for t in found)
+        assert stored == Counter((*scope, *timer) for scope, of in self.timers.items() for timer in of)
+
+    def check_operator_state(
+        self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]
+    ) -> None:
+        """What subtasks keep; until a batch has run at another parallelism, those before."""
+        assert split == self.split if len(split) == self.parallelism else _flat(split) == _flat(self.split)
+        assert sorted(_flat(union)) == sorted(_flat(self.union))
+        assert rules == self.rules
+
+
+def _domain(ttl: StateTtlConfig) -> Characteristic:
+    return ttl.ttl_time_characteristic
+
+
+def _check_order(seen: list[Seen]) -> None:
+    """Timers come before rows; those of event time before the others, in order of time over all keys. One that sets
+    another may set it for a time before its own."""
+    timers = [unpack(at.results) for at in seen if at.number < 0]
+    assert all(at.number < 0 for at in seen[: len(timers)])
+    times = [(domain, time) for _, domain, time, _ in timers]
+    if all(time % 4 != SETS_TIMERS for _, time in times):
+        assert times == sorted(times)
+
+
+def _flat(lists: Iterable[list[str]]) -> list[str]:
+    return [word for each in lists for word in each]
+
+
+def _even_split(lists: Sequence[list[str]], parts: int) -> list[list[str]]:
+    """In order, the first ones with one more."""
+    words = _flat(lists)
+    sizes = [len(words) // parts + (at < len(words) % parts) for at in range(parts)]
+    return [[words.pop(0) for _ in range(size)] for size in sizes]

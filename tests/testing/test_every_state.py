@@ -1,0 +1,319 @@
+"""Every kind of state, timer, time to live and backend through batches, restores and rescalings, against an oracle.
+
+A history that fails is printed, shrunk, as the calls that make it. To look further, with other histories each time:
+``HYPOTHESIS_PROFILE=nightly python -m pytest tests/testing/test_every_state.py -m slow``; what that finds is kept in
+``.hypothesis``, and comes first in the next such run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from stateflow import (
+    DeadLetters,
+    FsStateBackend,
+    MemoryStateBackend,
+    RocksDBStateBackend,
+    StateTtlConfig,
+)
+from stateflow.api.backends import StateBackend
+from stateflow.errors import UserCodeError
+from stateflow.testing import HarnessSnapshot, KeyedHarness
+from tests.testing.every_state import CELLS, INPUTS, KINDS, RULES, EveryState, Row, Rule, Seen, Step, pack
+from tests.testing.oracle import Oracle, Place
+
+KEYS = ("a", "b", "", "a\0")
+NAMESPACES = (None, "n", "", "n\0", 0)
+MAP_KEYS = ("", "x", "x\0")
+NO_WORD = "-"
+"""Stands for a word that no other step has."""
+
+MEMORY = MemoryStateBackend()
+FILES, INLINE = FsStateBackend(inline_below_bytes=1), FsStateBackend(inline_below_bytes=500)
+INCREMENTAL, WHOLE = RocksDBStateBackend(), RocksDBStateBackend(incremental=False)
+BACKENDS = (MEMORY, FILES, INLINE, MEMORY, FILES, INLINE, MEMORY, FILES, INCREMENTAL, WHOLE)
+"""Each as often as it stands here: RocksDB costs ten times as much."""
+
+words = st.just(NO_WORD)
+listed = st.lists(words, max_size=3)
+map_keys = st.sampled_from(MAP_KEYS)
+domains = st.sampled_from(["event", "processing"])
+times = st.sampled_from([0, 1, 2, 3, 4, 6, 10, 31, 110, -1, -5])
+"""From the time of the batch on."""
+steps = st.one_of(
+    st.sampled_from([(k, "value" if k == "value" else "get") for k in CELLS]),
+    st.sampled_from([(k, "clear") for k in KINDS]),
+    st.sampled_from(
+        [("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD)]
+    ),
+    st.sampled_from([("value", "update", NO_WORD), ("value", "update", None)]),
+    st.just(("list", "add", NO_WORD)),
+    st.tuples(st.just("list"), st.sampled_from(["add_all", "update"]), listed),
+    st.just(("list", "get")),
+    st.tuples(st.just("map"), st.just("put"), map_keys, words),
+    st.tuples(st.just("map"), st.just("put_all"), st.dictionaries(map_keys, words)),
+    st.tuples(st.just("map"), st.sampled_from(["get", "contains", "remove"]), map_keys),
+    st.tuples(st.just("map"), st.sampled_from(["items", "keys", "values", "is_empty"])),
+    st.tuples(st.just("timer"), st.sampled_from(["register", "register", "delete"]), domains, times),
+    st.tuples(st.sampled_from(["split", "union"]), st.sampled_from(["add", "get"])),
+    st.just(("rules", "items")),
+)
+reads = [
+    ("value", "value"),
+    ("list", "get"),
+    ("map", "items"),
+    ("reducing", "get"),
+    ("aggregating", "get"),
+    ("folding", "get"),
+]
+visits = st.tuples(
+    st.sampled_from(KEYS),
+    st.sampled_from([None, *NAMESPACES]),
+    st.lists(steps | st.sampled_from(reads), min_size=2, max_size=5),
+)
+pushes = st.lists(visits, min_size=1, max_size=4)
+filling = [
+    ("value", "update", NO_WORD), ("list", "add_all", [NO_WORD, NO_WORD]),
+    ("map", "put_all", dict.fromkeys(MAP_KEYS, NO_WORD)),
+    ("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD),
+    ("timer", "register", "event", 30), ("timer", "register", "processing", 31), ("timer", "register", "event", 102),
+    ("split", "add"), ("union", "add"),
+]  # fmt: skip
+"""Steps that leave something in every state."""
+rules = st.lists(st.builds(Rule, st.sampled_from(["x", "y"]), st.integers(0, 2)), max_size=2)
+ttls = st.builds(
+    StateTtlConfig,
+    st.sampled_from([timedelta(milliseconds=30), timedelta(milliseconds=100)]),
+    st.sampled_from(StateTtlConfig.UpdateType),
+    st.sampled_from(StateTtlConfig.StateVisibility),
+    st.sampled_from(StateTtlConfig.TtlTimeCharacteristic),
+    background_cleanup=st.booleans(),
+    cleanup_entries=st.sampled_from([None, 1]),
+)
+changes = st.dictionaries(st.sampled_from(KINDS), st.none() | ttls, max_size=3)
+backends = st.sampled_from(BACKENDS)
+parallelisms = st.sampled_from([1, 2, 3, 8])
+durations = st.sampled_from([30, 1, 29, 31, 70, 100])
+passing = (
+    st.tuples(durations, st.just(0)) | st.tuples(st.just(0), durations) | st.tuples(durations, durations)
+)
+"""In event time and in processing time."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A snapshot, and what must be in it."""
+
+    snapshot: HarnessSnapshot
+    oracle: Oracle
+
+
+class EveryHistory(RuleBasedStateMachine):
+    """Batches, time, failures, snapshots, restores: behind each, the function saw what it had to, and so do we."""
+
+    harness: KeyedHarness
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = 0
+
+    @initialize(
+        declared=st.fixed_dictionaries({kind: st.none() | ttls for kind in KINDS}),
+        default=st.sampled_from([None, "default"]),
+        letters=st.booleans(),
+        cleaned=st.sampled_from([1, 20, 1000]),
+        filled=st.sampled_from([True, True, True, False]),
+        parallelism=parallelisms,
+        backend=backends,
+    )
+    def begin(
+        self,
+        declared: Mapping[str, StateTtlConfig | None],
+        default: str | None,
+        letters: bool,
+        cleaned: int,
+        filled: bool,
+        parallelism: int,
+        backend: StateBackend,
+    ) -> None:
+        self.letters = letters
+        self.oracle = Oracle(declared, default)
+        self.oracle.rescale(parallelism)
+        self._use(backend)
+        self.harness = KeyedHarness(
+            EveryState(declared, default), *INPUTS, output=Seen, backend=self.backend, parallelism=parallelism,
+            on_error=DeadLetters(1000) if letters else "fail", max_parallelism=8,
+            state__ttl_cleanup_entries=cleaned, rocksdb__compact_at_files=2,
+        )  # fmt: skip
+        if filled:
+            places = [(key, namespace) for key in KEYS for namespace in (None, "n")]
+            self.push([(key, namespace, filling) for key, namespace in places], [Rule("x", 1)])
+        self.kept = [Kept(self.harness.snapshot(), self.oracle.copy())]
+
+    def teardown(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.close()
+
+    # -- rules --------------------------------------------------------------------------------------------------
+
+    @rule(pushed=pushes, rules=rules)
+    def push(self, pushed: list[tuple[str, Any, list[Any]]], rules: list[Rule]) -> None:
+        rows = [
+            self._row(number, key, self._steps(ns, done)) for number, (key, ns, done) in enumerate(pushed)
+        ]
+        self.oracle.batch(self.harness.push_both(rows, rules), rows, rules)
+        self._look(*pushed[0][:2])
+
+    @rule(pushed=pushes, failing=st.integers(0, 3))
+    def push_with_a_row_that_fails(self, pushed: list[tuple[str, Any, list[Any]]], failing: int) -> None:
+        failing %= len(pushed)
+        rows = [self._row(number, key, [*self._steps(ns, done), *[(None, "fail", "")] * (number == failing)])
+                for number, (key, ns, done) in enumerate(pushed)]  # fmt: skip
+        if self.letters:
+            seen, letters = self.harness.push_both(rows, []), len(self.harness.dead_letters)
+            del rows[failing]
+            self.oracle.batch(seen, rows)
+            self.failed = letters
+        else:
+            with pytest.raises(UserCodeError, match="Broken"):
+                self.harness.push_both(rows, [Rule("x", 7)])
+        self._look(*pushed[0][:2])
+
+    @rule(durations=passing, pushed=st.just([]) | pushes)
+    def time_passes(self, durations: tuple[int, int], pushed: list[Any]) -> None:
+        in_event_time, in_processing_time = durations
+        if in_event_time:
+            first = self.oracle.watermark is None
+            self.oracle.watermark = (self.oracle.watermark or 0) + in_event_time
+            self.oracle.batch(self.harness.advance_watermark(self.oracle.watermark))
+            if first:
+                self._settle()
+        if in_processing_time:
+            self.oracle.processing_time += in_processing_time
+            self.oracle.batch(self.harness.advance_processing_time(self.oracle.processing_time))
+        self._push_or_look(pushed)
+
+    @rule()
+    def drain(self) -> None:
+        self.oracle.batch(self.harness.drain(), until=1 << 62)
+        self._look()
+
+    @rule()
+    def read_everything(self) -> None:
+        """Then nothing is stored that has expired."""
+        scopes = sorted({place[1:] for place in self.oracle.entries}, key=repr)
+        rows = [self._row(number, key, self._steps(namespace, reads))
+                for number, (key, namespace) in enumerate(scopes)]  # fmt: skip
+        self.oracle.batch(self.harness.push_both(rows, []), rows)
+        self.oracle.check_stored(self.harness.state_entries())
+
+    @rule()
+    def snapshot(self) -> None:
+        self.kept = [*self.kept[-2:], Kept(self.harness.snapshot(), self.oracle.copy())]
+
+    @rule(
+        back=st.sampled_from([0, 0, 0, 1, 2, 3]),
+        parallelism=st.none() | parallelisms,
+        changes=st.just({}) | changes,
+        pushed=st.just([]) | pushes,
+        backend=backends,
+    )
+    def restore(
+        self,
+        back: int,
+        pushed: list[Any],
+        parallelism: int | None,
+        changes: Mapping[str, StateTtlConfig | None],
+        backend: StateBackend,
+    ) -> None:
+        """The newest state, or a snapshot that was kept."""
+        now = Kept(self.harness.snapshot(), self.oracle)
+        before = [now, *reversed(self.kept)][min(back, len(self.kept))]
+        self.oracle = before.oracle.copy()
+        self._use(backend)
+        ttls = {**self.oracle.ttls, **changes}
+        parallelism = parallelism or self.oracle.parallelism
+        function = EveryState(ttls, self.oracle.default) if changes else None
+        restored = KeyedHarness.restore(
+            before.snapshot, function, backend=self.backend, parallelism=parallelism
+        )
+        self.harness.close()
+        self.harness = restored
+        self.oracle.rescale(parallelism)
+        if changes:
+            self.oracle.declare(ttls)
+            self._settle()
+        self._push_or_look(pushed)
+
+    # -- what they are made of ----------------------------------------------------------------------------------
+
+    def _use(self, backend: StateBackend) -> None:
+        self.backend = backend
+        self.oracle.full = backend != INCREMENTAL
+
+    def _push_or_look(self, pushed: list[Any]) -> None:
+        if pushed:
+            self.push(pushed, [])
+        else:
+            self._look()
+
+    def _settle(self) -> None:
+        """A batch in which the function is opened: times to live that are new count from then."""
+        row = self._row(0, KEYS[0], [])
+        self.oracle.batch(self.harness.push_both([row], []), [row])
+
+    def _row(self, number: int, key: str, steps: Sequence[Step]) -> Row:
+        return Row(key, number, pack(steps))
+
+    def _steps(self, namespace: Any, drawn: list[Any]) -> list[Step]:
+        return [(namespace, *self._step(*step)) for step in drawn]
+
+    def _step(self, about: str, verb: str, *arguments: Any) -> Step:
+        if about == "timer":
+            domain, offset = arguments
+            base = (self.oracle.watermark or 0) if domain == "event" else self.oracle.processing_time
+            return (about, verb, domain, base + offset)
+        if about in ("split", "union") and verb == "add":
+            return (about, verb, self._worded(NO_WORD))
+        return (about, verb, *map(self._worded, arguments))
+
+    def _worded(self, given: Any) -> Any:
+        if isinstance(given, list):
+            return [self._worded(each) for each in given]
+        if isinstance(given, dict):
+            return {key: self._worded(given[key]) for key in sorted(given)}
+        if given != NO_WORD:
+            return given
+        self.words += 1
+        return f"w{self.words}"
+
+    def _look(self, key: str = KEYS[0], namespace: Any = None) -> None:
+        """All that is stored, and what a function would read at one place."""
+        if self.backend in (INCREMENTAL, WHOLE) and self.words % 4:
+            # It copies and opens every store.
+            return
+        self.oracle.check_timers(self.harness.timers())
+        self.oracle.check_stored(self.harness.state_entries())
+        split, union = self.harness.operator_state("split"), self.harness.operator_state("union")
+        self.oracle.check_operator_state(split, union, self.harness.broadcast_state(RULES))
+        kind = KINDS[self.words % len(KINDS)]
+        place: Place = (kind, key, namespace)
+        self.oracle.check_read(place, self.harness.state(kind, key, namespace=namespace))
+
+
+def test_a_slice_of_all_histories() -> None:
+    run_state_machine_as_test(EveryHistory, settings=settings(stateful_step_count=10))
+
+
+@pytest.mark.slow
+def test_histories_by_the_thousand() -> None:
+    many = settings(max_examples=max(2_000, settings().max_examples), stateful_step_count=10)
+    run_state_machine_as_test(EveryHistory, settings=many)
