@@ -8,12 +8,12 @@ A history that fails is printed, shrunk, as the calls that make it. To look furt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
@@ -25,10 +25,11 @@ from stateflow import (
     StateTtlConfig,
 )
 from stateflow.api.backends import StateBackend
-from stateflow.errors import UserCodeError
+from stateflow.errors import StateflowError, UserCodeError
 from stateflow.testing import HarnessSnapshot, KeyedHarness
 from tests.testing.every_state import CELLS, INPUTS, KINDS, RULES, EveryState, Row, Rule, Seen, Step, pack
-from tests.testing.oracle import Oracle, Place
+from tests.testing.mutants import MUTANTS
+from tests.testing.oracle import Oracle, Place, Scope
 
 KEYS = ("a", "b", "", "a\0")
 NAMESPACES = (None, "n", "", "n\0", 0)
@@ -73,6 +74,9 @@ reads = [
     ("reducing", "get"),
     ("aggregating", "get"),
     ("folding", "get"),
+    ("split", "get"),
+    ("union", "get"),
+    ("rules", "items"),
 ]
 visits = st.tuples(
     st.sampled_from(KEYS),
@@ -98,7 +102,9 @@ ttls = st.builds(
     background_cleanup=st.booleans(),
     cleanup_entries=st.sampled_from([None, 1]),
 )
-changes = st.dictionaries(st.sampled_from(KINDS), st.none() | ttls, max_size=3)
+alike = st.builds(lambda ttl: dict.fromkeys(KINDS, ttl), st.none() | ttls)
+declarations = st.fixed_dictionaries({kind: st.none() | ttls for kind in KINDS}) | alike
+changes = st.dictionaries(st.sampled_from(KINDS), st.none() | ttls, max_size=3) | alike
 backends = st.sampled_from(BACKENDS)
 parallelisms = st.sampled_from([1, 2, 3, 8])
 durations = st.sampled_from([30, 1, 29, 31, 70, 100])
@@ -126,7 +132,7 @@ class EveryHistory(RuleBasedStateMachine):
         self.words = 0
 
     @initialize(
-        declared=st.fixed_dictionaries({kind: st.none() | ttls for kind in KINDS}),
+        declared=declarations,
         default=st.sampled_from([None, "default"]),
         letters=st.booleans(),
         cleaned=st.sampled_from([1, 20, 1000]),
@@ -145,6 +151,8 @@ class EveryHistory(RuleBasedStateMachine):
         backend: StateBackend,
     ) -> None:
         self.letters = letters
+        self.times: dict[str, StateTtlConfig.TtlTimeCharacteristic] = {}
+        self._in_own_time(declared)
         self.oracle = Oracle(declared, default)
         self.oracle.rescale(parallelism)
         self._use(backend)
@@ -167,7 +175,8 @@ class EveryHistory(RuleBasedStateMachine):
     @rule(pushed=pushes, rules=rules)
     def push(self, pushed: list[tuple[str, Any, list[Any]]], rules: list[Rule]) -> None:
         rows = [
-            self._row(number, key, self._steps(ns, done)) for number, (key, ns, done) in enumerate(pushed)
+            self._row(number, key, self._steps(key, ns, done))
+            for number, (key, ns, done) in enumerate(pushed)
         ]
         self.oracle.batch(self.harness.push_both(rows, rules), rows, rules)
         self._look(*pushed[0][:2])
@@ -175,7 +184,7 @@ class EveryHistory(RuleBasedStateMachine):
     @rule(pushed=pushes, failing=st.integers(0, 3))
     def push_with_a_row_that_fails(self, pushed: list[tuple[str, Any, list[Any]]], failing: int) -> None:
         failing %= len(pushed)
-        rows = [self._row(number, key, [*self._steps(ns, done), *[(None, "fail", "")] * (number == failing)])
+        rows = [self._row(number, key, [*self._steps(key, ns, done), *[(None, "fail", "")] * (number == failing)])
                 for number, (key, ns, done) in enumerate(pushed)]  # fmt: skip
         if self.letters:
             seen, letters = self.harness.push_both(rows, []), len(self.harness.dead_letters)
@@ -210,7 +219,7 @@ class EveryHistory(RuleBasedStateMachine):
     def read_everything(self) -> None:
         """Then nothing is stored that has expired."""
         scopes = sorted({place[1:] for place in self.oracle.entries}, key=repr)
-        rows = [self._row(number, key, self._steps(namespace, reads))
+        rows = [self._row(number, key, self._steps(key, namespace, reads))
                 for number, (key, namespace) in enumerate(scopes)]  # fmt: skip
         self.oracle.batch(self.harness.push_both(rows, []), rows)
         self.oracle.check_stored(self.harness.state_entries())
@@ -239,7 +248,7 @@ class EveryHistory(RuleBasedStateMachine):
         before = [now, *reversed(self.kept)][min(back, len(self.kept))]
         self.oracle = before.oracle.copy()
         self._use(backend)
-        ttls = {**self.oracle.ttls, **changes}
+        ttls = {**self.oracle.ttls, **self._in_own_time(changes)}
         parallelism = parallelism or self.oracle.parallelism
         function = EveryState(ttls, self.oracle.default) if changes else None
         restored = KeyedHarness.restore(
@@ -265,6 +274,16 @@ class EveryHistory(RuleBasedStateMachine):
         else:
             self._look()
 
+    def _in_own_time(self, given: Mapping[str, StateTtlConfig | None]) -> dict[str, StateTtlConfig | None]:
+        """A state stays in one kind of time: a moment that was stored in another, and is later than the change, is
+        still taken for one of this kind."""
+        return {
+            name: ttl and replace(
+                ttl, ttl_time_characteristic=self.times.setdefault(name, ttl.ttl_time_characteristic)
+            )
+            for name, ttl in given.items()
+        }  # fmt: skip
+
     def _settle(self) -> None:
         """A batch in which the function is opened: times to live that are new count from then."""
         row = self._row(0, KEYS[0], [])
@@ -273,17 +292,23 @@ class EveryHistory(RuleBasedStateMachine):
     def _row(self, number: int, key: str, steps: Sequence[Step]) -> Row:
         return Row(key, number, pack(steps))
 
-    def _steps(self, namespace: Any, drawn: list[Any]) -> list[Step]:
-        return [(namespace, *self._step(*step)) for step in drawn]
+    def _steps(self, key: str, namespace: Any, drawn: list[Any]) -> list[Step]:
+        return [(namespace, *self._step((key, namespace), *step)) for step in drawn]
 
-    def _step(self, about: str, verb: str, *arguments: Any) -> Step:
+    def _step(self, scope: Scope, about: str, verb: str, *arguments: Any) -> Step:
         if about == "timer":
-            domain, offset = arguments
-            base = (self.oracle.watermark or 0) if domain == "event" else self.oracle.processing_time
-            return (about, verb, domain, base + offset)
+            return (about, verb, arguments[0], self._time_of(scope, verb, *arguments))
         if about in ("split", "union") and verb == "add":
             return (about, verb, self._worded(NO_WORD))
         return (about, verb, *map(self._worded, arguments))
+
+    def _time_of(self, scope: Scope, verb: str, domain: str, offset: int) -> int:
+        """For a timer that is deleted, mostly one that there is."""
+        pending = sorted(time for of, time in self.oracle.timers.get(scope, ()) if of == domain)
+        if verb == "delete" and pending:
+            return pending[offset % len(pending)]
+        base = self.oracle.watermark if domain == "event" else self.oracle.processing_time
+        return (base or 0) + offset
 
     def _worded(self, given: Any) -> Any:
         if isinstance(given, list):
@@ -317,3 +342,12 @@ def test_a_slice_of_all_histories() -> None:
 def test_histories_by_the_thousand() -> None:
     many = settings(max_examples=max(2_000, settings().max_examples), stateful_step_count=10)
     run_state_machine_as_test(EveryHistory, settings=many)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", MUTANTS)
+def test_the_histories_find(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MUTANTS[mistake])
+    as_found = settings(max_examples=1_000, stateful_step_count=10, phases=[Phase.generate])
+    with pytest.raises((AssertionError, StateflowError)):
+        run_state_machine_as_test(EveryHistory, settings=as_found)

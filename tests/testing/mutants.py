@@ -1,0 +1,133 @@
+"""State with one mistake in it, each made by replacing one function of the real code.
+
+A machine that finds nothing in the real code says something only as far as it finds these.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from stateflow.checkpoint import redistribution
+from stateflow.runtime import stores
+from stateflow.state.current import CurrentKey
+from stateflow.state.keyed import KeyedState
+from stateflow.state.list_state import ListState
+from stateflow.state.map_state import MapState
+from stateflow.state.operator_state import OperatorListState, OperatorStateStore
+from stateflow.state.timers import TimerIndex, Timers
+from stateflow.state.ttl import Ttl
+
+Mutant = tuple[Any, str, Callable[..., Any]]
+"""What is replaced where."""
+
+
+def _expires_late(self: Ttl, begin: int) -> bool:
+    return self.now is not None and begin + self._milliseconds < self.now
+
+
+_new_ttl = Ttl.__init__
+
+
+def _since_the_restore(self: Ttl, *arguments: Any) -> None:
+    _new_ttl(self, *arguments)
+    self.since = self.now
+
+
+def _reads_do_not_renew(self: Ttl, key: bytes, data: bytes) -> None:
+    pass
+
+
+def _stale_again_and_again(self: Ttl, key: bytes, data: bytes) -> bool:
+    return self.returns_expired if self.expired(data) else True
+
+
+def _timers_not_restored(backend: Any, base: Any) -> TimerIndex:
+    if backend not in stores._timers:
+        stores._timers[backend] = TimerIndex()
+    return stores._timers[backend]
+
+
+_change_timer = Timers._change
+
+
+def _deletions_of_timers_ignored(self: Timers, domain: Any, time: int, exists: bool) -> None:
+    if exists:
+        _change_timer(self, domain, time, exists)
+
+
+def _timers_of_the_void_namespace(self: Timers, domain: Any, time: int, exists: bool) -> None:
+    self._entries.namespace = b"\x00"
+    _change_timer(self, domain, time, exists)
+
+
+def _scan_into_other_namespaces(self: CurrentKey, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    self.write_through()
+    return self.backend.scan(prefix)
+
+
+def _no_namespaces(self: KeyedState, namespace: object) -> None:
+    pass
+
+
+_new_list = ListState.__init__
+
+
+def _order_by_the_newest(self: ListState[Any], entries: CurrentKey, *arguments: Any) -> None:
+    _new_list(self, entries, *arguments)
+    self._epoch = struct.pack(">Q", (1 << 63) - entries.time.epoch)
+
+
+def _elements_of_batches_collide(self: ListState[Any], entries: CurrentKey, *arguments: Any) -> None:
+    _new_list(self, entries, *arguments)
+    self._epoch = struct.pack(">Q", 0)
+
+
+def _clear_what_is_stored_only(self: MapState[Any, Any]) -> None:
+    for stored, _ in self._entries.scan(self._entries.stored_key(self.id)):
+        self._entries.pending[stored] = None
+
+
+_even_split = redistribution.even_split
+
+
+def _last_ones_first(items: Any, parts: int) -> list[list[Any]]:
+    return _even_split(items, parts)[::-1]
+
+
+def _own_only(self: OperatorListState[Any]) -> Iterator[Any]:
+    return map(self._serializer.decode, list(self._kept))
+
+
+def _nothing_is_taken_back(self: KeyedState) -> None:
+    for state in self._states.values():
+        state.drop()
+
+
+def _operator_state_stays(self: OperatorStateStore) -> None:
+    pass
+
+
+MUTANTS: dict[str, Mutant] = {
+    "an entry lives a millisecond too long": (Ttl, "is_over", _expires_late),
+    "every batch begins all lives anew": (Ttl, "__init__", _since_the_restore),
+    "reading does not renew": (Ttl, "_renew", _reads_do_not_renew),
+    "what has expired is read again and again": (Ttl, "admit", _stale_again_and_again),
+    "timers are not restored": (stores, "timers_of", _timers_not_restored),
+    "a deleted timer fires": (Timers, "_change", _deletions_of_timers_ignored),
+    "timers forget their namespace": (Timers, "_change", _timers_of_the_void_namespace),
+    "a namespace shows entries of longer ones": (CurrentKey, "scan", _scan_into_other_namespaces),
+    "namespaces share their state": (KeyedState, "set_namespace", _no_namespaces),
+    "newer elements of a list come first": (ListState, "__init__", _order_by_the_newest),
+    "elements of another batch are overwritten": (ListState, "__init__", _elements_of_batches_collide),
+    "a cleared map keeps what was just put": (MapState, "clear", _clear_what_is_stored_only),
+    "a split list turns round": (redistribution, "even_split", _last_ones_first),
+    "a union list shows a subtask its own": (OperatorListState, "get", _own_only),
+    "what a failing row did to state stays": (KeyedState, "take_back", _nothing_is_taken_back),
+    "what a failing row did to operator state stays": (
+        OperatorStateStore,
+        "take_back",
+        _operator_state_stays,
+    ),
+}
