@@ -14,7 +14,6 @@ from stateflow.runtime import stores
 from stateflow.state.current import CurrentKey
 from stateflow.state.keyed import KeyedState
 from stateflow.state.list_state import ListState
-from stateflow.state.map_state import MapState
 from stateflow.state.operator_state import OperatorListState, OperatorStateStore
 from stateflow.state.timers import TimerIndex, Timers
 from stateflow.state.ttl import Ttl
@@ -84,11 +83,6 @@ def _elements_of_batches_collide(self: ListState[Any], entries: CurrentKey, *arg
     self._epoch = struct.pack(">Q", 0)
 
 
-def _clear_what_is_stored_only(self: MapState[Any, Any]) -> None:
-    for stored, _ in self._entries.scan(self._entries.stored_key(self.id)):
-        self._entries.pending[stored] = None
-
-
 _even_split = redistribution.even_split
 
 
@@ -121,7 +115,6 @@ MUTANTS: dict[str, Mutant] = {
     "namespaces share their state": (KeyedState, "set_namespace", _no_namespaces),
     "newer elements of a list come first": (ListState, "__init__", _order_by_the_newest),
     "elements of another batch are overwritten": (ListState, "__init__", _elements_of_batches_collide),
-    "a cleared map keeps what was just put": (MapState, "clear", _clear_what_is_stored_only),
     "a split list turns round": (redistribution, "even_split", _last_ones_first),
     "a union list shows a subtask its own": (OperatorListState, "get", _own_only),
     "what a failing row did to state stays": (KeyedState, "take_back", _nothing_is_taken_back),

@@ -184,13 +184,15 @@ class EveryHistory(RuleBasedStateMachine):
     @rule(pushed=pushes, failing=st.integers(0, 3))
     def push_with_a_row_that_fails(self, pushed: list[tuple[str, Any, list[Any]]], failing: int) -> None:
         failing %= len(pushed)
-        rows = [self._row(number, key, [*self._steps(key, ns, done), *[(None, "fail", "")] * (number == failing)])
-                for number, (key, ns, done) in enumerate(pushed)]  # fmt: skip
+        given = [(key, self._steps(key, ns, done)) for key, ns, done in pushed]
+        given[failing][1].extend([(None, "split", "add", "gone"), (None, "fail", "")])
+        rows = [self._row(number, *each) for number, each in enumerate(given)]
         if self.letters:
-            seen, letters = self.harness.push_both(rows, []), len(self.harness.dead_letters)
+            before = len(self.harness.dead_letters)
+            seen = self.harness.push_both(rows, [])
+            assert len(self.harness.dead_letters) == before + 1
             del rows[failing]
             self.oracle.batch(seen, rows)
-            self.failed = letters
         else:
             with pytest.raises(UserCodeError, match="Broken"):
                 self.harness.push_both(rows, [Rule("x", 7)])
