@@ -34,7 +34,7 @@ class PosixStorage(Storage):
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:
-            return _while_folders_go(lambda: self._put_nameless(key, data))
+            return _while_folders_go(lambda: self._put_nameless(key, data), PermissionError)
         except OSError as e:
             raise _storage_error(e, key) from e
 
@@ -157,7 +157,7 @@ class PosixStorage(Storage):
 
     def _copy_file(self, key: str, source: Path) -> None:
         try:
-            result = _while_folders_go(lambda: self._copy_nameless(key, source))
+            result = _while_folders_go(lambda: self._copy_nameless(key, source), PermissionError)
         except OSError as e:
             raise _storage_error(e, key) from e
         if result is not PutResult.CREATED:
@@ -202,11 +202,16 @@ class PosixStorage(Storage):
             folder = folder.parent
 
 
-def _while_folders_go(work: Callable[[], T]) -> T:
+def _while_folders_go(work: Callable[[], T], *also: type[OSError]) -> T:
     """Does `work` again when a collector, or another run's probe, removes the empty folder between two of its steps:
-    a file without a name does not keep its folder."""
+    a file without a name does not keep its folder.
+
+    Args:
+        also: what says so besides: of opening a file without a name in a folder that is just being removed, ext4 says
+            now and then that it is not permitted. What is really not permitted fails each time.
+    """
     for _ in range(_FOLDER_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, *also):
             return work()
     return work()
 
