@@ -84,10 +84,10 @@ class AirflowClient:
         answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}")
         return TaskTry(answer["state"], int(answer["try_number"]))
 
-    def returned(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+    def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
         """What the task returned."""
         path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/xcomEntries/return_value"
-        return dict(self.call("GET", f"{path}?deserialize=true")["value"])
+        return self.call("GET", f"{path}?deserialize=true")["value"]
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """One call; `path` is below ``/api/v2/``. Raises AirflowError with what the server says."""

@@ -71,7 +71,7 @@ def collect_garbage(stage: Stage, news: News) -> dict[str, Any]:
 
     if not poll(finished, _PATIENCE):
         raise AirflowError(f"the retention DAG did not end in {_PATIENCE:.0f} s")
-    return stage.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK)
+    return dict(stage.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK))
 
 
 def _conclude(stage: Stage, run_id: str, watcher: _Watcher) -> Round:

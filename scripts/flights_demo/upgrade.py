@@ -41,7 +41,7 @@ def take_savepoint(stage: Stage, news: News) -> dict[str, Any]:
     stage.client.trigger(SAVEPOINT_DAG, SAVEPOINT, conf)
     news("the savepoint DAG runs")
     _wait_for_success(stage, SAVEPOINT_DAG, SAVEPOINT)
-    return stage.client.returned(SAVEPOINT_DAG, SAVEPOINT, "savepoint")
+    return dict(stage.client.returned(SAVEPOINT_DAG, SAVEPOINT, "savepoint"))
 
 
 def go_back(stage: Stage, news: News) -> tuple[dict[str, Any], dict[str, Any]]:

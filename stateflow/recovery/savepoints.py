@@ -41,6 +41,8 @@ class SavepointAsk:
     Attributes:
         name: of the savepoint; made up when empty.
         request: id; asking again with the same one gives the same savepoint.
+        earlier: ids of what the same asker has asked before. Of a stop: the savepoint of this name that one of them has
+            made is the one that is wanted, as long as the job has not gone on since.
         from_head: do not ask the run: take the newest checkpoint whose output is known to be published.
         code: needed when no run works on the job and output is not published yet.
         patience: how long to wait for a sign that there is a run, and for each later sign that it still is.
@@ -52,6 +54,7 @@ class SavepointAsk:
     by: str = ""
     reason: str = ""
     request: str = ""
+    earlier: tuple[str, ...] = ()
     from_head: bool = False
     code: JobCode | None = None
     drain: bool = False
@@ -131,6 +134,8 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
     if savepoint and (made := _made_before(root, ask)):
         return made
     given, head = None, root.head()
+    if savepoint and head.entry.ended and (made := _stopped_before(root, ask, head)):
+        return made
     if not head.entry.ended:
         given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
     if given is not None:
@@ -220,6 +225,15 @@ def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
         return describe_savepoint(stored, "run")
     _drop_pins(root, ask.by or root.writer, ask.name)
     return describe_savepoint(stored, "head")
+
+
+def _stopped_before(root: JobRoot, ask: SavepointAsk, head: Head) -> SavepointReport | None:
+    """The savepoint with which the same asker has stopped the job before, if it still is where the job stands."""
+    for request in ask.earlier:
+        made = _made_before(root, replace(ask, request=request))
+        if made is not None and made.checkpoint_id == settled_checkpoint(head).id:
+            return made
+    return None
 
 
 def _drop_pins(root: JobRoot, by: str, name: str) -> None:

@@ -167,6 +167,29 @@ def test_a_stop_ends_the_run_with_it(box: AccountsBox, background: ThreadPoolExe
     box.check_results()
 
 
+def test_a_stop_with_a_name_that_is_cleared_behind_its_work_gives_what_it_has_made(
+    resting: AccountsBox,
+) -> None:
+    task = new_run("2026-01-01")
+
+    def stop() -> dict[str, object]:
+        operator = StateflowStopOperator(task_id="stop", job_root=str(resting.root), name="last")
+        return operator.execute(task.next_try())
+
+    made = stop()
+    task.clear()
+    assert stop() == made
+    with pytest.raises(PermanentFailure, match="there is a savepoint of this name"):
+        StateflowStopOperator(task_id="stop", job_root=str(resting.root), name="last").execute(
+            new_run("2026-01-02").next_try()
+        )
+    resting.deliver(80)
+    resting.finish()
+    task.clear()
+    with pytest.raises(PermanentFailure, match="there is a savepoint of this name"):
+        stop()
+
+
 @pytest.mark.parametrize(("origin", "kept"), [("upgrade", "upgrade"), ("manual", "stop"), ("stop", "stop")])
 def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsBox, origin: str, kept: str) -> None:
     stop = StateflowStopOperator(task_id="stop", job_root=str(resting.root), origin=origin)

@@ -133,7 +133,8 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     The run's own task ends well. Without a run it takes the savepoint from the newest checkpoint. Returns, and
     announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same
-    savepoint; a task that is cleared stops the job once more.
+    savepoint. A task that is cleared stops the job once more; with a name of its own it gives the savepoint that it has
+    made, unless the job has gone on since: then the name is taken.
 
     Args:
         origin: ``stop`` or ``upgrade``; ``manual`` counts as *stop*. Templated.
@@ -152,9 +153,13 @@ class StateflowStopOperator(StateflowSavepointOperator):
         return request_id(context, context["ti"].max_tries)
 
     def _ask(self, context: Context) -> SavepointAsk:
+        from dataclasses import replace
+
         if self.origin == "manual":  # one form asks for both kinds
             self.origin = "stop"
-        return super()._ask(context)
+        # What was killed behind its work, and cleared, has made its savepoint under an id of before.
+        earlier = tuple(request_id(context, tries) for tries in range(context["ti"].max_tries))
+        return replace(super()._ask(context), earlier=earlier)
 
     def _make(self, ask: SavepointAsk) -> SavepointReport:
         from dataclasses import replace
