@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
 from stateflow.clock import SystemClock
-from stateflow.errors import SinkDiverged
+from stateflow.errors import SinkDiverged, StorageError
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage, PutResult
 
@@ -103,11 +102,12 @@ class _Writer(SinkWriter):
     def close(self) -> list[Committable]:
         if not self._rows:
             return []
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         data = "".join(json.dumps(row, default=str) + "\n" for row in self._rows).encode()
-        partial = self._path.with_suffix(".partial")
-        partial.write_bytes(data)
-        os.replace(partial, self._path)
+        # All or nothing: of a part that a kill leaves no sweep would know.
+        if PosixStorage(self._path.parent).put_new(self._path.name, data) is not PutResult.CREATED:
+            raise StorageError(
+                "a file's name was used twice, or it could not be made durable", path=self._path
+            )
         return [Committable(path=self._path.name, size=len(data), rows=len(self._rows))]
 
 
