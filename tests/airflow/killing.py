@@ -1,4 +1,5 @@
-"""For DAG files of tests: each task's process is killed twice, right before its work and right behind it."""
+"""For DAG files of tests: each task is killed twice, right before its work together with the worker that supervises it,
+and right behind it alone."""
 
 from __future__ import annotations
 
@@ -24,16 +25,29 @@ def kill_each_task(dags: Sequence[DAG], folder: Path) -> None:
         for task in dag.tasks:
             name = f"{dag.dag_id}.{task.task_id}"
             task.retries = 0
-            task._pre_execute_hook = _then_die(task._pre_execute_hook, folder / f"{name}.before")
-            task._post_execute_hook = _then_die(task._post_execute_hook, folder / f"{name}.after")
+            task._pre_execute_hook = _then_die(
+                task._pre_execute_hook, folder / f"{name}.before", _kill_worker
+            )
+            task._post_execute_hook = _then_die(task._post_execute_hook, folder / f"{name}.after", _kill_task)
 
 
-def _then_die(hook: Hook | None, marker: Path) -> Hook:
+def _kill_worker() -> None:
+    """Nobody is left to tell Airflow: it learns of it by the missing heartbeat."""
+    os.kill(os.getpgid(0), signal.SIGKILL)
+    _kill_task()
+
+
+def _kill_task() -> None:
+    """The worker sees it, and reports a failure."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _then_die(hook: Hook | None, marker: Path, die: Callable[[], None]) -> Hook:
     def act(*arguments: Any) -> None:
         if hook is not None:
             hook(*arguments)
         if not marker.exists():
             marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
     return act

@@ -206,6 +206,8 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
         "PATH": f"{install_submit(folder)}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "5",
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
         # The first task that goes back dies when the log has its intent, and no table has gone back yet.
         "STATEFLOW_FAILPOINT": "rewind.table",
         "STATEFLOW_FAILPOINT_ONCE": str(folder / "restore-killed"),
@@ -226,6 +228,20 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield System(folder, airflow, client)
 
 
+def _check_announced(client: Client, box: AccountsBox, made: dict[str, Any]) -> None:
+    """The checkpoint and the savepoint have their events, and the README's DAG was waiting for one."""
+    waiting = client.triggered_run("after_savepoint")
+    client.wait_for("after_savepoint", waiting)
+    assert client.returned("after_savepoint", waiting, "look") == made["path"]
+
+    # Only now: Airflow does not answer as long as a run that an event has begun has not started.
+    (event,) = client.events("approved.savepoint")
+    told = {"savepoint_id": made["id"], "name": "early", "path": made["path"],
+            "checkpoint_id": made["checkpoint_id"]}  # fmt: skip
+    assert event.items() >= told.items()
+    assert client.events("approved.checkpoint")[-1]["checkpoint_id"] == disk.head(box.root).checkpoint
+
+
 def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System) -> None:
     client, box = system.client, system.box("approved")
     box.deliver(50)
@@ -244,17 +260,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     made = client.returned("approved_savepoint", "one", "savepoint")
     point = int(json.loads(made["offsets"]["events"])["row"])
     assert made["taken_by"] == "run" and 50 < point < 120
-    told = {"savepoint_id": made["id"], "name": "early", "path": made["path"],
-            "checkpoint_id": made["checkpoint_id"]}  # fmt: skip
-    # The README's DAG was waiting for it.
-    waiting = client.triggered_run("after_savepoint")
-    client.wait_for("after_savepoint", waiting)
-    assert client.returned("after_savepoint", waiting, "look") == made["path"]
-
-    # Only now: Airflow does not answer as long as a run that an event has begun has not started.
-    (event,) = client.events("approved.savepoint")
-    assert event.items() >= told.items()
-    assert client.events("approved.checkpoint")[-1]["checkpoint_id"] == disk.head(box.root).checkpoint
+    _check_announced(client, box, made)
 
     # What came since is wrong; what comes again is right, and can be told from it.
     box.replace_events(since=point)
@@ -313,7 +319,8 @@ def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> 
 
 
 def test_every_task_is_killed_and_cleared(system: System) -> None:
-    """Each task of the family dies before its work and behind it, without a retry, and somebody clears it."""
+    """Each task of the family dies before its work, with its worker, and behind it; there is no retry, somebody clears
+    it."""
     client, box = system.client, system.box("killed")
     box.deliver(50)
     client.unpause("killed")
