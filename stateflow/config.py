@@ -135,6 +135,17 @@ class RocksDBSettings:
 
 
 @dataclass(frozen=True)
+class ShuffleSettings:
+    """How rows come to the subtasks of their keys.
+
+    Attributes:
+        sort_memory_bytes: what a task sorts its rows in; more of them go through files in ``local_dir``.
+    """
+
+    sort_memory_bytes: int = 128 << 20
+
+
+@dataclass(frozen=True)
 class SparkSettings:
     """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are."""
 
@@ -173,6 +184,7 @@ class Settings:
     history: HistorySettings = HistorySettings()
     state: StateSettings = StateSettings()
     rocksdb: RocksDBSettings = RocksDBSettings()
+    shuffle: ShuffleSettings = ShuffleSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()
     job: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,6 @@ from functools import partial
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
@@ -249,16 +248,14 @@ class _Router:
         )  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
-        """The frames together, each row with its subtask, sorted."""
+        """The frames together, each row at its subtask, in any order."""
         union = frames[0]
         for frame in frames[1:]:
             union = union.union(frame)
         parts = union.repartitionById(self._level.targets, TARGET)
-        keys = [F.expr(text) for text in (ORDER, *self._tie_breakers(), POSITION)]
-        sorted_parts = parts.sortWithinPartitions(*keys)
         inputs = (INPUT,) if self._level.connects else ()
-        return sorted_parts.selectExpr(
-            ORDER, *inputs, CONTROL, REPORT, *self._told, *(c for c, _ in self._payload)
+        return parts.selectExpr(
+            ORDER, POSITION, *inputs, CONTROL, REPORT, *self._told, *(c for c, _ in self._payload)
         )
 
     @property
@@ -326,29 +323,3 @@ class _Router:
             f"shiftrightunsigned({digest}, {64 - GROUP_SHIFT})"
         )
         return _Route(target, order, number)
-
-    def _tie_breakers(self) -> list[str]:
-        """Key columns, because two keys may have one `_order`; then the declared order, then the input."""
-        columns = [text for unit in self._level.units if unit.operator for text in self._sort_columns(unit)]
-        return [*columns, INPUT] if self._level.connects else columns
-
-    def _sort_columns(self, unit: Unit) -> list[str]:
-        keyed = [(n, e.node, e.keying) for n, e in enumerate(unit.inputs) if e.keying]
-        # Keys, and orders, of several inputs are of the same types.
-        columns = [
-            self._of_input([(n, quoted(input_prefix(self._level.inputs.index(node)) + name))
-                            for (n, node, _), name in zip(keyed, names, strict=True)])
-            for names in zip(*((*k.columns, *k.order_by) for _, _, k in keyed), strict=True)
-        ]  # fmt: skip
-        if len(self._level.units) == 1:
-            return columns
-        # Other units' rows share these columns, and must not be sorted by them.
-        last = unit.first_target + self._level.parallelism - 1
-        return [f"IF({TARGET} BETWEEN {unit.first_target} AND {last}, {column}, NULL)" for column in columns]
-
-    def _of_input(self, columns: list[tuple[int, str]]) -> str:
-        """The column of the input that a row came by."""
-        if len(columns) == 1:
-            return columns[0][1]
-        whens = " ".join(f"WHEN {number} THEN {column}" for number, column in columns)
-        return f"CASE {INPUT} {whens} END"

@@ -260,6 +260,7 @@ class JobRun:
             local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
             checkpoint_id=self.head.checkpoint_id,
             state=settings.state.shared_by(len(self.job.plan.participants())),
+            sort_memory_bytes=settings.shuffle.sort_memory_bytes,
         )  # fmt: skip
 
     def _manifest(self, pending: PendingCheckpoint, positions: Positions, info: BatchInfo) -> Manifest:

@@ -17,6 +17,7 @@ from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_s
 from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.frames import source_frame, split_sources
 from stateflow.runtime.plan import JobPlan
+from stateflow.runtime.sorting import SortSpace, sorted_input
 from stateflow.runtime.specs import REPORT, LevelSpec
 from stateflow.runtime.task import Barrier, run_level
 
@@ -71,7 +72,10 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     _freeze_loaded()
     context = TaskContext.get()
     assert context is not None
-    return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", batches)
+    unit = spec.units[context.partitionId() // spec.parallelism]
+    space = SortSpace(spec.batch.sort_memory_bytes, spec.batch.local_folder)
+    rows = sorted_input(unit, space, batches)
+    return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
 
 
 @cache

@@ -14,7 +14,7 @@ from stateflow.api.graph import Keying
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.config import RocksDBSettings, StateSettings
+from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings
 from stateflow.state.handles import StateSchema
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Storage, open_storage
@@ -56,6 +56,7 @@ class BatchInfo:
         state: with no more inline state for a subtask than all of them can have in a manifest.
         epoch: number of the batch along the job's state.
         checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
+        sort_memory_bytes: for the rows of one task, on Spark.
     """
 
     job_uuid: str
@@ -69,6 +70,7 @@ class BatchInfo:
     state: StateSettings = field(default_factory=StateSettings)
     epoch: int = 0
     checkpoint_id: int = 0
+    sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
 
     @property
     def storage(self) -> Storage:
