@@ -108,14 +108,14 @@ def _batch(
     order = orders[keys]
     at = np.lexsort((keys, order))
     rows = len(at)
-    names = [ORDER, CONTROL, REPORT, "i0_key", "i0_value"]
+    names = [ORDER, CONTROL, "i0_key", "i0_value"]
     table = pa.RecordBatch.from_arrays(
-        [pa.array(order[at]), pa.nulls(rows, pa.binary()), pa.nulls(rows, pa.binary()), pa.array(keys[at]),
+        [pa.array(order[at]), pa.nulls(rows, pa.binary()), pa.array(keys[at]),
          pa.array(values[at])], names=names
     )  # fmt: skip
     barrier = pa.RecordBatch.from_arrays(
         [pa.array([BARRIER_ORDER]), pa.array([msgspec.msgpack.encode(Barrier(1, ordinal))]),
-         pa.nulls(1, pa.binary()), pa.nulls(1, pa.int64()), pa.nulls(1, pa.float64())], names=names
+         pa.nulls(1, pa.int64()), pa.nulls(1, pa.float64())], names=names
     )  # fmt: skip
     return [*_cut(table, size.rows_per_arrow_batch), barrier]
 

@@ -35,7 +35,6 @@ from stateflow.runtime.specs import (
     PHASE_SHIFT,
     POSITION,
     POSITION_SHIFT,
-    REPORT,
     SOURCE_PHASE,
     TARGET,
     UNIT,
@@ -46,7 +45,6 @@ from stateflow.runtime.specs import (
 from stateflow.runtime.task import Barrier
 
 _ROUTES = "_sf_routes"
-_ROUTE_COLUMNS = (TARGET, ORDER, INPUT)
 _SHARE_SHIFT = 55
 """Of a row without a place of its own: above Spark's number, as long as a frame has less than 4 million partitions."""
 
@@ -163,11 +161,8 @@ class _Route:
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
+        """Column and expression."""
         return ((TARGET, self.target), (ORDER, self.order), (INPUT, str(self.number)))
-
-    @property
-    def struct(self) -> str:
-        return f"named_struct({', '.join(f'{name!r}, {expression}' for name, expression in self.columns)})"
 
 
 _ARRIVAL = _Place("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
@@ -204,7 +199,6 @@ class _Router:
         renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
         carried = [
             f"CAST(NULL AS BINARY) AS {CONTROL}",
-            f"CAST(NULL AS BINARY) AS {REPORT}",
             *self._origin(origin),
             *self._values(renamed),
         ]
@@ -216,7 +210,7 @@ class _Router:
         return self._sent(frame, cases, [f"{place.position} AS {POSITION}", *carried])
 
     def forward(self, emitted: DataFrame, numbers: Mapping[int, Node]) -> DataFrame:
-        """Barriers, reports and rows of some outlets of the level before, as they were emitted.
+        """Barriers and rows of some outlets of the level before, as they were emitted.
 
         In one pass: a frame that is read twice would have to be persisted, which costs a small batch more than its
         tasks.
@@ -235,7 +229,7 @@ class _Router:
             for number, node in numbers.items()
             for name in node.schema.names
         }
-        carried = [POSITION, CONTROL, REPORT, *self._origin(-1), *self._values(renamed)]
+        carried = [POSITION, CONTROL, *self._origin(-1), *self._values(renamed)]
         cases = list(zip(wanted, routes, strict=True))
         return self._sent(emitted.where(" OR ".join(wanted)), cases, carried)
 
@@ -243,8 +237,8 @@ class _Router:
         """A barrier from the driver for each task."""
         data = msgspec.msgpack.encode(barrier).hex()
         return spark.range(0, self._level.targets, 1, 1).selectExpr(
-            f"CAST(id AS INT) AS {TARGET}", f"{BARRIER_ORDER}L AS {ORDER}", f"0 AS {INPUT}", f"0L AS {POSITION}",
-            f"X'{data}' AS {CONTROL}", f"CAST(NULL AS BINARY) AS {REPORT}", *self._origin(-1), *self._values({}),
+            *self._named(_Route("CAST(id AS INT)", f"{BARRIER_ORDER}L", 0)), f"0L AS {POSITION}",
+            f"X'{data}' AS {CONTROL}", *self._origin(-1), *self._values({}),
         )  # fmt: skip
 
     def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
@@ -252,11 +246,15 @@ class _Router:
         union = frames[0]
         for frame in frames[1:]:
             union = union.union(frame)
-        parts = union.repartitionById(self._level.targets, TARGET)
-        inputs = (INPUT,) if self._level.connects else ()
-        return parts.selectExpr(
-            ORDER, POSITION, *inputs, CONTROL, REPORT, *self._told, *(c for c, _ in self._payload)
-        )
+        # Without a projection behind it, which would copy each row once more: tasks leave out what they do not need.
+        return union.repartitionById(self._level.targets, TARGET)
+
+    def _named(self, route: _Route) -> list[str]:
+        """The columns of a route, as far as the level's tasks look at them."""
+        return [f"{text} AS {name}" for name, text in self._way(route).items()]
+
+    def _way(self, route: _Route) -> dict[str, str]:
+        return {name: text for name, text in route.columns if name != INPUT or self._level.connects}
 
     @property
     def _told(self) -> tuple[str, ...]:
@@ -274,16 +272,18 @@ class _Router:
     ) -> DataFrame:
         """Each row of `frame` on the routes of the first case that holds for it."""
         if all(len(routes) == 1 for _, routes in cases):
-            ways = [(when, dict(route.columns)) for when, (route,) in cases]
-            columns = [
-                f"{_case([(when, way[name]) for when, way in ways])} AS {name}" for name in _ROUTE_COLUMNS
-            ]
+            ways = [(when, self._way(route)) for when, (route,) in cases]
+            columns = [f"{_case([(when, way[name]) for when, way in ways])} AS {name}" for name in ways[0][1]]
             return frame.selectExpr(*columns, *carried)
-        arrays = [(when, f"array({', '.join(route.struct for route in routes)})") for when, routes in cases]
+        arrays = [(when, f"array({', '.join(map(self._struct, routes))})") for when, routes in cases]
         exploded = frame.selectExpr(f"explode({_case(arrays)}) AS {_ROUTES}", *carried)
         names = [c for c, _ in self._payload]
-        parts = [f"{_ROUTES}.{name}" for name in _ROUTE_COLUMNS]
-        return exploded.selectExpr(*parts, POSITION, CONTROL, REPORT, *self._told, *names)
+        parts = [f"{_ROUTES}.{name}" for name in self._way(cases[0][1][0])]
+        return exploded.selectExpr(*parts, POSITION, CONTROL, *self._told, *names)
+
+    def _struct(self, route: _Route) -> str:
+        fields = (f"{name!r}, {text}" for name, text in self._way(route).items())
+        return f"named_struct({', '.join(fields)})"
 
     def _takers(self, node: Node) -> list[Unit]:
         return [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]

@@ -69,12 +69,11 @@ class Executor(ABC):
 
 
 def output_schema(level: Level, last: bool) -> pa.Schema:
-    """What the tasks of a level emit: in the last level reports, before it rows, barriers and reports."""
-    report = pa.field(REPORT, pa.binary())
+    """What the tasks of a level emit: in the last level reports, before it rows and barriers."""
     if last:
-        return pa.schema([report])
+        return pa.schema([pa.field(REPORT, pa.binary())])
     fields = [pa.field(UNIT, pa.int32()), pa.field(TARGET, pa.int64()), pa.field(POSITION, pa.int64()),
-              pa.field(PHASE, pa.int64()), pa.field(CONTROL, pa.binary()), report]  # fmt: skip
+              pa.field(PHASE, pa.int64()), pa.field(CONTROL, pa.binary())]  # fmt: skip
     for number, outlet in enumerate(level.fed):
         prefix = output_prefix(number)
         fields += [pa.field(prefix + c.name, c.arrow_type) for c in outlet.node.schema.columns]

@@ -82,7 +82,7 @@ class _Routed:
 
 
 _Rows = Mapping[Node, list[_Placed]]
-_Controls = list[list[tuple[bytes, bytes | None]]]
+_Controls = list[list[bytes]]
 
 
 class LocalExecutor(Executor):
@@ -99,7 +99,7 @@ class LocalExecutor(Executor):
         refuse_transforms(work.plan)
         specs = level_specs(work)
         barrier = msgspec.msgpack.encode(Barrier(work.info.generation, work.info.ordinal))
-        controls: _Controls = [[(barrier, None)] for _ in range(work.plan.levels[0].targets)]
+        controls: _Controls = [[barrier] for _ in range(work.plan.levels[0].targets)]
         inputs: _Rows = {
             node: [_Placed(n, SOURCE_PHASE, row, origin) for n, row in enumerate(rows.get(node.uid, ()))]
             for origin, node in enumerate(work.plan.sources)
@@ -228,18 +228,15 @@ class _Router:
 
 
 def _input_batches(
-    inputs: Sequence[InputSpec], items: Sequence[_Routed], controls: Sequence[tuple[bytes, bytes | None]]
+    inputs: Sequence[InputSpec], items: Sequence[_Routed], controls: Sequence[bytes]
 ) -> list[pa.RecordBatch]:
     number = pa.array([i.number for i in items], pa.int32())
-    names, columns = [ORDER, INPUT, CONTROL, REPORT, ORIGIN], [
-        pa.array([i.order for i in items], pa.int64()), number,
-        pa.nulls(len(items), pa.binary()), pa.nulls(len(items), pa.binary()),
+    names, columns = [ORDER, INPUT, CONTROL, ORIGIN], [
+        pa.array([i.order for i in items], pa.int64()), number, pa.nulls(len(items), pa.binary()),
         pa.array([i.origin for i in items], pa.int32()),
     ]  # fmt: skip
     barriers = [pa.array([BARRIER_ORDER] * len(controls), pa.int64()), pa.array([0] * len(controls), pa.int32()),
-                pa.array([c for c, _ in controls], pa.binary()),
-                pa.array([r for _, r in controls], pa.binary()),
-                pa.array([-1] * len(controls), pa.int32())]  # fmt: skip
+                pa.array(controls, pa.binary()), pa.array([-1] * len(controls), pa.int32())]  # fmt: skip
     given = dict(zip(names, columns, strict=True))
     ended = dict(zip(names, barriers, strict=True))
     for at, spec in enumerate(inputs):
@@ -270,9 +267,9 @@ def _split(emitted: list[pa.RecordBatch], level: Level, targets: int) -> tuple[_
     for batch in emitted:
         kinds = batch.column(UNIT).to_pylist()
         if kinds and kinds[0] is None:
-            columns = (batch.column(c).to_pylist() for c in (TARGET, CONTROL, REPORT))
-            for target, control, report in zip(*columns, strict=True):
-                controls[target].append((control, report))
+            columns = (batch.column(c).to_pylist() for c in (TARGET, CONTROL))
+            for target, control in zip(*columns, strict=True):
+                controls[target].append(control)
         elif kinds:
             rows[level.fed[kinds[0]].node] += _emitted_rows(batch, kinds[0], level)
     return rows, controls

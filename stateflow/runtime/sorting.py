@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from stateflow import failpoints
 from stateflow.errors import BatchFailed
-from stateflow.runtime.specs import BARRIER_ORDER, INPUT, ORDER, POSITION, UnitSpec
+from stateflow.runtime.specs import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, UnitSpec
 from stateflow.state.key_columns import comparable
 
 Array = np.ndarray[Any, Any]
@@ -52,14 +52,16 @@ def sorted_input(
     """The rows of `batches` in the order of the unit's input, in batches as large as the largest of them; behind them
     the barriers. Raises BatchFailed when a run cannot be written."""
     sorter = _Sorter(_Ranking(unit), space)
+    own = {ORDER, POSITION, INPUT, ORIGIN, *(column for each in unit.inputs for column in each.columns)}
     barriers: list[pa.RecordBatch] = []
     for batch in batches:
-        is_barrier = batch.column(ORDER).to_numpy() == BARRIER_ORDER
-        if is_barrier.any():
-            barriers.append(batch.filter(pa.array(is_barrier)))
-            batch = batch.filter(pa.array(~is_barrier))
-        if len(batch):
-            sorter.add(batch)
+        is_barrier = pa.array(batch.column(ORDER).to_numpy() == BARRIER_ORDER)
+        rows = batch.select([name for name in batch.schema.names if name in own])
+        if pc.any(is_barrier).as_py():
+            barriers.append(batch.filter(is_barrier))
+            rows = rows.filter(pc.invert(is_barrier))
+        if len(rows):
+            sorter.add(rows)
     yield from sorter.drain()
     yield from barriers
 
@@ -96,7 +98,8 @@ class _Ranking:
         ahead, behind = pa.array(places[same + 1]), pa.array(places[same])
         for key in self._keys:
             column = self._column(rows, key)
-            if pc.any(pc.not_equal(column.take(ahead), column.take(behind))).as_py():
+            differ = pc.not_equal(column.take(ahead), column.take(behind))
+            if pc.any(differ).as_py():
                 return True
         return False
 
@@ -176,7 +179,7 @@ class _Run:
     @property
     def has_more(self) -> bool:
         """Whether there are rows behind those that have been read."""
-        return self._next < self._reader.num_record_batches
+        return self._next < int(self._reader.num_record_batches)
 
     def drop(self, count: int) -> None:
         """Lets go of the first rows, and reads on when few are left."""

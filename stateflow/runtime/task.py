@@ -52,14 +52,19 @@ from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskStat
 from stateflow.state.memory import check_limit
 
 
-class Barrier(msgspec.Struct, frozen=True):
-    """What ends a batch's input: from the driver, or from a task of the level before."""
+class Barrier(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ends a batch's input: from the driver, or from a task of the level before.
+
+    Attributes:
+        report: msgpack of the `TaskReport` of that task, in one of the barriers that it sends.
+    """
 
     generation: int
     ordinal: int
     uid: str = ""
     subtask: int = 0
     attempt: str = ""
+    report: bytes = b""
 
 
 def run_level(
@@ -250,12 +255,11 @@ class _Task:
     # -- barriers and reports -----------------------------------------------------------------------------------
 
     def _take_control(self, batch: pa.RecordBatch) -> None:
-        for data, report in zip(
-            batch.column(CONTROL).to_pylist(), batch.column(REPORT).to_pylist(), strict=True
-        ):
-            self._barriers.append(msgspec.msgpack.decode(data, type=Barrier))
-            if report:
-                self._carried.append(msgspec.msgpack.decode(report, type=TaskReport))
+        for data in batch.column(CONTROL).to_pylist():
+            barrier = msgspec.msgpack.decode(data, type=Barrier)
+            self._barriers.append(barrier)
+            if barrier.report:
+                self._carried.append(msgspec.msgpack.decode(barrier.report, type=TaskReport))
 
     def _check_barriers(self) -> None:
         batch = self._level.batch
@@ -324,11 +328,13 @@ class _Task:
         barrier = Barrier(report.generation, report.ordinal, report.uid, report.subtask, self._attempt)
         count = self._level.next_targets
         # Every task behind hears the barrier; one of them carries the report on.
-        reports = [data if target == self._partition % count else None for target in range(count)]
-        yield filled(self._level.output, count, {
-            TARGET: range(count), CONTROL: [msgspec.msgpack.encode(barrier)] * count, REPORT: reports,
-            POSITION: [0] * count,
-        })  # fmt: skip
+        controls = [msgspec.msgpack.encode(barrier)] * count
+        controls[self._partition % count] = msgspec.msgpack.encode(
+            msgspec.structs.replace(barrier, report=data)
+        )
+        yield filled(
+            self._level.output, count, {TARGET: range(count), CONTROL: controls, POSITION: [0] * count}
+        )
 
 
 def _phases(order: np.ndarray[Any, Any]) -> list[tuple[int, int]]:

@@ -28,7 +28,6 @@ from stateflow.runtime.specs import (
     PHASE,
     PHASE_SHIFT,
     POSITION,
-    REPORT,
     TARGET,
     UNIT,
     BatchInfo,
@@ -47,7 +46,7 @@ class Row(msgspec.Struct):
 SCHEMA = RowSchema.of(Row)
 OUTPUT = pa.schema([
     (UNIT, pa.int32()), (TARGET, pa.int64()), (POSITION, pa.int64()), (PHASE, pa.int64()), (CONTROL, pa.binary()),
-    (REPORT, pa.binary()), ("u0_number", pa.int64()),
+    ("u0_number", pa.int64()),
 ])  # fmt: skip
 
 
@@ -91,13 +90,13 @@ def _emitted(
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
     given = {
         ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER], INPUT: [i for _, i, _ in rows] + [0],
-        CONTROL: [None] * len(rows) + [barrier], REPORT: [None] * (len(rows) + 1),
+        CONTROL: [None] * len(rows) + [barrier],
     }  # fmt: skip
     columns = to_batch([Row(n) for _, _, n in rows], SCHEMA).column("number").to_pylist()
     for at, spec in enumerate(inputs):
         own = [n if i == at else None for (_, i, _), n in zip(rows, columns, strict=True)]
         given[spec.columns[0]] = pa.array([*own, None], pa.int64())  # type: ignore[assignment]
-    table = pa.RecordBatch.from_pydict(given | {REPORT: pa.nulls(len(rows) + 1, pa.binary())})
+    table = pa.RecordBatch.from_pydict(given)
     made = pa.Table.from_batches(
         list(run_level(LevelSpec(batch, 1, (unit,), (), 1, OUTPUT), 0, "a", [table])), OUTPUT
     )

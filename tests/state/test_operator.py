@@ -370,14 +370,14 @@ def _run_task(function: KeyedProcessFunction[Any, Any], tmp_path: Path) -> TaskR
     spec = LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
     rows = _sorted(unit, [Row("a", 1), Row("a", 2)])
     columns = to_batch([r for _, r in rows], unit.inputs[0].schema).columns
-    names = [ORDER, CONTROL, REPORT, *(n for n in unit.inputs[0].columns)]
+    names = [ORDER, CONTROL, *(n for n in unit.inputs[0].columns)]
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
     given = [
         pa.RecordBatch.from_arrays(
-            [pa.array([o for o, _ in rows]), pa.nulls(2, pa.binary()), pa.nulls(2, pa.binary()), *columns], names=names
+            [pa.array([o for o, _ in rows]), pa.nulls(2, pa.binary()), *columns], names=names
         ),
         pa.RecordBatch.from_arrays(
-            [pa.array([BARRIER_ORDER]), pa.array([barrier]), pa.nulls(1, pa.binary()),
+            [pa.array([BARRIER_ORDER]), pa.array([barrier]),
              *(pa.nulls(1, c.arrow_type) for c in unit.inputs[0].schema.columns)], names=names
         ),
     ]  # fmt: skip
