@@ -214,11 +214,11 @@ def _run_on_spark(
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
     from stateflow.runtime.frames import check_transforms
-    from stateflow.runtime.session import open_session
+    from stateflow.runtime.session import open_session, traits_of
     from stateflow.runtime.spark import SparkExecutor
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
-    spark = open_session(settings, request.job_file, any(map(has_transform, graph.consumed)))
+    spark = open_session(settings, request.job_file, traits_of(graph))
     check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
     check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
     sources = {

@@ -253,7 +253,7 @@ class Graph:
     def _refuse_lost_letters(self) -> None:
         made = [(o.uid, self.dead_letters(o)) for o in self.operators if o.on_error is not None]
         made += [(node.step.name, letters) for node, letters in self.caught.items()]
-        used = {node for consumed in self.consumed for node in _all_before(consumed)}
+        used = set(all_before(self.consumed))
         lost = [name for name, letters in made if letters not in used]
         if lost:
             raise JobDefinitionError("dead letters go nowhere", hint="stream.get_dead_letters().sink_to(…)",
@@ -304,10 +304,11 @@ def parents_of(node: Node) -> tuple[Node, ...]:
     return (node.parent,)
 
 
-def _all_before(node: Node) -> Iterator[Node]:
-    yield node
-    for parent in parents_of(node):
-        yield from _all_before(parent)
+def all_before(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes, and all whose rows they are made of; some of them several times."""
+    for node in nodes:
+        yield node
+        yield from all_before(parents_of(node))
 
 
 def sources_of(node: Node) -> list[SourceNode]:

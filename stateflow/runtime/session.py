@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from stateflow.api.graph import Graph, all_before
 from stateflow.config import Settings
 from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.runtime.local import has_transform
 from stateflow.runtime.versions import check_java, check_python, check_spark
 
 REQUIRED = {
@@ -49,11 +53,38 @@ _FIXED_PLAN = {
 """Likewise, for a job without Spark expressions of its own, which may join or aggregate."""
 
 
-def open_session(settings: Settings, job_file: Path, has_expressions: bool) -> SparkSession:
-    """The Spark session of a run, started when there is none; the job file can be imported wherever it runs Python.
+_UNWEIGHED_ROWS = {
+    # To keep an Arrow batch below a number of bytes, Spark asks for its size behind each row: a seventh of a task's
+    # time. The number of rows bounds it as well.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+}
+"""Likewise, for a job whose rows all have a fixed width."""
 
-    Args:
-        has_expressions: whether the job has Spark expressions of its own.
+
+@dataclass(frozen=True)
+class Traits:
+    """What a job's session depends on.
+
+    Attributes:
+        has_expressions: it has Spark expressions of its own.
+        has_fixed_rows: no row has a column of varying width.
+    """
+
+    has_expressions: bool
+    has_fixed_rows: bool
+
+
+def traits_of(graph: Graph) -> Traits:
+    """Those of a job."""
+    columns = [column for node in all_before(graph.consumed) for column in node.schema.columns]
+    return Traits(
+        any(map(has_transform, graph.consumed)),
+        all(pa.types.is_primitive(column.arrow_type) for column in columns),
+    )
+
+
+def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSession:
+    """The Spark session of a run, started when there is none; the job file can be imported wherever it runs Python.
 
     Raises EnvironmentUnsupported for a Java, Python or Spark that is not supported, and ConfigError for a setting of
     Spark that a run cannot accept.
@@ -67,7 +98,7 @@ def open_session(settings: Settings, job_file: Path, has_expressions: bool) -> S
     paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
-    builder = _with_defaults(builder, defaults(has_expressions), settings)
+    builder = _with_defaults(builder, defaults(traits), settings)
     session = _started(builder)
     check_spark(session.version)
     _check(session)
@@ -75,9 +106,11 @@ def open_session(settings: Settings, job_file: Path, has_expressions: bool) -> S
     return session
 
 
-def defaults(has_expressions: bool) -> dict[str, str]:
-    """Spark's settings of a run, unless somebody else set them; the argument as for `open_session`."""
-    return {**_DEFAULTS, **({} if has_expressions else _FIXED_PLAN), **REQUIRED}
+def defaults(traits: Traits) -> dict[str, str]:
+    """Spark's settings of a run, unless somebody else set them."""
+    plan = {} if traits.has_expressions else _FIXED_PLAN
+    rows = _UNWEIGHED_ROWS if traits.has_fixed_rows else {}
+    return {**_DEFAULTS, **plan, **rows, **REQUIRED}
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:

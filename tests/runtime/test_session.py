@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow.api.streams import DataStream
 from stateflow.errors import ConfigError
-from stateflow.runtime.session import REQUIRED, _check, defaults
+from stateflow.runtime.session import REQUIRED, Traits, _check, defaults, traits_of
 
 
 class FakeConf:
@@ -47,10 +51,58 @@ def test_a_session_that_never_tries_a_task_again_is_refused() -> None:
 
 def test_spark_s_adaptive_execution_is_left_on_for_expressions_that_may_profit_from_it() -> None:
     adaptive = "spark.sql.adaptive.enabled"
-    assert defaults(has_expressions=False)[adaptive] == "false"
-    assert adaptive not in defaults(has_expressions=True)
+    assert defaults(Traits(has_expressions=False, has_fixed_rows=True))[adaptive] == "false"
+    assert adaptive not in defaults(Traits(has_expressions=True, has_fixed_rows=True))
+
+
+def test_arrow_batches_are_weighed_only_where_rows_have_no_fixed_width() -> None:
+    weight = "spark.sql.execution.arrow.maxBytesPerBatch"
+    assert int(defaults(Traits(has_expressions=False, has_fixed_rows=True))[weight]) == (1 << 31) - 1
+    assert weight not in defaults(Traits(has_expressions=False, has_fixed_rows=False))
 
 
 @pytest.mark.parametrize("has_expressions", [False, True])
 def test_what_is_required_is_set(has_expressions: bool) -> None:
-    assert REQUIRED.items() <= defaults(has_expressions).items()
+    assert REQUIRED.items() <= defaults(Traits(has_expressions, has_fixed_rows=True)).items()
+
+
+class Reading(msgspec.Struct):
+    sensor: int
+    celsius: float
+    at: datetime
+    is_valid: bool
+
+
+class Note(msgspec.Struct):
+    sensor: int
+    text: str
+
+
+class _Noting(KeyedProcessFunction[Reading, Note]):
+    def process_element(self, row: Reading, ctx: Context) -> list[Note]:
+        return [Note(row.sensor, "seen")]
+
+
+def _readings(env: StreamExecutionEnvironment) -> DataStream:
+    return env.from_collection([], Reading, uid="readings")
+
+
+def test_rows_of_numbers_and_times_have_a_fixed_width() -> None:
+    env = StreamExecutionEnvironment()
+    _readings(env).print(uid="shown")
+    assert traits_of(env.graph) == Traits(has_expressions=False, has_fixed_rows=True)
+
+
+def test_a_text_anywhere_on_the_way_makes_rows_wide() -> None:
+    env = StreamExecutionEnvironment()
+    notes = _readings(env).key_by("sensor").process(_Noting(), output=Note, uid="noting")
+    notes.map(
+        lambda note: Reading(note.sensor, 0.0, datetime(2026, 1, 1, tzinfo=UTC), True), output=Reading
+    ).print(uid="shown")
+    assert not traits_of(env.graph).has_fixed_rows
+
+
+def test_a_spark_expression_on_the_way_is_seen() -> None:
+    env = StreamExecutionEnvironment()
+    _readings(env).transform(lambda frame: frame.where("celsius > 0"), schema=Reading).print(uid="shown")
+    assert traits_of(env.graph).has_expressions
