@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow import failpoints
 from stateflow.errors import BatchFailed
 from stateflow.runtime.specs import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, UnitSpec
 from stateflow.state.key_columns import comparable
@@ -51,18 +52,19 @@ def sorted_input(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of `batches` in the order of the unit's input, in batches as large as the largest of them; behind them
     the barriers. Raises BatchFailed when a run cannot be written."""
-    sorter = _Sorter(_Ranking(unit), space)
     own = {ORDER, POSITION, INPUT, ORIGIN, *(column for each in unit.inputs for column in each.columns)}
     barriers: list[pa.RecordBatch] = []
-    for batch in batches:
-        is_barrier = pa.array(batch.column(ORDER).to_numpy() == BARRIER_ORDER)
-        rows = batch.select([name for name in batch.schema.names if name in own])
-        if pc.any(is_barrier).as_py():
-            barriers.append(batch.filter(is_barrier))
-            rows = rows.filter(pc.invert(is_barrier))
-        if len(rows):
-            sorter.add(rows)
-    yield from sorter.drain()
+    with ExitStack() as files:
+        sorter = _Sorter(_Ranking(unit), space, files)
+        for batch in batches:
+            is_barrier = pa.array(batch.column(ORDER).to_numpy() == BARRIER_ORDER)
+            rows = batch.select([name for name in batch.schema.names if name in own])
+            if pc.any(is_barrier).as_py():
+                barriers.append(batch.filter(is_barrier))
+                rows = rows.filter(pc.invert(is_barrier))
+            if len(rows):
+                sorter.add(rows)
+        yield from sorter.drain()
     yield from barriers
 
 
@@ -115,7 +117,7 @@ class _Ranking:
         columns.append(rows.column(POSITION))
         table = pa.table(columns, names=list(map(str, range(len(columns)))))
         return pc.sort_indices(
-            table, sort_keys=[(name, "ascending") for name in table.column_names], null_placement="at_start"
+            table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names]
         )
 
     def _column(self, rows: pa.RecordBatch, names: _Names) -> pa.Array:
@@ -170,9 +172,8 @@ def _sort_stable(order: Array) -> Array:
 class _Run:
     """Sorted rows in a file, read block by block."""
 
-    def __init__(self, folder: Path, blocks: Iterable[pa.RecordBatch]) -> None:
-        self._file = _written(folder, blocks)
-        self._reader = pa.ipc.open_file(self._file)
+    def __init__(self, file: IO[bytes]) -> None:
+        self._reader = pa.ipc.open_file(file)
         self._next = 0
         self.rows: pa.RecordBatch = self._read()
 
@@ -184,7 +185,7 @@ class _Run:
     def drop(self, count: int) -> None:
         """Lets go of the first rows, and reads on when few are left."""
         self.rows = self.rows.slice(count)
-        if self.has_more and len(self.rows) < self._block // 2:
+        if self.has_more and len(self.rows) < max(1, self._block // 2):
             self.rows = pa.concat_batches([self.rows, self._read()])
 
     def _read(self) -> pa.RecordBatch:
@@ -194,31 +195,29 @@ class _Run:
         return block
 
 
-def _written(folder: Path, blocks: Iterable[pa.RecordBatch]) -> IO[bytes]:
+def _written(folder: Path, files: ExitStack, blocks: Iterator[pa.RecordBatch]) -> IO[bytes]:
     """A file without a name: it ends with the process, however that ends."""
+    first = next(blocks)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = tempfile.TemporaryFile(dir=folder)
-        writer = None
-        for block in blocks:
-            writer = writer or pa.ipc.new_file(file, block.schema)
-            writer.write_batch(block)
-        assert writer is not None
-        writer.close()
+        file = files.enter_context(tempfile.TemporaryFile(dir=folder))
+        with pa.ipc.new_file(file, first.schema) as writer:
+            for block in chain([first], blocks):
+                writer.write_batch(block)
     except OSError as e:
         raise BatchFailed("rows that do not fit into memory cannot be written to be sorted", hint="make room, name "
                           "another local_dir, take smaller batches, or allow more shuffle.sort_memory_bytes",
                           folder=str(folder), reason=str(e)) from e  # fmt: skip
-    failpoints.hit("sort.run-written")
     return file
 
 
 class _Sorter:
     """Takes rows in any order, and gives them sorted."""
 
-    def __init__(self, ranking: _Ranking, space: SortSpace) -> None:
+    def __init__(self, ranking: _Ranking, space: SortSpace, files: ExitStack) -> None:
         self._ranking = ranking
         self._space = space
+        self._files = files
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
         self._largest = 0
@@ -250,7 +249,7 @@ class _Sorter:
 
     def _run(self) -> _Run:
         block = max(1, sum(map(len, self._held)) // _BLOCKS)
-        return _Run(self._space.folder, self._sorted(block))
+        return _Run(_written(self._space.folder, self._files, self._sorted(block)))
 
     def _merged(self) -> Iterator[pa.RecordBatch]:
         """The rows of all runs.

@@ -1,0 +1,220 @@
+"""A task's input: rows that come in any order, and go on sorted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.api.graph import Keying
+from stateflow.api.schema import RowSchema
+from stateflow.errors import BatchFailed
+from stateflow.runtime.sorting import SortSpace, sorted_input
+from stateflow.runtime.specs import (
+    BARRIER_ORDER,
+    CONTROL,
+    INPUT,
+    ORDER,
+    POSITION,
+    TARGET,
+    InputSpec,
+    UnitSpec,
+)
+
+MUCH = 1 << 30
+
+
+class Row(msgspec.Struct):
+    key: int
+    text: str
+    at: float | None
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A row on its way, by one of two inputs."""
+
+    order: int
+    position: int
+    row: Row
+    number: int = 0
+
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """What the promised order is, in Python's words; a time is null, a number, or none."""
+        at = self.row.at
+        time = (0, 0.0) if at is None else (2, 0.0) if math.isnan(at) else (1, at)
+        return (self.order, self.row.key, self.row.text, time, self.number, self.position)
+
+
+def _unit(order_by: tuple[str, ...] = (), inputs: int = 1) -> UnitSpec:
+    keying = Keying(("key", "text"), order_by, ("bigint", "string"))
+    schema = RowSchema.of(Row)
+    return UnitSpec("op", tuple(InputSpec(f"i{n}_", schema, keying) for n in range(inputs)), None, (), (b"",))
+
+
+def _batch(sent: Sequence[Sent], inputs: int = 1, barriers: int = 0) -> pa.RecordBatch:
+    """As Spark hands it over."""
+    columns = {
+        TARGET: pa.array([0] * (len(sent) + barriers), pa.int32()),
+        ORDER: pa.array([s.order for s in sent] + [BARRIER_ORDER] * barriers, pa.int64()),
+        POSITION: pa.array([s.position for s in sent] + [0] * barriers, pa.int64()),
+        CONTROL: pa.array([None] * len(sent) + [b"end"] * barriers, pa.binary()),
+    }
+    if inputs > 1:
+        columns[INPUT] = pa.array([s.number for s in sent] + [0] * barriers, pa.int32())
+    for number in range(inputs):
+        for name, kind in (("key", pa.int64()), ("text", pa.string()), ("at", pa.float64())):
+            values = [getattr(s.row, name) if s.number == number else None for s in sent]
+            columns[f"i{number}_{name}"] = pa.array(values + [None] * barriers, kind)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _positions(batches: Sequence[pa.RecordBatch]) -> list[int]:
+    return [
+        p
+        for batch in batches
+        if CONTROL not in batch.schema.names
+        for p in batch.column(POSITION).to_pylist()
+    ]
+
+
+def _space(folder: Path, memory: int = MUCH) -> SortSpace:
+    return SortSpace(memory, folder / "local")
+
+
+_ORDERS = st.one_of(
+    st.integers(0, 3),
+    st.sampled_from([-1, 1 << 61, (1 << 61) + 1, (1 << 61) + 2, (1 << 62) - 1, (1 << 62) - 2]),
+)
+"""Some that differ in their lowest bits only, far apart from others: both do not fit into one number with a place."""
+_ROWS = st.builds(
+    Row,
+    st.integers(0, 2),
+    st.sampled_from("ab"),
+    st.none() | st.sampled_from([0.0, -1.0, 2.5, math.inf, math.nan]),
+)
+
+
+@st.composite
+def _sendings(draw: st.DrawFn, inputs: int = 1) -> list[list[Sent]]:
+    """Rows, each with a position of its own, in batches."""
+    rows = draw(st.lists(st.tuples(_ORDERS, _ROWS, st.integers(0, inputs - 1)), max_size=40))
+    positions = draw(st.permutations(range(len(rows))))
+    sent = [Sent(order, at, row, number) for (order, row, number), at in zip(rows, positions, strict=True)]
+    cuts = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
+    return [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+
+
+@pytest.mark.parametrize("memory", [1, 2000, MUCH])
+@pytest.mark.parametrize("inputs", [1, 2])
+@given(data=st.data())
+def test_rows_come_by_order_key_declared_order_and_arrival(
+    tmp_path_factory: pytest.TempPathFactory, inputs: int, memory: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "sorted"
+    batches = data.draw(_sendings(inputs))
+    given_batches = [_batch(sent, inputs) for sent in batches]
+    made = list(sorted_input(_unit(("at",), inputs), _space(folder, memory), given_batches))
+    expected = sorted((s for sent in batches for s in sent), key=lambda s: s.rank)
+    assert _positions(made) == [s.position for s in expected]
+
+
+@pytest.mark.parametrize("memory", [1, 2000, MUCH])
+@given(batches=_sendings())
+def test_without_a_declared_order_a_key_s_rows_are_together_and_as_they_arrived(
+    tmp_path_factory: pytest.TempPathFactory, memory: int, batches: list[list[Sent]]
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "sorted"
+    made = list(sorted_input(_unit(), _space(folder, memory), map(_batch, batches)))
+    expected = sorted(
+        (s for sent in batches for s in sent), key=lambda s: (s.order, s.row.key, s.row.text, s.position)
+    )
+    assert _positions(made) == [s.position for s in expected]
+
+
+def _many(count: int) -> list[Sent]:
+    dice = np.random.default_rng(1)
+    keys = dice.integers(0, 50, count).tolist()
+    return [Sent((1 << 61) + key, at, Row(key, "a", 0.0)) for at, key in enumerate(keys)]
+
+
+def test_batches_are_no_larger_than_those_that_came(tmp_path: Path) -> None:
+    sent = _many(1000)
+    came = [_batch(sent[at : at + 70]) for at in range(0, 1000, 70)]
+    for memory in (4000, MUCH):
+        made = list(sorted_input(_unit(), _space(tmp_path, memory), came))
+        assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
+
+
+def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
+    """Four runs of some 20,000 rows; a block of each has some 300."""
+    sent = _many(80_000)
+    came = [_batch(sent[at : at + 1000]) for at in range(0, 80_000, 1000)]
+    memory = 20 * (2 * came[0].nbytes + 24 * 1000)
+    made = list(sorted_input(_unit(), _space(tmp_path, memory), came))
+    expected = sorted(sent, key=lambda s: (s.order, s.position))
+    assert _positions(made) == [s.position for s in expected]
+
+
+def test_barriers_come_last_and_whole(tmp_path: Path) -> None:
+    sent = _many(10)
+    came = [_batch(sent[:5], barriers=1), _batch([], barriers=2), _batch(sent[5:])]
+    *rows, first, second = sorted_input(_unit(), _space(tmp_path), came)
+    assert sum(map(len, rows)) == 10
+    assert (
+        first.column(CONTROL).to_pylist() == [b"end"] and second.column(CONTROL).to_pylist() == [b"end"] * 2
+    )
+
+
+def test_what_a_task_does_not_look_at_is_left_behind(tmp_path: Path) -> None:
+    (rows,) = sorted_input(_unit(), _space(tmp_path), [_batch(_many(3), inputs=2)])
+    assert rows.schema.names == [ORDER, POSITION, INPUT, "i0_key", "i0_text", "i0_at"]
+
+
+def test_runs_leave_no_file_behind_even_when_the_task_dies(tmp_path: Path) -> None:
+    sent = _many(300)
+    came = [_batch(sent[at : at + 100]) for at in range(0, 300, 100)]
+    rows = sorted_input(_unit(), _space(tmp_path, memory=1), came)
+    next(rows)
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_run_that_cannot_be_written_is_told_with_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "local").write_text("not a folder")
+    came = [_batch(_many(100)), _batch(_many(100))]
+    with pytest.raises(BatchFailed, match="cannot be written to be sorted") as failed:
+        list(sorted_input(_unit(), _space(tmp_path, memory=1), came))
+    assert (
+        failed.value.facts["folder"] == str(tmp_path / "local") and "sort_memory_bytes" in failed.value.hint
+    )
+
+
+def test_no_more_memory_than_allowed_is_taken_for_rows(tmp_path: Path) -> None:
+    """What Arrow holds at once, beside the batches that come, is below what is allowed."""
+    memory = 4 << 20
+    sent = _many(2000)
+    batch = _batch(sent)
+
+    def coming() -> Iterator[pa.RecordBatch]:
+        for at in range(200):
+            moved = pa.array(batch.column(POSITION).to_numpy() + at * 2000)
+            again = batch.take(pa.array(range(2000)))  # with memory of its own
+            yield again.set_column(batch.schema.get_field_index(POSITION), POSITION, moved)
+            held.append(pa.total_allocated_bytes() - before)
+
+    before, held = pa.total_allocated_bytes(), [0]
+    for made in sorted_input(_unit(), _space(tmp_path, memory), coming()):
+        held.append(pa.total_allocated_bytes() - before)
+        assert len(made)
+    assert 200 * batch.nbytes > 3 * memory
+    assert memory / 4 < max(held) < memory
