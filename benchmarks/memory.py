@@ -32,10 +32,11 @@ class Size:
     base_bytes: int = 190 * MIB
     write_buffer_bytes: int = 8 * MIB
     block_cache_bytes: int = 4 * MIB
+    sort_memory_bytes: int = 4 * MIB
     rows_per_arrow_batch: int = 250
     copies: int = 4
     value_bytes: int = 4096
-    keys: int = 1_100_000
+    keys: int = 1_130_000
     updates: int = 20_000
     rows_per_file: int = 40_000
     compact_at_files: int = 150
@@ -44,7 +45,13 @@ class Size:
     def bound(self) -> int:
         """The documented sum."""
         arrow = self.copies * self.rows_per_arrow_batch * self.value_bytes
-        return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + arrow
+        return (
+            self.base_bytes
+            + 2 * self.write_buffer_bytes
+            + self.block_cache_bytes
+            + self.sort_memory_bytes
+            + arrow
+        )
 
 
 @dataclass
@@ -86,6 +93,7 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
         "rows_per_arrow_batch": size.rows_per_arrow_batch,
         "write_buffer_mib": _mib(size.write_buffer_bytes),
         "block_cache_mib": _mib(size.block_cache_bytes),
+        "sort_memory_mib": _mib(size.sort_memory_bytes),
         "base_mib": _mib(size.base_bytes),
     }
 
@@ -96,6 +104,7 @@ def _settings(folder: Path, size: Size) -> dict[str, str]:
         "local_dir": str(folder / "local"), "parallelism": "2",
         "rocksdb.write_buffer_bytes": str(size.write_buffer_bytes),
         "rocksdb.block_cache_bytes": str(size.block_cache_bytes),
+        "shuffle.sort_memory_bytes": str(size.sort_memory_bytes),
         # Once in a run, and no more: a compaction needs the disk for a store twice.
         "rocksdb.compact_at_files": str(size.compact_at_files),
         "checkpoints.retained": "1", "checkpoints.collect_every": "1",

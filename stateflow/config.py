@@ -16,6 +16,7 @@ from stateflow.errors import ConfigError
 
 BACKENDS = ("rocksdb", "filesystem", "memory")
 LARGEST_INLINE = 1 << 20
+LARGEST_SORT = 1 << 31
 LARGEST_MEMORY_STATE = 24 << 20
 """A manifest is read up to 64 MiB, its bytes are base64 there, and state is not all that is in it."""
 _INLINE_TOTAL = 16 << 20
@@ -98,8 +99,9 @@ class StateSettings:
         if self.backend not in BACKENDS:
             raise ConfigError("there is no such state backend", hint=f"known: {', '.join(BACKENDS)}",
                               name="state.backend", value=self.backend)  # fmt: skip
-        _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE)
-        _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE)
+        why = "state in a manifest is written and read in one piece"
+        _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE, why)
+        _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE, why)
 
     @property
     def snapshots_are_full(self) -> bool:
@@ -112,10 +114,9 @@ class StateSettings:
         return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))
 
 
-def _at_most(name: str, value: int, limit: int) -> None:
+def _at_most(name: str, value: int, limit: int, why: str) -> None:
     if value > limit:
-        raise ConfigError("a setting is too large", hint="state in a manifest is written and read in one piece",
-                          name=name, value=value, limit=limit)  # fmt: skip
+        raise ConfigError("a setting is too large", hint=why, name=name, value=value, limit=limit)
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ class ShuffleSettings:
     """
 
     sort_memory_bytes: int = 128 << 20
+
+    def __post_init__(self) -> None:
+        _at_most("shuffle.sort_memory_bytes", self.sort_memory_bytes, LARGEST_SORT, "rows that are sorted are one "
+                 "piece of memory, which Arrow addresses by 31 bits")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp
 
 
 def test_the_sum_names_every_setting() -> None:
-    size = Size(base_bytes=1, write_buffer_bytes=10, block_cache_bytes=100, rows_per_arrow_batch=10, copies=10,
-                value_bytes=10)  # fmt: skip
-    assert size.bound == 1 + 2 * 10 + 100 + 1000
+    size = Size(base_bytes=1, write_buffer_bytes=10, block_cache_bytes=100, sort_memory_bytes=10_000,
+                rows_per_arrow_batch=10, copies=10, value_bytes=10)  # fmt: skip
+    assert size.bound == 1 + 2 * 10 + 100 + 10_000 + 1000
 
 
 def test_the_state_of_the_full_size_is_twenty_times_the_sum() -> None:

@@ -41,6 +41,19 @@ def _rows(folder: Path) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in FolderSink(folder).rows()]
 
 
+@pytest.mark.spark
+def test_rows_that_do_not_fit_into_memory_are_sorted_all_the_same(tmp_path: Path) -> None:
+    _run(tmp_path, "spark", "yes", "shuffle.sort_memory_bytes=1", "source.max_rows_per_batch=1000",
+         "spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch=3")  # fmt: skip
+    sums: Counter[int] = Counter()
+    wanted = []
+    for pair in vectorized.PAIRS:
+        sums[pair.key] += pair.value
+        wanted.append((pair.key, sums[pair.key]))
+    # In the order in which a key's rows came: another order would give other sums on the way.
+    assert Counter(_rows(tmp_path / "sums")) == Counter(wanted)
+
+
 @pytest.mark.parametrize(
     "runner", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
 )

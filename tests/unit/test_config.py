@@ -175,8 +175,9 @@ def test_a_backend_that_there_is_not_is_refused_with_those_there_are() -> None:
 
 @pytest.mark.parametrize(("name", "limit"), [
     ("state.inline_below_bytes", 1 << 20), ("state.memory_limit_bytes", 24 << 20),
+    ("shuffle.sort_memory_bytes", 1 << 31),
 ])  # fmt: skip
-def test_state_in_a_manifest_has_a_limit_that_no_setting_lifts(name: str, limit: int) -> None:
+def test_what_is_one_piece_has_a_limit_that_no_setting_lifts(name: str, limit: int) -> None:
     resolve({name: limit})
     with pytest.raises(ConfigError, match="too large") as refused:
         resolve({name: limit + 1})
