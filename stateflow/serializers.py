@@ -32,7 +32,7 @@ _NONE, _BYTES, _STR, _INT, _FLOAT, _FALSE, _TRUE, _DATE, _DATETIME = (
     0x31,
 )
 VALUE_FORMAT = b"\x01"
-_MOMENT_FORMAT = b"\x02"
+_MOMENT_FORMATS = {"processing": b"\x02", "event": b"\x03"}
 _MOMENT_BYTES = 8
 _ZERO = 1 << 63
 _EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - for moments without a zone
@@ -158,19 +158,19 @@ def decode_untyped(data: bytes) -> Any:
         raise CorruptFile("a stored value does not decode", reason=str(e)) from e
 
 
-def moment_of(data: bytes) -> int | None:
-    """The moment that a stored value lives from, in milliseconds since 1970; None when it has none. Raises
-    CorruptFile."""
-    if data[:1] != _MOMENT_FORMAT:
+def moment_of(data: bytes, time: str) -> int | None:
+    """The moment that a stored value lives from, in milliseconds since 1970; None when it has none in the kind of time
+    that is asked for, ``processing`` or ``event``. Raises CorruptFile."""
+    if data[:1] != _MOMENT_FORMATS[time]:
         return None
     _payload(data)
     moment: int = struct.unpack_from(">Q", data, 1)[0] - _ZERO
     return moment
 
 
-def with_moment(data: bytes, moment: int) -> bytes:
-    """A stored value that lives from `moment` on, whichever moment it had."""
-    return _MOMENT_FORMAT + struct.pack(">Q", moment + _ZERO) + _payload(data)
+def with_moment(data: bytes, moment: int, time: str) -> bytes:
+    """A stored value that lives from `moment` on, whichever moment it had; `time` as for `moment_of`."""
+    return _MOMENT_FORMATS[time] + struct.pack(">Q", moment + _ZERO) + _payload(data)
 
 
 def payload_start(data: bytes) -> int:
@@ -183,7 +183,7 @@ def _payload(data: bytes) -> bytes:
     kind = data[:1]
     if kind == VALUE_FORMAT:
         return data[1:]
-    if kind != _MOMENT_FORMAT or len(data) <= _MOMENT_BYTES:
+    if kind not in _MOMENT_FORMATS.values() or len(data) <= _MOMENT_BYTES:
         raise CorruptFile("a stored value has an unknown format", format=kind.hex())
     return data[1 + _MOMENT_BYTES :]
 

@@ -30,10 +30,11 @@ class CleanUp:
         self._epoch = epoch
 
     def remove_some(self, state: bytes, ttl: Ttl, limit: int) -> None:
-        """Removes expired entries of the state with the id `state`. An expiry entry that is due counts one towards
-        `limit`, a look at a key group three; there is one look at least."""
+        """Removes expired entries of the state with the id `state`. An expiry entry that is due, or is of another kind
+        of time, counts one towards `limit`, a look at a key group three; there is one look at least."""
         for group in self._rotated(limit):
-            limit -= _LOOK + self._clean_group(group, state, ttl, limit)
+            moved = self._move_group(group, state, ttl, limit)
+            limit -= _LOOK + moved + self._clean_group(group, state, ttl, limit)
             if limit <= 0:
                 return
 
@@ -41,6 +42,8 @@ class CleanUp:
         """Removes every expired entry; looks at the whole state, since what was written before it had a time to live
         is in no index."""
         for group in self._all():
+            while self._move_group(group, state, ttl, _SLICE):
+                pass
             while self._clean_group(group, state, ttl, _SLICE):
                 pass
             expired = (key for key, data in self._backend.scan(group + state) if ttl.expired(data))
@@ -62,6 +65,21 @@ class CleanUp:
             found = (key for key, _ in self._backend.scan(group + expiry))
             while some := list(islice(found, _SLICE)):
                 self._backend.write(dict.fromkeys(some))
+
+    def _move_group(self, group: bytes, state: bytes, ttl: Ttl, limit: int) -> int:
+        """Enters in this kind of time some entries of a key group that are in the index of the other; returns how
+        many."""
+        if not ttl.has_other_index or ttl.since is None:
+            return 0
+        found = [key for key, _ in islice(self._backend.scan(group + ttl.other_id), limit)]
+        changes: dict[bytes, bytes | None] = dict.fromkeys(found)
+        keys = [indexed(key, state)[1] for key in found]
+        for key, data in zip(keys, self._backend.multi_get(keys), strict=True):
+            begin = None if data is None else ttl.lives_from(data)
+            if begin is not None:
+                changes[ttl.index_key(begin, key)] = b""
+        self._backend.write(changes)
+        return len(found)
 
     def _clean_group(self, group: bytes, state: bytes, ttl: Ttl, limit: int) -> int:
         """Works off due expiry entries of a key group; returns how many."""

@@ -115,6 +115,8 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """Since when, in milliseconds of that time; None before there was a watermark."""
     ttl_index: bool = False
     """Whether there may be expiry entries: it has a time to live, or had one."""
+    ttl_other_index: bool = False
+    """Whether there may be some of the other kind of time: it lived in that before."""
     type: TypeSchema | None = None
     """How values are written; None in what was written before it was recorded."""
     earlier: list[TypeSchema] = []

@@ -37,7 +37,7 @@ from stateflow.state.many_keys import ManyKeys
 from stateflow.state.map_state import MapState
 from stateflow.state.reducing_state import ReducingState
 from stateflow.state.timers import TIMER_IDS, TimerIndex, Timers
-from stateflow.state.ttl import Ttl, expiry_id
+from stateflow.state.ttl import Ttl, expiry_ids
 from stateflow.state.value_state import ValueState
 
 T = TypeVar("T")
@@ -224,7 +224,8 @@ class KeyedState:
             if ttl is not None and ttl.config.background_cleanup:
                 cleaning.remove_some(state.id, ttl, ttl.config.cleanup_entries or limit)
             elif ttl is None and self._has_old_index(name):
-                cleaning.drop_index(expiry_id(name), limit)
+                for expiry in expiry_ids(name):
+                    cleaning.drop_index(expiry, limit)
 
     def remove_expired(self, groups: KeyGroupRange) -> None:
         """Removes all that has expired, between stretches: for a full snapshot, which reads everything anyway."""
@@ -233,7 +234,8 @@ class KeyedState:
             if state.ttl is not None:
                 cleaning.remove_all(state.id, state.ttl)
             elif self._has_old_index(name):
-                cleaning.drop_all(expiry_id(name))
+                for expiry in expiry_ids(name):
+                    cleaning.drop_all(expiry)
 
     def _has_old_index(self, name: str) -> bool:
         known = self._known.get(name)
@@ -257,7 +259,8 @@ class KeyedState:
         schema = replace(state.schema, **with_history(state.schema, known))
         if ttl is None:
             return replace(schema, ttl_index=known is not None and known.ttl_index)
-        return replace(schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True)
+        return replace(schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True,
+                       ttl_other_index=ttl.has_other_index)  # fmt: skip
 
     def _cell(self, wanted: Cell[Any]) -> Any:
         found = self._register(wanted)
@@ -279,13 +282,13 @@ class KeyedState:
         return wanted
 
     def _refuse_shared(self, wanted: _State) -> None:
-        schema, taken = wanted.schema, {wanted.id, expiry_id(wanted.schema.name)}
+        schema, taken = wanted.schema, {wanted.id, *expiry_ids(wanted.schema.name)}
         if taken & set(TIMER_IDS.values()):
             raise StateError(
                 "a state name has the same id as the timers", hint="rename the state", name=schema.name
             )
         for other in self._states.values():
-            if taken & {other.id, expiry_id(other.schema.name)}:
+            if taken & {other.id, *expiry_ids(other.schema.name)}:
                 raise StateError("two state names have the same id", hint="rename one of them", first=schema.name,
                                  second=other.schema.name)  # fmt: skip
             if schema.queryable and schema.queryable == other.schema.queryable:
@@ -296,7 +299,7 @@ class KeyedState:
 def state_names(schemas: Iterable[StateSchema]) -> dict[bytes, StateSchema | None]:
     """What the state ids in stored keys stand for; None for expiry entries and timers."""
     names: dict[bytes, StateSchema | None] = dict.fromkeys(TIMER_IDS.values())
-    names |= {expiry_id(schema.name): None for schema in schemas}
+    names |= {expiry: None for schema in schemas for expiry in expiry_ids(schema.name)}
     return names | {state_id(schema.name): schema for schema in schemas}
 
 

@@ -1,7 +1,7 @@
 """Time to live: when an entry has expired, and the index in which expired entries are found without looking at state.
 
-A stored value carries the moment from which it lives, not the one at which it expires: so a time to live can be
-added, changed and removed on restore. The index has an entry for each of them,
+A stored value carries the moment from which it lives, not the one at which it expires, and the kind of time that it is
+of: so a time to live can be added, changed and removed on restore. The index has an entry for each of them,
 ``key group | expiry id | moment (8 bytes) | rest of the stored key``, and is a hint: whoever finds an entry through it
 looks at the value before removing it.
 """
@@ -19,9 +19,18 @@ _GROUP_BYTES, _MOMENT_BYTES = 2, 8
 _ZERO = 1 << 63
 
 
-def expiry_id(name: str) -> bytes:
-    """What stands in the place of the state id in a state's expiry entries."""
-    return state_id(f"{name}\0expiry")
+_INDEXES = {"processing": "expiry", "event": "event expiry"}
+"""By kind of time: moments of two clocks in one index would be in no order."""
+
+
+def expiry_id(name: str, time: str) -> bytes:
+    """What stands in the place of the state id in a state's expiry entries of a kind of time."""
+    return state_id(f"{name}\0{_INDEXES[time]}")
+
+
+def expiry_ids(name: str) -> tuple[bytes, ...]:
+    """Those of both."""
+    return tuple(expiry_id(name, time) for time in _INDEXES)
 
 
 class Ttl:
@@ -38,8 +47,11 @@ class Ttl:
         self, entries: CurrentKey, name: str, config: StateTtlConfig, stored: StateSchema | None
     ) -> None:
         self.config = config
-        self.id = expiry_id(name)
         self.characteristic = config.ttl_time_characteristic.value
+        self.id = expiry_id(name, self.characteristic)
+        (self.other_id,) = set(expiry_ids(name)) - {self.id}
+        self.has_other_index = _has_other_index(stored, self.characteristic)
+        """Whether there may be expiry entries from when it lived in the other kind of time."""
         self.now = _now(entries.time, config.ttl_time_characteristic)
         self.since = self.now
         """No entry lives from an earlier moment: since then the state has had a time to live, in this kind of time.
@@ -55,10 +67,13 @@ class Ttl:
 
     def lives_from(self, data: bytes) -> int | None:
         """The moment from which an entry counts; None while there is no time."""
-        moment = moment_of(data)
+        moment = self._moment_of(data)
         if moment is None or self.since is None:
             return self.since
         return max(moment, self.since)
+
+    def _moment_of(self, data: bytes) -> int | None:
+        return moment_of(data, self.characteristic)
 
     def expired(self, data: bytes) -> bool:
         """Whether an entry's time is over."""
@@ -95,11 +110,11 @@ class Ttl:
             old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
         """
         begin = self.since if self.now is None else self.now
-        before = None if old is None else moment_of(old)
+        before = None if old is None else self._moment_of(old)
         if begin is None:
             self._entries.pending[key] = data
             return
-        self._entries.pending[key] = with_moment(data, begin)
+        self._entries.pending[key] = with_moment(data, begin, self.characteristic)
         if before != begin:
             self._forget(key, before)
         self._entries.pending[self.index_key(begin, key)] = b""
@@ -107,14 +122,14 @@ class Ttl:
     def remove(self, key: bytes, old: bytes | None) -> None:
         """Removes an entry; `old` as in `write`."""
         self._entries.pending[key] = None
-        self._forget(key, None if old is None else moment_of(old))
+        self._forget(key, None if old is None else self._moment_of(old))
 
     def index_key(self, moment: int, key: bytes) -> bytes:
         """The expiry entry of what is stored under `key` and lives from `moment`."""
         return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", moment + _ZERO) + key[ADDRESS_BYTES:]
 
     def _renew(self, key: bytes, data: bytes) -> None:
-        moment = moment_of(data)
+        moment = self._moment_of(data)
         if self.now is not None and (moment is None or moment < self.now):
             self.write(key, data, data)
 
@@ -128,6 +143,10 @@ def indexed(index_key: bytes, state: bytes) -> tuple[int, bytes]:
     at = ADDRESS_BYTES + _MOMENT_BYTES
     (moment,) = struct.unpack(">Q", index_key[ADDRESS_BYTES:at])
     return moment - _ZERO, index_key[:_GROUP_BYTES] + state + index_key[at:]
+
+
+def _has_other_index(stored: StateSchema | None, time: str) -> bool:
+    return stored is not None and stored.ttl_index and (stored.ttl_other_index or stored.ttl_time != time)
 
 
 def _now(time: BatchTime, characteristic: StateTtlConfig.TtlTimeCharacteristic) -> int | None:

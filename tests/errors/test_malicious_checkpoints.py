@@ -313,7 +313,7 @@ def test_a_made_up_value_is_a_corrupt_file_or_plain_data(name: str) -> None:
             for kind in TYPES:
                 _opened(ValueSerializer[Any](kind).decode, head + VALUES[name])
             _opened(decode_untyped, head + VALUES[name])
-            _opened(moment_of, head + VALUES[name])
+            _opened(lambda data: moment_of(data, "processing"), head + VALUES[name])
         _opened(decode_key, VALUES[name])
 
 

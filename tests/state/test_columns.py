@@ -102,7 +102,10 @@ def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.Da
     rows: list[Any] = data.draw(st.lists(st.none() | values, max_size=8))
     serializer, columns = ValueSerializer(value_type), ColumnSerializer(value_type)
     stored = [None if row is None else serializer.encode(row) for row in rows]
-    moments = [None if d is None else with_moment(d, 5) if n % 3 == 1 else d for n, d in enumerate(stored)]
+    moments = [
+        None if d is None else with_moment(d, 5, "event" if n % 2 else "processing") if n % 3 == 1 else d
+        for n, d in enumerate(stored)
+    ]
 
     found = columns.decode(moments)
 

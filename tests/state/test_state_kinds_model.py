@@ -25,7 +25,7 @@ from stateflow.serializers import moment_of
 from stateflow.state.current import BatchTime
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import KeyedState
-from stateflow.state.ttl import expiry_id
+from stateflow.state.ttl import expiry_ids
 from stateflow.time_to_live import StateTtlConfig
 from tests.state.kit import DictShelf, RocksShelf, Shelf, address
 from tests.state.test_state_kinds import Mean
@@ -267,7 +267,7 @@ class Life(RuleBasedStateMachine):
         everything = dict(self.store.scan(b""))
         for key, data in everything.items():
             state = self.ids.get(key[2:6])
-            moment = moment_of(data) if state is not None else None
+            moment = moment_of(data, "processing") if state is not None else None
             if (
                 state is not None
                 and state.ttl is not None
@@ -283,7 +283,7 @@ class Life(RuleBasedStateMachine):
         self.state.remove_expired(GROUPS)
         self.state.clean_up(GROUPS, 100_000)
         left = {key[2:6] for key, _ in self.store.scan(b"")}
-        assert left & {expiry_id(name) for name in NAMES} == set()
+        assert left & {expiry for name in NAMES for expiry in expiry_ids(name)} == set()
         if self.ttl is not None and self.ttl == self.model.ttl and self.model.since + 1000 <= self.model.now:
             assert left == set()
 

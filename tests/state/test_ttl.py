@@ -82,14 +82,15 @@ class Life:
     known: list[StateSchema] = field(default_factory=list)
     epoch: int = 0
     prefetch: bool = True
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         self.store = Watched(self.shelf.new())
 
     def at(self, now: int | None, limit: int = 0) -> Batch:
-        """The batch at that time, processing time and watermark alike; `limit` is for its clean-up."""
+        """The batch at that time, processing time, which is `ahead`, and watermark; `limit` is for its clean-up."""
         self.epoch += 1
-        return Batch(self, BatchTime(self.epoch, now or 0, now), limit)
+        return Batch(self, BatchTime(self.epoch, (now or 0) + self.ahead, now), limit)
 
     def write(self, now: int | None, number: int = 1, key: str = "a") -> None:
         with self.at(now) as handle:
@@ -436,7 +437,7 @@ def test_a_state_may_clean_up_more_or_not_at_all() -> None:
 def test_a_time_to_live_that_is_added_counts_from_then_on(life: Life) -> None:
     life.ttl = None
     life.write(0)
-    assert moment_of(_value(life)) is None
+    assert moment_of(_value(life), "processing") is None
     life.ttl = HUNDRED
     life.clean(1000)
     assert life.known[0].ttl_since == 1000
@@ -582,17 +583,17 @@ def test_the_bytes_are_those_of_the_format() -> None:
     state = life.kind.declare(KeyedState(DictShelf().new()), None).id
     assert dict(life.store.inside.scan(b"")) == {
         group + state + key + b"\0": b"\x02" + moment + b"\x07",
-        group + expiry_id("s") + moment + key + b"\0": b"",
+        group + expiry_id("s", "processing") + moment + key + b"\0": b"",
     }
     assert decode_untyped(_value(life)) == 7
 
 
-@pytest.mark.parametrize("data", [b"", b"\x02", b"\x02" + bytes(7), b"\x03" + bytes(9)])
+@pytest.mark.parametrize("data", [b"", b"\x02", b"\x02" + bytes(7), b"\x03" + bytes(7), b"\x04" + bytes(9)])
 def test_a_value_that_is_no_value_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptFile):
         decode_untyped(data)
     with pytest.raises(CorruptFile):
-        with_moment(data, 0)
+        with_moment(data, 0, "event")
 
 
 @pytest.fixture(scope="module")

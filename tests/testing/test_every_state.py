@@ -8,7 +8,7 @@ A history that fails is printed, shrunk, as the calls that make it. To look furt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -151,8 +151,6 @@ class EveryHistory(RuleBasedStateMachine):
         backend: StateBackend,
     ) -> None:
         self.letters = letters
-        self.times: dict[str, StateTtlConfig.TtlTimeCharacteristic] = {}
-        self._in_own_time(declared)
         self.oracle = Oracle(declared, default)
         self.oracle.rescale(parallelism)
         self._use(backend)
@@ -250,7 +248,7 @@ class EveryHistory(RuleBasedStateMachine):
         before = [now, *reversed(self.kept)][min(back, len(self.kept))]
         self.oracle = before.oracle.copy()
         self._use(backend)
-        ttls = {**self.oracle.ttls, **self._in_own_time(changes)}
+        ttls = {**self.oracle.ttls, **changes}
         parallelism = parallelism or self.oracle.parallelism
         function = EveryState(ttls, self.oracle.default) if changes else None
         restored = KeyedHarness.restore(
@@ -275,16 +273,6 @@ class EveryHistory(RuleBasedStateMachine):
             self.push(pushed, [])
         else:
             self._look()
-
-    def _in_own_time(self, given: Mapping[str, StateTtlConfig | None]) -> dict[str, StateTtlConfig | None]:
-        """A state stays in one kind of time: a moment that was stored in another, and is later than the change, is
-        still taken for one of this kind."""
-        return {
-            name: ttl and replace(
-                ttl, ttl_time_characteristic=self.times.setdefault(name, ttl.ttl_time_characteristic)
-            )
-            for name, ttl in given.items()
-        }  # fmt: skip
 
     def _settle(self) -> None:
         """A batch in which the function is opened: times to live that are new count from then."""
