@@ -22,6 +22,11 @@ RATIOS = {
     "vectorized_vs_spark_agg": ("vectorized", "spark_agg"),
     "row_vs_flink_sql": ("row", "flink_sql"),
     "vectorized_vs_flink_sql": ("vectorized", "flink_sql"),
+    "columns_vs_spark_agg": ("columns", "spark_agg"),
+    "columns_vs_flink_sql": ("columns", "flink_sql"),
+    "row_vs_flink_sql_example": ("row", "flink_sql_example"),
+    "vectorized_vs_flink_sql_example": ("vectorized", "flink_sql_example"),
+    "columns_vs_flink_sql_example": ("columns", "flink_sql_example"),
 }
 
 

@@ -37,7 +37,7 @@ def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
     assert figures["keys"] == 2_000
 
 
-_NOT_HERE = {"flink_sql", "vectorized_rows"}
+_NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
 """One needs an environment of its own, whose set-up takes minutes; the other's function runs in the harness."""
 _TINY = Cell(rows_per_batch=200, keys=20, distribution=ZIPF, events=800)
 
