@@ -36,7 +36,8 @@ MIGRATES, INCOMPATIBLE = 10, 20
 def check(job: Path, against: str, exact: bool, as_json: bool, **options: Any) -> None:
     """Say whether a job file fits what is stored, before it is deployed; changes nothing.
 
-    Each state is as is, after migration, incompatible, new or dropped. The functions' `open` is called once.
+    Each state is as is, after migration, incompatible, new or dropped. The functions' `initialize_state` and `open`
+    are called once. A broadcast state that they do not ask for is known with the first row only.
 
     Exit codes: 0 it fits; 10 it fits after migration, with --exact; 20 it does not fit, and a run or a restore would be
     refused; any other is an error: see docs/runbook.md.
@@ -66,7 +67,7 @@ def _print(report: CheckReport) -> None:
 
 
 def _print_state(state: StateCheck) -> None:
-    click.echo(f"  {state.operator}, state {state.state}: {state.fit}")
+    click.echo(f"  {state.operator}, {state.kind} {state.state}: {state.fit}")
     for change in () if state.conflicts else state.changes:
         click.echo(f"    {change}")
     for conflict in state.conflicts:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.documents import Manifest, OperatorState
+from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import open_savepoint
@@ -19,18 +19,22 @@ from stateflow.errors import ConfigError
 from stateflow.runtime.assembly import load_job, source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
 from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.state.evolution import Declaration, Fit, judge
+from stateflow.state.evolution import Declaration, Declarations, Fit, judge
+from stateflow.state.handles import StateSchema
+from stateflow.state.operator_state import BROADCAST
 from stateflow.state.type_comparison import Conflict
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 
 
 class Change(StrEnum):
-    """What became of a state or column that is only on one side, or differs."""
+    """What became of a state or column that is only on one side, or differs. A broadcast state may be asked for with a
+    row only, so its declaration is known no earlier."""
 
     NEW = "new"
     DROPPED = "dropped"
     CHANGED = "changed"
+    LATER = "known with the first row"
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class StateCheck:
     """One state of the job or of what is stored.
 
     Attributes:
-        fit: as `Fit` has it, or ``new`` or ``dropped``. What is dropped stays stored, and is not read.
+        kind: ``state`` of keys, or ``operator state``.
+        fit: as `Fit` and `Change` have it. What is dropped stays stored, and is not read.
         changes: what a migration does.
         conflicts: why it is incompatible, and what to do.
     """
 
     operator: str
+    kind: str
     state: str
     fit: str
     changes: tuple[str, ...] = ()
@@ -137,27 +143,34 @@ def _stored(storage: Storage) -> _Stored:
                       "savepoint's folder", against=storage.uri)  # fmt: skip
 
 
-def _check_states(
-    manifest: Manifest | None, declared: Mapping[str, list[Declaration]]
-) -> Iterator[StateCheck]:
+def _check_states(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> Iterator[StateCheck]:
     operators = {o.uid: o for o in manifest.operators} if manifest else {}
     for uid in sorted(operators.keys() | declared.keys()):
-        yield from _check_operator(uid, operators.get(uid), declared.get(uid, []))
+        stored, wanted = operators.get(uid), declared.get(uid, Declarations())
+        for kind, schemas, declarations in (
+            ("state", stored.states if stored else [], wanted.keyed),
+            ("operator state", stored.operator_states if stored else [], wanted.operator),
+        ):
+            pairs = _paired(schemas, declarations)
+            yield from (_check_state((uid, kind, name), *pairs[name]) for name in sorted(pairs))
 
 
-def _check_operator(
-    uid: str, operator: OperatorState | None, declared: list[Declaration]
-) -> Iterator[StateCheck]:
-    stored = {schema.name: schema for schema in operator.states} if operator else {}
-    wanted = {declaration.schema.name: declaration for declaration in declared}
-    for name in sorted(stored.keys() | wanted.keys()):
-        if name not in stored:
-            yield StateCheck(uid, name, Change.NEW)
-        elif name not in wanted:
-            yield StateCheck(uid, name, Change.DROPPED)
-        else:
-            verdict = judge(stored[name], wanted[name])
-            yield StateCheck(uid, name, verdict.fit, verdict.changes, verdict.conflicts)
+def _paired(
+    schemas: Sequence[StateSchema], declarations: Sequence[Declaration]
+) -> dict[str, tuple[StateSchema | None, Declaration | None]]:
+    stored, wanted = {s.name: s for s in schemas}, {d.schema.name: d for d in declarations}
+    return {name: (stored.get(name), wanted.get(name)) for name in stored.keys() | wanted.keys()}
+
+
+def _check_state(
+    where: tuple[str, str, str], stored: StateSchema | None, declared: Declaration | None
+) -> StateCheck:
+    if stored is None:
+        return StateCheck(*where, Change.NEW)
+    if declared is None:
+        return StateCheck(*where, Change.LATER if stored.kind == BROADCAST else Change.DROPPED)
+    verdict = judge(stored, declared)
+    return StateCheck(*where, verdict.fit, verdict.changes, verdict.conflicts)
 
 
 def _check_columns(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.keygroups import range_of
-from stateflow.state.evolution import Declaration, check_state
+from stateflow.state.evolution import Declarations, check_state
 from stateflow.state.handles import Base, check_known
 
 _EPOCHS = 1 << 63
@@ -30,7 +30,7 @@ class Wanted:
     max_parallelism: int
     key_types: Mapping[str, list[str]]
     sources: tuple[tuple[str, str], ...]
-    states: Mapping[str, Sequence[Declaration]] = field(default_factory=dict)
+    states: Mapping[str, Declarations] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
     operators = {uid: state for uid, state in operators.items() if uid in wanted.key_types}
     for uid, state in operators.items():
         _check_operator(state, wanted.key_types[uid])
-        _check_states(state, wanted.states.get(uid, ()))
+        _check_states(state, wanted.states.get(uid, Declarations()))
     _check_sources(manifest.sources, wanted.sources)
     matched = tuple(sorted(operators))
     new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
@@ -131,10 +131,12 @@ def _check_operator(state: OperatorState, key_types: list[str]) -> None:
                           "checkpoint", uid=state.uid, groups=groups[:10])  # fmt: skip
 
 
-def _check_states(operator: OperatorState, declared: Sequence[Declaration]) -> None:
-    stored = {schema.name: schema for schema in operator.states}
-    for declaration in declared:
-        check_state(stored.get(declaration.schema.name), declaration, operator.uid)
+def _check_states(operator: OperatorState, declared: Declarations) -> None:
+    pairs = ((operator.states, declared.keyed), (operator.operator_states, declared.operator))
+    for schemas, declarations in pairs:
+        stored = {schema.name: schema for schema in schemas}
+        for declaration in declarations:
+            check_state(stored.get(declaration.schema.name), declaration, operator.uid)
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:

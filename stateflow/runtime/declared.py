@@ -17,7 +17,7 @@ from stateflow.api.keyed_rows import hooks_of
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.plan import JobPlan
-from stateflow.state.evolution import Declaration
+from stateflow.state.evolution import Declarations
 from stateflow.state.handles import OperatorContent
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
@@ -36,8 +36,8 @@ class Declared:
     operator: OperatorStateStore
 
 
-def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, list[Declaration]]:
-    """What each keyed operator's `open` declares, by uid.
+def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
+    """What each keyed operator's `initialize_state` and `open` declare, by uid.
 
     Raises UserCodeError when an `open` raises, or its function cannot be copied; StateError or JobDefinitionError for
     declarations that cannot be.
@@ -50,7 +50,7 @@ def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, list[Decla
     return found
 
 
-def declared_if_known(plan: JobPlan, max_parallelism: int) -> dict[str, list[Declaration]]:
+def declared_if_known(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
     """The same for a start, which goes on without when an `open` needs what only tasks have: they check again."""
     try:
         return declared_states(plan, max_parallelism)
@@ -86,9 +86,10 @@ def declare(function: KeyedFunction[Any], info: TaskInfo, keyed: KeyedState | No
     return Declared(keyed, operator)
 
 
-def _opened(function: KeyedFunction[Any], info: TaskInfo) -> list[Declaration]:
+def _opened(function: KeyedFunction[Any], info: TaskInfo) -> Declarations:
     try:
-        return declare(function, info).keyed.declarations
+        declared = declare(function, info)
+        return Declarations(declared.keyed.declarations, declared.operator.declarations)
     except StateflowError:
         raise
     except Exception as e:

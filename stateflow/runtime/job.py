@@ -14,7 +14,7 @@ from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.declared import declared_if_known
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink
-from stateflow.state.evolution import Declaration
+from stateflow.state.evolution import Declarations
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Job:
         )
 
     @cached_property
-    def _declared(self) -> dict[str, list[Declaration]]:
+    def _declared(self) -> dict[str, Declarations]:
         return declared_if_known(self.plan, self.root.job.max_parallelism)
 
 

@@ -6,6 +6,7 @@ once it is written again. So a state holds values of every type that it ever had
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -35,6 +36,19 @@ class Declaration:
 
     schema: StateSchema
     serializer: Serializer[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """What an operator's function declares before its first row.
+
+    Attributes:
+        keyed: state of its keys.
+        operator: state of its subtasks. A broadcast state that is first asked for with a row is not among it.
+    """
+
+    keyed: Sequence[Declaration] = ()
+    operator: Sequence[Declaration] = ()
 
 
 @dataclass(frozen=True)

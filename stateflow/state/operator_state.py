@@ -268,6 +268,11 @@ class OperatorStateStore:
         schemas = [self._states[name].schema for name in sorted(self._states)]
         return [replace(schema, **with_history(schema, self._known.get(schema.name))) for schema in schemas]
 
+    @property
+    def declarations(self) -> list[Declaration]:
+        """For the runtime only: what is declared, apart from what is stored."""
+        return [Declaration(self._states[name].schema) for name in sorted(self._states)]
+
     def content(self, keeps_broadcasts: bool) -> OperatorContent:
         """For the runtime only: what is to be written, raw streams as they were. What was not declared stays.
 

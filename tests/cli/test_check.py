@@ -202,3 +202,61 @@ def test_the_help_has_the_exit_codes() -> None:
     shown = " ".join(CliRunner().invoke(main, ["check", "--help"]).output.split())
     for said in ("0 it fits", "10 it fits after migration", "20 it does not fit", "--exact"):
         assert said in shown
+
+
+WITH_LIST = JOB.replace(
+    "class Sum(KeyedProcessFunction)", "class Sum(KeyedProcessFunction, CheckpointedFunction)"
+).replace(
+    "    def process_element",
+    """    def initialize_state(self, ctx):
+        self.seen = ctx.get_operator_state_store().get_list_state(ListStateDescriptor("seen", int))
+
+    def snapshot_state(self, ctx):
+        self.seen.update([7])
+
+    def process_element""",
+)
+LIST_IMPORTS = ("import FileSource", "import CheckpointedFunction, FileSource, ListStateDescriptor")
+
+
+def _write_with_list(bench: Bench, element: str, name: str = "seen") -> None:
+    text = WITH_LIST.replace('ListStateDescriptor("seen", int)', f'ListStateDescriptor("{name}", {element})')
+    bench.job.write_text((text + BUILD).replace(*LIST_IMPORTS))
+
+
+@pytest.mark.parametrize(("element", "fit", "code"), [
+    ("int", "as is", 0), ("float", "after migration", 10), ("str", "incompatible", 20),
+])  # fmt: skip
+def test_operator_state_is_judged_by_the_rules_of_keyed_state(
+    bench: Bench, element: str, fit: str, code: int
+) -> None:
+    _write_with_list(bench, "int")
+    bench.run()
+    _write_with_list(bench, element)
+    shown = _check(bench, "--exact")
+    assert shown.exit_code == code
+    assert f"  sum, operator state seen: {fit}" in shown.output.splitlines()
+    assert "  sum, state total: as is" in shown.output.splitlines()
+
+
+def test_operator_state_that_came_and_went_is_told(bench: Bench) -> None:
+    _write_with_list(bench, "int")
+    bench.run()
+    _write_with_list(bench, "int", name="other")
+    states = [(s["kind"], s["state"], s["fit"]) for s in _report(bench)["states"]]
+    assert states == [
+        ("state", "total", "as is"),
+        ("operator state", "other", "new"),
+        ("operator state", "seen", "dropped"),
+    ]
+
+
+def test_a_start_refuses_operator_state_that_cannot_be_read_before_it_claims(bench: Bench) -> None:
+    _write_with_list(bench, "int")
+    bench.run()
+    _write_with_list(bench, "str")
+    before = contents(Path(bench.root))
+    with pytest.raises(IncompatibleState, match="declared as something else") as refused:
+        bench.run()
+    assert refused.value.facts["name"] == "seen"
+    assert contents(Path(bench.root)) == before

@@ -207,7 +207,7 @@ def test_declared_states_are_found_on_a_copy_and_closed(bench: Bench) -> None:
     env = StreamExecutionEnvironment()
     env.from_source(bench.source(), uid="rows").key_by("key").process(function, output=Row, uid="count")
     declared = declared_states(plan_job(env.graph, 1), 128)
-    assert [(d.schema.name, d.schema.value_type) for d in declared["count"]] == [("count", "int")]
+    assert [(d.schema.name, d.schema.value_type) for d in declared["count"].keyed] == [("count", "int")]
     assert not hasattr(function, "count") and Opened.closed == 1
 
 
