@@ -81,10 +81,14 @@ class Oracle:
     def rescale(self, parallelism: int) -> None:
         """Goes on with another number of subtasks."""
         if parallelism != self.parallelism:
-            self.split = _even_split(self.split, parallelism)
-            self.union = _even_split(self.union, parallelism)
             self.homes.clear()
         self.parallelism = parallelism
+
+    def _redistribute(self) -> None:
+        """Done by a batch: state that goes to another parallelism and back without one stays as it is."""
+        if len(self.split) != self.parallelism:
+            self.split = _even_split(self.split, self.parallelism)
+            self.union = _even_split(self.union, self.parallelism)
 
     def declare(self, ttls: Ttls) -> None:
         """Goes on with other times to live: what is there counts anew where one was added, or in another time."""
@@ -112,6 +116,7 @@ class Oracle:
             until: event-time timers fire up to it; by default up to the watermark.
         """
         self._begin_lives()
+        self._redistribute()
         for rule in rules:
             self.rules[rule.word] = rule.number
         self.rules = {word: number for word, number in self.rules.items() if number}
@@ -380,7 +385,7 @@ class Oracle:
         self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]
     ) -> None:
         """What subtasks keep; until a batch has run at another parallelism, those before."""
-        assert split == self.split if len(split) == self.parallelism else _flat(split) == _flat(self.split)
+        assert split == self.split if len(split) == len(self.split) else _flat(split) == _flat(self.split)
         assert sorted(_flat(union)) == sorted(_flat(self.union))
         assert rules == self.rules
 

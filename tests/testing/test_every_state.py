@@ -324,6 +324,16 @@ class EveryHistory(RuleBasedStateMachine):
         self.oracle.check_read(place, self.harness.state(kind, key, namespace=namespace))
 
 
+def test_there_and_back_without_a_batch_changes_no_operator_state() -> None:
+    """Found by the thousands: a restore at another parallelism, and one back, before any batch."""
+    history = EveryHistory()
+    backend = MemoryStateBackend()
+    history.begin(dict.fromkeys(KINDS), None, False, 1, True, 2, backend)
+    for parallelism in (1, 2):
+        history.restore(0, [], parallelism, {}, backend)
+    history.teardown()
+
+
 def test_a_slice_of_all_histories() -> None:
     run_state_machine_as_test(EveryHistory, settings=settings(stateful_step_count=10))
 
