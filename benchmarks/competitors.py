@@ -189,6 +189,7 @@ _TWS_BATCHES = 3
 """transformWithState is slow: a first batch, and two that are timed."""
 COMPETITORS: dict[str, Competitor] = {
     "row": ours("row"),
+    "row_keys": ours("row_keys"),
     "vectorized": ours("vectorized"),
     "vectorized_rows": ours("vectorized_rows"),
     "columns": ours("columns"),

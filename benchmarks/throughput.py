@@ -22,10 +22,13 @@ RATIOS = {
     "vectorized_vs_spark_agg": ("vectorized", "spark_agg"),
     "row_vs_flink_sql": ("row", "flink_sql"),
     "vectorized_vs_flink_sql": ("vectorized", "flink_sql"),
+    "row_keys_vs_spark_agg": ("row_keys", "spark_agg"),
+    "row_keys_vs_flink_sql": ("row_keys", "flink_sql"),
     "columns_vs_spark_agg": ("columns", "spark_agg"),
     "columns_vs_flink_sql": ("columns", "flink_sql"),
     "row_vs_flink_sql_example": ("row", "flink_sql_example"),
     "vectorized_vs_flink_sql_example": ("vectorized", "flink_sql_example"),
+    "row_keys_vs_flink_sql_example": ("row_keys", "flink_sql_example"),
     "columns_vs_flink_sql_example": ("columns", "flink_sql_example"),
 }
 

@@ -61,8 +61,26 @@ class RunningMean(KeyedProcessFunction[Event, Mean]):
         return (Mean(row.key, state.count, state.total / state.count),)
 
 
-class KeyMean(VectorizedKeyedFunction):
+class MeanOfKey(KeyedProcessFunction[Event, Mean]):
     """One row out for each key that a batch has, as SQL's aggregation in update mode gives it."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
+
+    def process_element(self, row: Event, ctx: Context) -> None:
+        state = self.sum.value() or Sum()
+        state.count += 1
+        state.total += row.value
+        self.sum.update(state)
+
+    def on_batch_end(self, ctx: Context) -> tuple[Mean]:
+        state = self.sum.value()
+        assert state is not None
+        return (Mean(ctx.get_current_key(), state.count, state.total / state.count),)
+
+
+class KeyMean(VectorizedKeyedFunction):
+    """The same by columns."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum))
@@ -104,6 +122,10 @@ def _row(events: KeyedStream) -> DataStream:
     return events.process(RunningMean(), output=Mean, uid="running-mean")
 
 
+def _row_keys(events: KeyedStream) -> DataStream:
+    return events.process(MeanOfKey(), output=Mean, uid="running-mean")
+
+
 def _vectorized(events: KeyedStream) -> DataStream:
     return events.process(KeyMean(), output=Mean, uid="running-mean")
 
@@ -123,6 +145,7 @@ def _columns(events: KeyedStream) -> DataStream:
 
 KINDS: dict[str, Callable[[KeyedStream], DataStream]] = {
     "row": _row,
+    "row_keys": _row_keys,
     "vectorized": _vectorized,
     "vectorized_rows": _vectorized_rows,
     "columns": _columns,

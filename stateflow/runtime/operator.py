@@ -294,9 +294,14 @@ class KeyedOperator:
     def _end_key(self, group: NamedKey, emitted: list[Any]) -> None:
         self._make_current(group)
         self._context.row = None
-        self._call(
-            "on_batch_end", lambda: emitted.extend(self._function.on_batch_end(self._context) or ()), group[2]
-        )
+        try:
+            out = self._function.on_batch_end(self._context)
+            if out is not None:
+                emitted.extend(out)
+        except StateflowError:
+            raise
+        except Exception as e:
+            raise self._user_error("on_batch_end", None, e, group[2]) from e
 
     def _make_current(self, group: NamedKey) -> None:
         if self._state.current != group[:2]:
