@@ -1,0 +1,1 @@
+"""Storage servers from package registries, which tests start on loopback and stop by their process."""
