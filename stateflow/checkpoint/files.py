@@ -66,20 +66,24 @@ def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:
 
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
-    local, remote = [], []
-    for handle in handles:
-        path = storage.local_path(check_key(handle.key))
-        if path is not None and path.is_file():
-            local.append((handle, path))
-        else:
-            remote.append(handle)
-    # Hashing lets go of the interpreter, so that files on a disk are read on all cores.
+    # Hashing and waiting let go of the interpreter.
     with ThreadPoolExecutor(_READERS) as pool:
-        for done in [pool.submit(check_local, handle, path) for handle, path in local]:
+        for done in [pool.submit(_check_stored, storage, handle) for handle in handles]:
             done.result()
-    for handle in remote:
-        data = storage.get(handle.key, max(handle.size, 1))
-        check_content(handle, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _check_stored(storage: Storage, handle: FileHandle) -> None:
+    path = storage.local_path(check_key(handle.key))
+    if path is not None and path.is_file():
+        check_local(handle, path)
+        return
+    digest, size = hashlib.sha256(), 0
+    for chunk in storage.chunks(handle.key):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > handle.size:
+            break
+    check_content(handle, size, digest.hexdigest())
 
 
 def files_of(manifest: Manifest) -> list[FileHandle]:

@@ -36,6 +36,7 @@ from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.start_checks import StartChecks
 from stateflow.runtime.watermarks import advanced, combined, milliseconds
 from stateflow.state.timers import MAX_WATERMARK
+from stateflow.storage import Credentials
 from stateflow.storage.paths import DataKey, data_folder
 
 log = logging.getLogger(__name__)
@@ -260,7 +261,7 @@ class JobRun:
             local_folder=settings.local_folder, rocksdb=settings.rocksdb, epoch=self._epoch + 1,
             checkpoint_id=self.head.checkpoint_id,
             state=settings.state.shared_by(len(self.job.plan.participants())),
-            sort_memory_bytes=settings.shuffle.sort_memory_bytes,
+            sort_memory_bytes=settings.shuffle.sort_memory_bytes, credentials=Credentials.of_process(),
         )  # fmt: skip
 
     def _manifest(self, pending: PendingCheckpoint, positions: Positions, info: BatchInfo) -> Manifest:

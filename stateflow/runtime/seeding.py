@@ -15,7 +15,7 @@ from pathlib import Path
 from stateflow.checkpoint.documents import SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.files import write_bytes
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.state.transfer import check_content
+from stateflow.state.transfer import check_content, private_folder, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 
@@ -106,6 +106,15 @@ class SparkLocation:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_bytes(data)
+
+
+def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
+    """Where the location of a run is whose job root is no file system: on the driver's disk, since only the driver
+    uses it, and a run never goes on from another one's. Those of older runs are removed."""
+    private_folder(local)
+    older = local / "spark" / job_uuid
+    remove_tree(older)
+    return older / str(generation)
 
 
 def needed_entries(names: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from stateflow.runtime.frames import source_frame
 from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.row_steps import failure_in
 from stateflow.runtime.run import JobRun
-from stateflow.runtime.seeding import SparkLocation, source_positions
+from stateflow.runtime.seeding import SparkLocation, driver_location, source_positions
 from stateflow.runtime.session import is_local
 from stateflow.runtime.ticks import run_ticks
 from stateflow.storage import Storage
@@ -48,7 +48,7 @@ def check_sinks(sinks: Iterable[SinkNode], master: str, shared: bool) -> None:
 
 def check_root(storage: Storage, master: str, shared: bool) -> None:
     """Raises ConfigError for a job root that the tasks, or Spark's driver, could not see."""
-    if storage.local_path("x") is None:
+    if storage.local_path("x") is None and storage.host_local:
         raise ConfigError(
             "a job root in memory is for runs without Spark", hint="use a path", root=storage.uri
         )
@@ -105,10 +105,12 @@ class SparkRun:
         return reached
 
     def _seeded_location(self) -> SparkLocation:
-        storage = self._run.job.root.storage
-        folder = storage.local_path(spark_location(self._run.head.entry.generation))
-        assert folder is not None
-        location = SparkLocation(folder, storage)
+        root, settings = self._run.job.root, self._run.job.settings
+        generation = self._run.head.entry.generation
+        folder = root.storage.local_path(spark_location(generation))
+        if folder is None:
+            folder = driver_location(settings.local_folder, root.job.job_uuid, generation)
+        location = SparkLocation(folder, root.storage)
         manifest = self._run.manifest
         location.seed(manifest.spark if manifest else None, _query_id(self._run.job.root.clock.new_id()))
         failpoints.hit("start.seeded")

@@ -17,7 +17,7 @@ from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings
 from stateflow.state.handles import StateSchema
 from stateflow.state.timers import MAX_WATERMARK
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import Credentials, Storage, open_storage
 from stateflow.storage.paths import data_folder
 
 ORDER = "_sf_order"
@@ -57,6 +57,7 @@ class BatchInfo:
         epoch: number of the batch along the job's state.
         checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
         sort_memory_bytes: for the rows of one task, on Spark.
+        credentials: the driver's, for the job root.
     """
 
     job_uuid: str
@@ -71,10 +72,12 @@ class BatchInfo:
     epoch: int = 0
     checkpoint_id: int = 0
     sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
+    credentials: Credentials = field(default_factory=Credentials)
 
     @property
     def storage(self) -> Storage:
         """The job root."""
+        self.credentials.adopt()
         return open_storage(self.root_uri)
 
     def data_folder(self, attempt: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,10 @@ class Storage(ABC):
     @abstractmethod
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         """The object's bytes. Raises MissingFile; DataError when it is larger than `limit` bytes."""
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        """The object's bytes in pieces, for what may be larger than memory. Raises MissingFile."""
+        yield self.get(key)
 
     @abstractmethod
     def fetch(self, key: str, target: Path) -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from stateflow.errors import ConfigError
 from stateflow.storage.base import Storage
+from stateflow.storage.credentials import Credentials
 from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.posix import PosixStorage
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_PREFIX = re.compile(r"([A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*)?")
+_OBJECT_STORES = ("s3", "gs", "az")
 
 _memory: dict[str, MemoryStorage] = {}
 
 
 def open_storage(uri: str) -> Storage:
-    """The storage at `uri`: a path, ``file:///path``, or ``memory://name`` (one per process and name).
+    """The storage at `uri`: a path, ``file:///path``, ``s3://bucket/prefix``, ``gs://bucket/prefix``,
+    ``az://container/prefix``, or ``memory://name`` (one per process and name).
 
     Raises ConfigError for any other scheme, and for none at all: nothing is not the present folder.
     """
@@ -28,7 +37,28 @@ def open_storage(uri: str) -> Storage:
         return PosixStorage(unquote(parts.path))
     if parts.scheme == "memory":
         return _memory.setdefault(uri, MemoryStorage(uri))
-    raise ConfigError("no storage for this kind of address", hint="use a path or file:///path", uri=uri)
+    if parts.scheme in _OBJECT_STORES:
+        return _object_storage(uri, Credentials.of_process())
+    raise ConfigError("no storage for this kind of address", hint="use a path, or file://, s3://, gs:// or az://",
+                      uri=parts.scheme)  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _object_storage(uri: str, _: Credentials) -> Storage:
+    """One client for each address and set of credentials: making one takes longer than a request."""
+    parts = urlsplit(uri)
+    prefix = parts.path.strip("/")
+    if parts.query or parts.fragment or not _BUCKET.fullmatch(parts.netloc) or not _PREFIX.fullmatch(prefix):
+        # Not shown whole: somebody may have put a key in front of the bucket's name.
+        raise ConfigError("the address of an object storage is not bucket and prefix", hint="like "
+                          "s3://bucket/some/prefix, of letters, digits and ._=-; credentials come from the "
+                          "environment", scheme=parts.scheme)  # fmt: skip
+    if importlib.util.find_spec("obstore") is None:
+        raise ConfigError("object storage needs the package obstore", hint="pip install 'stateflow[object-storage]'",
+                          uri=uri)  # fmt: skip
+    from stateflow.storage.objects import ObjectStorage
+
+    return ObjectStorage(parts.scheme, parts.netloc, prefix)
 
 
 def forget_memory(uri: str) -> None:

@@ -77,6 +77,7 @@ class ObjectStorage(Storage):
 
     def __init__(self, scheme: str, bucket: str, prefix: str = "") -> None:
         self._prefix = f"{prefix}/" if prefix else ""
+        self.bucket = f"{scheme}://{bucket}"
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         with self._told(""):
             # Options that are given replace those of the environment.
@@ -86,12 +87,14 @@ class ObjectStorage(Storage):
     def put_new(self, key: str, data: bytes) -> PutResult:
         with self._told(key):
             try:
-                obstore.put(self._store, self._full(key), data, mode="create", use_multipart=False)
+                obstore.put(self._store, self.full_key(key), data, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError:
                 # Also what a try again is told whose first answer was lost.
                 return PutResult.EXISTS
             except FileNotFoundError as e:
-                raise ConfigError("the bucket or container is not there", hint="create it", storage=self.uri) from e
+                raise ConfigError(
+                    "the bucket or container is not there", hint="create it", storage=self.uri
+                ) from e
             except exceptions.GenericError as e:
                 log.warning("%s did not say whether it created %s: %s", self.uri, key, _reason(e))
                 return PutResult.UNKNOWN
@@ -106,19 +109,26 @@ class ObjectStorage(Storage):
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         with self._told(key):
-            found = obstore.get(self._store, self._full(key))
+            found = obstore.get(self._store, self.full_key(key))
             if found.meta["size"] > limit:
-                raise DataError("object is larger than it may be", key=key, size=found.meta["size"], limit=limit)
+                raise DataError(
+                    "object is larger than it may be", key=key, size=found.meta["size"], limit=limit
+                )
             return bytes(found.bytes())
 
-    def fetch(self, key: str, target: Path) -> None:
+    def chunks(self, key: str) -> Iterator[bytes]:
         with self._told(key):
-            found = obstore.get(self._store, self._full(key))
+            found = iter(obstore.get(self._store, self.full_key(key)).stream(min_chunk_size=_CHUNK))
+            while (chunk := next(found, None)) is not None:
+                yield bytes(chunk)
+
+    def fetch(self, key: str, target: Path) -> None:
+        chunks = self.chunks(key)
+        first = next(chunks, b"")
         with target.open("xb") as file:
             try:
-                with self._told(key):
-                    for chunk in found.stream(min_chunk_size=_CHUNK):
-                        file.write(chunk)
+                file.write(first)
+                file.writelines(chunks)
             except BaseException:
                 target.unlink()
                 raise
@@ -126,7 +136,7 @@ class ObjectStorage(Storage):
     def size(self, key: str) -> int | None:
         with self._told(key):
             try:
-                return int(obstore.head(self._store, self._full(key))["size"])
+                return int(obstore.head(self._store, self.full_key(key))["size"])
             except FileNotFoundError:
                 return None
 
@@ -148,7 +158,7 @@ class ObjectStorage(Storage):
         return sorted(wanted, key=lambda blob: blob.key)
 
     def delete(self, keys: Iterable[str]) -> None:
-        paths = [self._full(key) for key in keys]
+        paths = [self.full_key(key) for key in keys]
         with self._told(""):
             try:
                 if paths:
@@ -160,17 +170,14 @@ class ObjectStorage(Storage):
                         obstore.delete(self._store, path)
 
     def take(self, source: Storage, key: str, to: str) -> None:
-        if not isinstance(source, ObjectStorage) or source._bucket != self._bucket:
+        if not isinstance(source, ObjectStorage) or source.bucket != self.bucket:
             super().take(source, key, to)
             return
         with self._told(key):
-            obstore.copy(self._store, source._full(key), self._full(to))
+            obstore.copy(self._store, source.full_key(key), self.full_key(to))
 
-    @property
-    def _bucket(self) -> str:
-        return "/".join(self.uri.split("/")[:3])
-
-    def _full(self, key: str) -> str:
+    def full_key(self, key: str) -> str:
+        """The key as the bucket has it. Raises DataError for one that could lead out of this storage."""
         key_parts(key, self.uri)
         return self._prefix + key
 
@@ -180,13 +187,17 @@ class ObjectStorage(Storage):
             self._check_own(key, source)
             return
         with self._told(key):
-            obstore.put(self._store, self._full(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
+            obstore.put(
+                self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE
+            )
 
     def _check_own(self, key: str, source: Path) -> None:
         """Raises StorageError unless what is stored is the file: a put whose answer was lost leaves it there."""
         size = self.size(key)
         if size is None:
-            raise StorageError("the storage does not say whether it created an object", hint="try again", key=key)
+            raise StorageError(
+                "the storage does not say whether it created an object", hint="try again", key=key
+            )
         if size != source.stat().st_size or self.get(key) != source.read_bytes():
             raise StorageError("an object name was used twice", key=key)
 
@@ -206,7 +217,9 @@ class ObjectStorage(Storage):
             raise ConfigError("the storage does not let us write or read", hint="check the credentials, and what they "
                               "permit", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
         except exceptions.UnknownConfigurationKeyError as e:
-            raise ConfigError("the storage's settings do not fit", storage=self.uri, reason=_reason(e)) from None
+            raise ConfigError(
+                "the storage's settings do not fit", storage=self.uri, reason=_reason(e)
+            ) from None
         except exceptions.BaseError as e:
             raise StorageError("the storage failed", storage=self.uri, key=key, reason=_reason(e)) from None
 

@@ -82,7 +82,12 @@ def expected(rows: Sequence[Row]) -> Expected:
 
 @dataclass
 class Box:
-    """One job root with all that belongs to it, and the processes that were started on it."""
+    """One job root with all that belongs to it, and the processes that were started on it.
+
+    Attributes:
+        address: of the job root, when programs do not find it by the path where the tests look at it.
+        variables: of the environment of every process.
+    """
 
     folder: Path
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -90,6 +95,8 @@ class Box:
     launcher: Callable[[Launch], Running] = fork
     processes: list[Running] = field(default_factory=list)
     root_folder: Path | None = None
+    address: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
     _numbers: Iterable[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -98,6 +105,11 @@ class Box:
     @property
     def root(self) -> Path:
         return self.root_folder or self.folder / "root"
+
+    @property
+    def job_root(self) -> str:
+        """As the command line is told."""
+        return self.address or str(self.root)
 
     @property
     def local(self) -> Path:
@@ -122,7 +134,7 @@ class Box:
             failpoint: as ``STATEFLOW_FAILPOINT`` has it; it acts once, however many runs are started.
             settings: names with two underscores for each dot.
         """
-        arguments = ["run", self.job_file, "--job-root", str(self.root), *self._assignments(**settings)]
+        arguments = ["run", self.job_file, "--job-root", self.job_root, *self._assignments(**settings)]
         return self._start(launcher or self.launcher, arguments, self._environment(failpoint))
 
     def run(self, failpoint: str = "", **settings: Any) -> Ended:
@@ -154,7 +166,7 @@ class Box:
     def begin(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Running:
         """Starts another command on the same job root; `with_job` gives it the settings of a run as well."""
         settings = self._assignments() if with_job else []
-        everything = [*arguments, "--job-root", str(self.root), *settings]
+        everything = [*arguments, "--job-root", self.job_root, *settings]
         return self._start(fork, everything, self._environment(failpoint))
 
     def shell(self, line: str) -> Ended:
@@ -164,7 +176,8 @@ class Box:
         return self._start(fork, arguments, self._environment("")).wait()
 
     def _environment(self, failpoint: str) -> dict[str, str]:
-        return {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": str(self.marker)}
+        point = {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": str(self.marker)}
+        return {**self.variables, **point}
 
     def _assignments(self, **settings: object) -> list[str]:
         given = {"job__folder": self.folder, "local_dir": self.local, **self.settings, **settings}

@@ -1,0 +1,59 @@
+"""A job root in a bucket: a run killed at each step of the protocol, and a driver that another one has overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.harness import AccountsBox
+from tests.servers.running import s3_server
+
+_POINTS = (
+    "claim.before", "claim.after", "start.published", "batch.begin", "task.processed", "task.uploaded",
+    "batch.reported", "commit.manifest", "log.created", "commit.after", "publish.before", "publish.after", "batch.end",
+    "gc.listed", "gc.deleting", "run.end",
+)  # fmt: skip
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("s3")
+    with s3_server(folder, "bucket") as variables:
+        yield folder / "data" / "bucket", variables
+
+
+@pytest.fixture
+def box(server: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[AccountsBox]:
+    bucket, variables = server
+    # The server keeps an object as a file: what is stored is looked at without the code under test.
+    name = tmp_path.name.replace("[", "-").replace("]", "")
+    made = AccountsBox(
+        tmp_path / "job", root_folder=bucket / name, address=f"s3://bucket/{name}", variables=variables
+    )
+    yield made
+    made.end_all()
+
+
+@pytest.mark.parametrize("point", _POINTS)
+def test_a_run_that_is_killed_leaves_nothing_wrong(box: AccountsBox, point: str) -> None:
+    box.deliver(60)
+    assert box.run(f"{point}:1:kill", checkpoints__collect_every=2).code == KILLED
+    assert box.marker.exists()
+    box.deliver(90)
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_driver_that_was_overtaken_is_fenced(box: AccountsBox) -> None:
+    box.deliver(60)
+    first = box.start("batch.reported:2:stop")
+    first.wait_stopped()
+    box.finish()
+    first.resume()
+    assert first.wait().code == 3
+    box.check_results()
+    box.check_clean()
