@@ -41,6 +41,8 @@ _RETRIES: dict[str, Any] = {
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
 _CLIENT: dict[str, Any] = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
+_IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
+"""Where a machine is asked who it is: the last thing that is tried."""
 _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
 """Of an URL: a signature may be in it."""
 
@@ -221,7 +223,12 @@ class ObjectStorage(Storage):
                 "the storage's settings do not fit", storage=self.uri, reason=_reason(e)
             ) from None
         except exceptions.BaseError as e:
-            raise StorageError("the storage failed", storage=self.uri, key=key, reason=_reason(e)) from None
+            if _IDENTITY.search(str(e)):
+                raise ConfigError("there are no credentials for the storage", hint="set them in the environment, like "
+                                  "AWS_ACCESS_KEY_ID, or give this machine an identity", storage=self.uri,
+                                  reason=_reason(e)) from None  # fmt: skip
+            raise StorageError("the storage failed", hint="does its endpoint answer? a new run goes on from the last "
+                               "checkpoint", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
 
 
 def _reason(error: Exception) -> str:

@@ -216,8 +216,8 @@ def test_nothing_is_promised_that_this_version_lacks() -> None:
     assert rest.startswith("windows and joins")
     project = _project()
     promises = [project["description"], *project["keywords"], get_provider_info()["description"]]
-    assert [p for p in promises if re.search("window|join|object store", p)] == []
-    assert set(project["optional-dependencies"]) == {"airflow"}
+    assert [p for p in promises if re.search("window|join|HDFS", p)] == []
+    assert set(project["optional-dependencies"]) == {"airflow", "object-storage"}
 
 
 def _documents() -> list[Path]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
+import random
+import signal
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from stateflow.storage import Storage
+from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StorageError
+from stateflow.storage import Credentials, PutResult, Storage, objects, open_storage
 from stateflow.storage.objects import ObjectStorage
 from stateflow.testing.storage import StorageConformance
-from tests.servers.running import s3_server
+from tests.servers.running import free_port, s3_server
 
 _numbers = itertools.count()
 
@@ -27,3 +33,101 @@ class TestS3(StorageConformance):
         for name, value in s3.items():
             monkeypatch.setenv(name, value)
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
+
+
+@pytest.fixture
+def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    return open_storage(f"s3://bucket/own/{next(_numbers)}")
+
+
+def test_a_large_file_goes_in_parts_and_takes_no_name_that_is_taken(bucket: Storage, tmp_path: Path) -> None:
+    large, other = tmp_path / "large", tmp_path / "other"
+    large.write_bytes(random.Random(1).randbytes(17 << 20))
+    other.write_bytes(random.Random(2).randbytes(17 << 20))
+    bucket.put_file("a", large)
+    bucket.put_file("a", large)
+    with pytest.raises(StorageError, match="twice"):
+        bucket.put_file("a", other)
+    bucket.fetch("a", tmp_path / "fetched")
+    assert (tmp_path / "fetched").read_bytes() == large.read_bytes()
+
+
+def test_an_object_is_taken_over_without_coming_by_here(bucket: Storage) -> None:
+    bucket.put_new("there", b"x")
+    other = open_storage(f"{bucket.uri}-other")
+    other.take(bucket, "there", "here")
+    assert other.get("here") == b"x"
+    with pytest.raises(MissingFile):
+        other.take(bucket, "nothing", "nowhere")
+
+
+def test_two_prefixes_of_a_bucket_are_two_storages(bucket: Storage) -> None:
+    bucket.put_new("a", b"x")
+    longer = open_storage(f"{bucket.uri}-longer")
+    assert longer.list("") == [] and longer.put_new("a", b"y") is PutResult.CREATED
+    assert [blob.size for blob in bucket.list("")] == [1]
+
+
+def test_a_bucket_that_is_not_there_is_a_setting_to_mend(bucket: Storage) -> None:
+    with pytest.raises(ConfigError, match="not there"):
+        open_storage("s3://nothing-here/job").put_new("a", b"x")
+
+
+def test_an_endpoint_that_does_not_answer_says_so_without_credentials(
+    bucket: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
+    silent = open_storage("s3://bucket/job")
+    with pytest.raises(StorageError) as failed:
+        silent.get("a")
+    assert "canary" not in str(failed.value) and failed.value.facts["storage"] == "s3://bucket/job"
+    assert silent.put_new("a", b"x") is PutResult.UNKNOWN
+
+
+def test_without_credentials_the_way_to_set_them_is_told(
+    bucket: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
+    with pytest.raises(ConfigError, match="no credentials"):
+        ObjectStorage("s3", "bucket", "job").get("a")
+
+
+@pytest.mark.parametrize(
+    "uri", ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://b/../a", "s3://bucket/a?x=canary"]
+)
+def test_an_address_that_is_not_bucket_and_prefix_is_refused_and_not_shown(uri: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_storage(uri)
+    assert "canary" not in str(refused.value)
+
+
+def test_credentials_are_never_shown(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    found = Credentials.of_process()
+    assert "AWS_SECRET_ACCESS_KEY" in repr(found) and "canary" not in repr(found) + str(found)
+
+
+def test_behind_a_fork_the_storage_says_so_and_does_not_hang(bucket: Storage) -> None:
+    bucket.put_new("a", b"x")
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # that is what is tried here
+        child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            bucket.get("a")
+        except EnvironmentUnsupported:
+            os.write(write, b"refused")
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"refused"
+    os.close(read)
