@@ -88,9 +88,10 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     if error:
         sys.exit(error.exit_code)
     assert result is not None
+    again = f", started {result.restarts + 1} times" if result.restarts else ""
     click.echo(
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
-        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s"
+        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}"
     )
 
 

@@ -27,6 +27,10 @@ class Clock(ABC):
     def new_id(self) -> str:
         """32 hexadecimal digits that nobody else has."""
 
+    def random(self) -> float:
+        """A number from 0 up to 1."""
+        return int(self.new_id()[:13], 16) / 16**13
+
     @abstractmethod
     def sleep(self, duration: timedelta) -> None:
         """Waits for `duration`."""

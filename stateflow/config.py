@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import tempfile
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 
 from stateflow.errors import ConfigError
 
+RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
 BACKENDS = ("rocksdb", "filesystem", "memory")
 LARGEST_INLINE = 1 << 20
 LARGEST_SORT = 1 << 31
@@ -27,6 +29,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _WORDS = {
     "int": "a whole number from 1 up",
+    "float": "a number from 0 up",
     "timedelta": "a duration above zero, like 500ms, 90s, 10m, 2h or 1d",
     "bool": "true or false",
     "str": "text",
@@ -60,6 +63,67 @@ class CheckpointSettings:
 
     retained: int = 3
     collect_every: int = 10
+
+
+@dataclass(frozen=True)
+class FixedDelay:
+    """Of restarts that always wait as long."""
+
+    attempts: int = 1
+    delay: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class ExponentialDelay:
+    """Of restarts that wait longer and longer.
+
+    Attributes:
+        reset_after: a run that has worked for so long begins with the shortest delay again.
+        jitter: which part of a delay is left to chance.
+    """
+
+    initial_backoff: timedelta = timedelta(seconds=1)
+    max_backoff: timedelta = timedelta(minutes=1)
+    multiplier: float = 1.5
+    reset_after: timedelta = timedelta(hours=1)
+    jitter: float = 0.1
+    attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.multiplier < 1:
+            raise ConfigError("delays must not become shorter", hint="at least 1", value=self.multiplier,
+                              name="restart.exponential_delay.multiplier")  # fmt: skip
+        if self.jitter >= 1:
+            raise ConfigError("the part of a delay that is left to chance is too large", hint="below 1",
+                              value=self.jitter, name="restart.exponential_delay.jitter")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FailureRate:
+    """Of restarts that go on while failures are rare."""
+
+    max_failures: int = 1
+    interval: timedelta = timedelta(minutes=1)
+    delay: timedelta = timedelta(seconds=1)
+
+
+@dataclass(frozen=True)
+class RestartSettings:
+    """Whether a run that has failed starts again by itself, before whoever launched it decides.
+
+    Attributes:
+        strategy: one of `RESTART_STRATEGIES`.
+    """
+
+    strategy: str = "none"
+    fixed_delay: FixedDelay = FixedDelay()
+    exponential_delay: ExponentialDelay = ExponentialDelay()
+    failure_rate: FailureRate = FailureRate()
+
+    def __post_init__(self) -> None:
+        if self.strategy not in RESTART_STRATEGIES:
+            raise ConfigError("there is no such restart strategy", hint=f"known: {', '.join(RESTART_STRATEGIES)}",
+                              name="restart.strategy", value=self.strategy)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -185,6 +249,7 @@ class Settings:
     run: RunSettings = RunSettings()
     source: SourceSettings = SourceSettings()
     checkpoints: CheckpointSettings = CheckpointSettings()
+    restart: RestartSettings = RestartSettings()
     requests: RequestSettings = RequestSettings()
     history: HistorySettings = HistorySettings()
     state: StateSettings = StateSettings()
@@ -299,6 +364,11 @@ def _parse(value: Any, kind: str) -> Any:
         if isinstance(value, bool) or isinstance(value, float) or int(value) < 1:
             raise ValueError(value)
         return int(value)
+    if kind.startswith("float"):
+        number = float(value)
+        if not 0 <= number < math.inf:
+            raise ValueError(value)
+        return number
     if kind == "bool":
         text = str(value).lower()
         if text not in _TRUE + _FALSE:

@@ -13,18 +13,21 @@ from stateflow.api.collection import CollectionSource
 from stateflow.api.graph import Graph, SourceNode
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
-from stateflow.clock import SystemClock
+from stateflow.clock import Clock, SystemClock
 from stateflow.config import Settings, resolve
 from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
 from stateflow.runtime.assembly import assemble, load_job, open_job
+from stateflow.runtime.bounds import Bounds
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.drawing import Drawing, draw
-from stateflow.runtime.job import BatchResult, Job
+from stateflow.runtime.executors import Executor
+from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.plan import plan_job
+from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
 from stateflow.storage import Storage, open_storage
 
@@ -38,6 +41,7 @@ class RunResult:
     Attributes:
         started_from: checkpoint that it continued from; 0 when it began, or went on from a savepoint.
         started_at: the same in words, such as ``savepoint before-upgrade (checkpoint 7)``.
+        restarts: how often it started again by itself; generation, batches and rows are those of all of it.
     """
 
     job: str
@@ -52,6 +56,7 @@ class RunResult:
     offsets: dict[str, str]
     stopped_because: str
     duration_s: float
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,7 @@ def run_job(request: RunRequest) -> RunResult:
     """Runs a job file until it is caught up or a bound is reached. Raises StateflowError.
 
     A job runs on Spark when Spark reads one of its sources, or when it has Spark expressions and all of its sources
-    allow that; otherwise in this process.
+    allow that; otherwise in this process. A run that fails starts again as `restart.strategy` says.
     """
     clock = SystemClock()
     began = clock.monotonic()
@@ -183,11 +188,59 @@ def run_job(request: RunRequest) -> RunResult:
     env, settings = declare(module.build, request.job_file.stem, request.layers)
     env.graph.check()
     storage = open_storage(request.job_root)
-    if not needs_spark(env.graph):
-        run, reached = _run_here(env.graph, settings, storage, request)
-    else:
-        run, reached = _run_on_spark(env.graph, settings, storage, request)
-    return _result(run, reached, clock.monotonic() - began)
+    drive = _drive_on_spark if needs_spark(env.graph) else _drive_here
+    launch = _Launch(env.graph, settings, storage, request, clock)
+    attempt = drive(launch)
+    reached = with_restarts(attempt, restart_strategy(settings.restart, clock.random), clock)
+    return launch.result(reached, clock.monotonic() - began)
+
+
+class _Launch:
+    """What a run and its restarts have in common."""
+
+    def __init__(
+        self, graph: Graph, settings: Settings, storage: Storage, request: RunRequest, clock: Clock
+    ) -> None:
+        self.graph = graph
+        self.settings = settings
+        self.storage = storage
+        self.request = request
+        self.bounds = Bounds(settings.run, clock)
+        self._clock = clock
+        self._totals = Totals()
+        self._started_from = (0, "")
+        self._restarts = 0
+        self._run: JobRun | None = None
+
+    def start(self, executor: Executor, number: int) -> JobRun:
+        """A run that is claimed and restored.
+
+        Args:
+            number: 0, then that of the restart.
+        """
+        request = self.request
+        self._restarts = number
+        run = JobRun(assemble(self.graph, self.settings, self.storage, self._clock), executor, self._totals)
+        run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
+        if self._run is None:
+            self._started_from = run.restored.checkpoint_id, run.stood_at
+        self._run = run
+        request.on_start(run)
+        return run
+
+    def result(self, reached: str, seconds: float) -> RunResult:
+        """What became of it."""
+        run = self._run
+        assert run is not None
+        root = run.job.root
+        started_from, started_at = self._started_from
+        return RunResult(
+            job=root.job.job, job_uuid=root.job.job_uuid, generation=run.head.entry.generation,
+            started_from=started_from, started_at=started_at, checkpoint_id=run.head.checkpoint_id,
+            batches=run.totals.batches, rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
+            offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
+            restarts=self._restarts,
+        )  # fmt: skip
 
 
 def needs_spark(graph: Graph) -> bool:
@@ -199,18 +252,19 @@ def needs_spark(graph: Graph) -> bool:
     return may and any(map(has_transform, graph.consumed))
 
 
-def _run_here(graph: Graph, settings: Settings, storage: Storage, request: RunRequest) -> tuple[JobRun, str]:
-    refuse_transforms(plan_job(graph, settings.parallelism))
-    run = JobRun(assemble(graph, settings, storage, SystemClock()), LocalExecutor())
-    run.start(request.note)
-    request.on_start(run)
+def _drive_here(launch: _Launch) -> Callable[[int], str]:
+    graph = launch.graph
+    refuse_transforms(plan_job(graph, launch.settings.parallelism))
     sources = {n.uid: n.source for n in graph.sources if isinstance(n.source, LocalSource)}
-    return run, run_local(run, sources, request.on_batch)
+
+    def attempt(number: int) -> str:
+        run = launch.start(LocalExecutor(), number)
+        return run_local(run, sources, launch.request.on_batch, launch.bounds)
+
+    return attempt
 
 
-def _run_on_spark(
-    graph: Graph, settings: Settings, storage: Storage, request: RunRequest
-) -> tuple[JobRun, str]:
+def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
     from stateflow.runtime.frames import check_transforms
@@ -218,8 +272,9 @@ def _run_on_spark(
     from stateflow.runtime.spark import SparkExecutor
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
-    spark = open_session(settings, request.job_file, traits_of(graph))
-    check_root(storage, str(spark.sparkContext.master), settings.storage.shared)
+    graph, settings = launch.graph, launch.settings
+    spark = open_session(settings, launch.request.job_file, traits_of(graph))
+    check_root(launch.storage, str(spark.sparkContext.master), settings.storage.shared)
     check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
     sources = {
         n.uid: PythonSource(n.source) if isinstance(n.source, LocalSource) else n.source
@@ -228,18 +283,9 @@ def _run_on_spark(
     for source in sources.values():
         source.check(spark)
     check_transforms(spark, plan_job(graph, settings.parallelism))
-    run = JobRun(assemble(graph, settings, storage, SystemClock()), SparkExecutor())
-    run.start(request.note)
-    request.on_start(run)
-    return run, SparkRun(spark, run, sources, request.on_batch).run()
 
+    def attempt(number: int) -> str:
+        run = launch.start(SparkExecutor(), number)
+        return SparkRun(spark, run, sources, launch.request.on_batch, launch.bounds).run()
 
-def _result(run: JobRun, reached: str, seconds: float) -> RunResult:
-    root = run.job.root
-    return RunResult(
-        job=root.job.job, job_uuid=root.job.job_uuid, generation=run.head.entry.generation,
-        started_from=run.restored.checkpoint_id, started_at=run.stood_at, checkpoint_id=run.head.checkpoint_id,
-        batches=run.totals.batches,
-        rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
-        offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
-    )  # fmt: skip
+    return attempt

@@ -10,13 +10,18 @@ STOPPED = "stopped"
 
 
 class Bounds:
-    """Counts batches and time from its making on."""
+    """Counts batches, and time from the first `begin` on; both go on when a run starts again."""
 
     def __init__(self, settings: RunSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._began = clock.monotonic()
+        self._began: float | None = None
         self._batches = 0
+
+    def begin(self) -> None:
+        """The run is restored."""
+        if self._began is None:
+            self._began = self._clock.monotonic()
 
     def count_batch(self) -> None:
         """One more batch is committed."""
@@ -28,6 +33,10 @@ class Bounds:
         limit, duration = self._settings.max_batches, self._settings.max_duration
         if limit is not None and self._batches >= limit:
             return "batches"
-        if duration is not None and self._clock.monotonic() - self._began >= duration.total_seconds():
+        if duration is not None and self._elapsed >= duration.total_seconds():
             return "duration"
         return None
+
+    @property
+    def _elapsed(self) -> float:
+        return 0.0 if self._began is None else self._clock.monotonic() - self._began

@@ -15,7 +15,10 @@ from stateflow.runtime.ticks import run_ticks
 
 
 def run_local(
-    run: JobRun, sources: Mapping[str, LocalSource], on_batch: Callable[[BatchResult], None]
+    run: JobRun,
+    sources: Mapping[str, LocalSource],
+    on_batch: Callable[[BatchResult], None],
+    bounds: Bounds | None = None,
 ) -> str:
     """Runs batches until no source has anything more or a bound is reached; returns which.
 
@@ -23,8 +26,10 @@ def run_local(
         run: started.
         sources: by uid.
         on_batch: called after each committed and published batch.
+        bounds: of a run that has started before.
     """
-    bounds = Bounds(run.job.settings.run, run.job.root.clock)
+    bounds = bounds or Bounds(run.job.settings.run, run.job.root.clock)
+    bounds.begin()
     try:
         reached = _until_reached(run, sources, bounds, on_batch)
         run.finish()

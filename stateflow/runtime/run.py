@@ -46,11 +46,15 @@ _TRIM_EVERY = 100
 
 
 class JobRun:
-    """One generation of a job, from its CLAIM on."""
+    """One generation of a job, from its CLAIM on.
 
-    def __init__(self, job: Job, executor: Executor) -> None:
+    Args:
+        totals: of the generations before it that the same run has started; they go on.
+    """
+
+    def __init__(self, job: Job, executor: Executor, totals: Totals | None = None) -> None:
         self.job = job
-        self.totals = Totals()
+        self.totals = totals or Totals()
         self._executor = executor
         self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)

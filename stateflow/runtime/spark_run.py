@@ -65,6 +65,7 @@ class SparkRun:
         run: started; its executor is Spark's.
         sources: by uid.
         on_batch: called after each committed and published batch.
+        bounds: when to end; those of a run that starts again go on.
     """
 
     def __init__(
@@ -73,12 +74,14 @@ class SparkRun:
         run: JobRun,
         sources: Mapping[str, Source],
         on_batch: Callable[[BatchResult], None],
+        bounds: Bounds,
     ) -> None:
         self._spark = spark
         self._run = run
         self._sources = sources
         self._on_batch = on_batch
-        self._bounds = Bounds(run.job.settings.run, run.job.root.clock)
+        self._bounds = bounds
+        bounds.begin()
         self._location = self._seeded_location()
 
     def run(self) -> str:

@@ -141,7 +141,13 @@ def test_the_examples_of_bytes_are_right() -> None:
 
 # --- Settings --------------------------------------------------------------------------------------------------------
 
-_TYPES = {"str": "text", "int": "whole number", "bool": "true or false", "timedelta": "duration"}
+_TYPES = {
+    "str": "text",
+    "int": "whole number",
+    "bool": "true or false",
+    "timedelta": "duration",
+    "float": "number",
+}
 
 
 def _settings(cls: type[Any] = Settings, prefix: str = "") -> Iterator[tuple[str, str, str]]:

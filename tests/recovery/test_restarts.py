@@ -1,0 +1,51 @@
+"""A run that fails somewhere and starts again by itself, in one process: nothing is lost, nothing is there twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.failpoints import NAMES
+from tests.recovery import disk
+from tests.recovery.harness import ASKED, AccountsBox
+
+_AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
+# Without Spark nothing is seeded, and at the end there is nothing to start again for.
+_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded", "run.end"})
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job", _AGAIN)
+    yield made
+    made.end_all()
+
+
+@pytest.mark.parametrize("point", _POINTS)
+def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsBox, point: str) -> None:
+    box.deliver(60)
+    time = 1 if point.partition(".")[0] in ("claim", "start") else 2
+    ended = box.run(f"{point}:{time}:error", checkpoints__collect_every=2)
+    assert ended.code == 0, str(ended)
+    assert box.marker.exists() and "restart 1" in ended.err
+    box.check_results()
+    box.check_clean()
+
+
+def test_bounds_and_figures_are_those_of_the_whole_run(box: AccountsBox) -> None:
+    box.deliver(100)
+    ended = box.run("batch.reported:3:error", run__max_batches=4)
+    assert ended.code == 0, str(ended)
+    assert disk.head(box.root).position == 40
+    assert "4 batches, 40 rows, from the beginning" in ended.out and "started 2 times" in ended.out
+
+
+def test_when_the_strategy_gives_up_the_next_launch_goes_on(box: AccountsBox) -> None:
+    box.deliver(60)
+    ended = box.run("batch.reported:3:error", restart__strategy="none")
+    assert ended.code == 1, str(ended)
+    box.finish()
+    box.check_results()
+    box.check_clean()
