@@ -169,7 +169,7 @@ class _Progress:
         self._status.update(f"{run.job.root.job.job}: from {run.stood_at}")
 
     def batch(self, result: BatchResult) -> None:
-        """A batch is committed."""
+        """A batch is worked off."""
         self._batches += 1
         self._rows += result.rows_in
         self._status.update(f"batch {self._batches}: {self._rows:,} rows, checkpoint {result.checkpoint_id}, "
@@ -202,7 +202,8 @@ class _LogProgress(_Progress):
              checkpoint=restored.checkpoint_id, matched=list(restored.matched), new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
-        _log(logging.INFO, "committed", checkpoint=result.checkpoint_id, batch=result.ordinal, rows=result.rows_in,
+        event = "committed" if result.committed else "worked off"
+        _log(logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal, rows=result.rows_in,
              seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
              full_bytes=result.full_bytes)  # fmt: skip
 

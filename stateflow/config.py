@@ -59,8 +59,17 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """How many checkpoints stay restorable, and after how many of them garbage is collected."""
+    """When there is a checkpoint, how many of them stay restorable, and after how many of them garbage is collected.
 
+    Attributes:
+        interval_batches, interval: a checkpoint behind so many batches, or so much time after the last one, whatever
+            comes first; with neither, behind each batch.
+        min_pause: a checkpoint is no sooner than this after the last one.
+    """
+
+    interval_batches: int | None = None
+    interval: timedelta | None = None
+    min_pause: timedelta | None = None
     retained: int = 3
     collect_every: int = 10
 

@@ -31,9 +31,11 @@ Capture = Callable[[str], Positions]
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What one committed batch did.
+    """What one batch did.
 
     Attributes:
+        checkpoint_id: the newest checkpoint; 0 before there is one.
+        committed: whether that has this batch in it; else its output is not published yet.
         rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
         increment_bytes: of state files that were stored for it, those of a compaction apart.
         compaction_bytes: of state files that a compaction wrote, which hold old data.
@@ -48,6 +50,7 @@ class BatchResult:
     compaction_bytes: int
     full_bytes: int
     seconds: float
+    committed: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,3 +92,10 @@ class Totals:
     batches: int = 0
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
+
+    def count(self, rows_in: int, rows_out: dict[str, int]) -> None:
+        """One more batch."""
+        self.batches += 1
+        self.rows_in += rows_in
+        for sink, rows in rows_out.items():
+            self.rows_out[sink] = self.rows_out.get(sink, 0) + rows

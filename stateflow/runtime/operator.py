@@ -69,7 +69,7 @@ class KeyedOperator:
         info: the subtask.
         backend: with the base state restored.
         parts: operator state of the base.
-        checkpoint_id: of the base; 0 when there is none.
+        checkpoint_id: of the newest checkpoint that is committed; 0 when there is none.
         index: what is known of the timers in the store; None for one without timers, whose time does not advance.
     """
 
@@ -128,7 +128,7 @@ class KeyedOperator:
             given = FunctionInitializationContext(is_restored, stores, self._raw, self._info)
             self._call("initialize_state", partial(self._hooks.initialize_state, given))
         self._call("open", partial(self._function.open, runtime))
-        if isinstance(self._hooks, CheckpointListener) and is_restored:
+        if isinstance(self._hooks, CheckpointListener) and is_restored and checkpoint_id:
             told = partial(self._hooks.notify_checkpoint_complete, checkpoint_id)
             self._call("notify_checkpoint_complete", told)
 

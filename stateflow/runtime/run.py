@@ -13,7 +13,6 @@ from stateflow.checkpoint.coordinator import PendingCheckpoint
 from stateflow.checkpoint.documents import (
     Manifest,
     OperatorState,
-    PendingOutput,
     SourcePosition,
     SourceWatermark,
 )
@@ -24,7 +23,9 @@ from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_r
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
+from stateflow.checkpoint.schedule import CheckpointSchedule, Due
 from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError
+from stateflow.metrics import Recorder
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
@@ -34,6 +35,7 @@ from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.start_checks import StartChecks
+from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.runtime.watermarks import advanced, combined, milliseconds
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
@@ -60,6 +62,10 @@ class JobRun:
         self._publisher = Publisher(job.root, job.sinks)
         self._checks = StartChecks(job, executor.reads_by_spark)
         self._note = ""
+        self._schedule = CheckpointSchedule(job.settings.checkpoints, job.root.clock.monotonic())
+        self._uncommitted = Uncommitted()
+        self._committed = Uncommitted()
+        self._checkpoints = 0
         self._ordinal = 0
         self._epoch = 0
         self._base: dict[str, OperatorState] = {}
@@ -133,13 +139,14 @@ class JobRun:
         """Runs a batch without rows, at the positions of the batch before; raises as `run_batch` does."""
         with self.fenced_first():
             result = self._run_tick(self._watermarks())
-            self._desk.serve(self._point())
+            self._serve(result)
         return result
 
     def _drain(self) -> Point:
         """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
         if self.manifest is not None:
             self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
+            self._commit_uncommitted()
         return self._point()
 
     def _run_tick(self, watermarks: dict[str, int | None]) -> BatchResult:
@@ -158,9 +165,14 @@ class JobRun:
 
     def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         result = self._run_to_end(rows, capture, self._watermarks())
-        self._desk.serve(self._point())
+        self._serve(result)
         failpoints.hit("batch.end")
         return result
+
+    def _serve(self, result: BatchResult) -> None:
+        # What is asked for between two checkpoints makes the next barrier one.
+        if result.committed:
+            self._desk.serve(self._point())
 
     def _run_to_end(self, rows: Any, capture: Capture, watermarks: dict[str, int | None]) -> BatchResult:
         clock = self.job.root.clock
@@ -173,11 +185,33 @@ class JobRun:
         pending = self._execute(rows, info, watermarks)
         failpoints.hit("batch.reported")
         manifest = self._manifest(pending, positions, info)
-        self._commit(pending, manifest, folder)
-        self._publish()
+        self._advance(pending, manifest, folder)
+        due = self._schedule.at_barrier(clock.monotonic(), self._desk.is_waiting)
+        if isinstance(due, Due):
+            self._commit_and_publish()
         result = self._result(pending, manifest, clock.monotonic() - began)
-        self._after(result, manifest)
+        self._after(result)
         return result
+
+    def _advance(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
+        """The next batch starts from here, whether this barrier becomes a checkpoint or not."""
+        self._uncommitted.add(pending, manifest, folder)
+        self._ordinal = pending.ordinal
+        self._base = {o.uid: o for o in manifest.operators}
+        self._epoch = manifest.epoch
+        self._sources = manifest.watermarks
+        self.manifest = manifest
+
+    def _commit_uncommitted(self) -> None:
+        """Makes the newest barrier a checkpoint unless it is one."""
+        if self._uncommitted.manifest is not None:
+            self._commit_and_publish()
+            self._record()
+
+    def _commit_and_publish(self) -> None:
+        self._commit()
+        self._publish()
+        self._schedule.completed(self.job.root.clock.monotonic())
 
     @property
     def stopped(self) -> bool:
@@ -204,6 +238,7 @@ class JobRun:
         """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
         the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
         with self.fenced_first():
+            self._commit_uncommitted()
             self._desk.close(self._point())
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
@@ -213,8 +248,9 @@ class JobRun:
 
     @property
     def positions(self) -> list[SourcePosition]:
-        """Up to where the sources are read and committed."""
-        return self.head.entry.sources
+        """Up to where the sources are read; what is not committed is read again by another run."""
+        manifest = self._uncommitted.manifest
+        return manifest.sources if manifest is not None else self.head.entry.sources
 
     @contextmanager
     def fenced_first(self) -> Iterator[None]:
@@ -284,24 +320,20 @@ class JobRun:
             ),
         )  # fmt: skip
 
-    def _commit(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
-        root = self.job.root
-        handle = write_manifest(root.storage, folder, manifest)
+    def _commit(self) -> None:
+        root, new = self.job.root, self._uncommitted
+        handle = write_manifest(root.storage, new.folder, new.document)
         failpoints.hit("commit.manifest")
-        output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in pending.output().items()]
-        new = Commit(pending.ordinal, handle, manifest.sources, output, self._publisher.published,
-                     self._publisher.settled)  # fmt: skip
-        outcome = root.commit(self.head, new, self.job.settings.checkpoints.retained)
+        outcome = root.commit(self.head, Commit(
+            self._ordinal, handle, new.document.sources, new.output, self._publisher.published,
+            self._publisher.settled,
+        ), self.job.settings.checkpoints.retained)  # fmt: skip
         if isinstance(outcome, Overtaken):
             raise Fenced("a newer run has claimed the job", hint="let the other run work; the log decides whether this "
                          "one's last batch exists", generation=self.head.entry.generation,
-                         ordinal=pending.ordinal)  # fmt: skip
+                         ordinal=self._ordinal)  # fmt: skip
         self.head = outcome.head
-        self._ordinal = pending.ordinal
-        self._base = {o.uid: o for o in manifest.operators}
-        self._epoch = manifest.epoch
-        self._sources = manifest.watermarks
-        self.manifest = manifest
+        self._committed, self._uncommitted = new, Uncommitted()
         self._publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
 
@@ -320,33 +352,41 @@ class JobRun:
             checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,
             rows_in=sum(r.rows_in for r in pending.reports.values() if r.uid in first), rows_out=written,
             increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
-            full_bytes=manifest.full_bytes, seconds=seconds,
+            full_bytes=manifest.full_bytes, seconds=seconds, committed=self._uncommitted.manifest is None,
         )  # fmt: skip
 
-    def _after(self, result: BatchResult, manifest: Manifest) -> None:
-        self.totals.batches += 1
-        self.totals.rows_in += result.rows_in
-        for sink, rows in result.rows_out.items():
-            self.totals.rows_out[sink] = self.totals.rows_out.get(sink, 0) + rows
-        self._record(result)
+    def _after(self, result: BatchResult) -> None:
+        self.totals.count(result.rows_in, result.rows_out)
+        self.job.recorder.count("num_records_in", result.rows_in)
+        batches = self._committed if result.committed else self._uncommitted
+        batches.count(result.rows_in, result.rows_out, result.seconds)
+        if result.committed:
+            self._record()
+
+    def _record(self) -> None:
+        """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
+        done, manifest = self._committed, self._committed.document
+        self._checkpoints += 1
+        record_checkpoint(self.job.recorder, self.head.checkpoint_id, manifest, done.seconds)
         write_record(self.job.root.storage, CheckpointRecord(
-            checkpoint_id=result.checkpoint_id, generation=manifest.generation, ordinal=result.ordinal,
+            checkpoint_id=self.head.checkpoint_id, generation=manifest.generation, ordinal=manifest.ordinal,
             committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
-            duration_ms=round(result.seconds * 1000, 1), increment_bytes=result.increment_bytes,
-            compaction_bytes=result.compaction_bytes, full_bytes=result.full_bytes, files=len(files_of(manifest)),
-            rows_in=result.rows_in, rows_out=result.rows_out, by=self.job.root.writer, reason=self._note,
+            duration_ms=round(done.seconds * 1000, 1), increment_bytes=manifest.increment_bytes,
+            compaction_bytes=manifest.compaction_bytes, full_bytes=manifest.full_bytes,
+            files=len(files_of(manifest)), rows_in=done.rows_in, rows_out=done.rows_out, by=self.job.root.writer,
+            reason=self._note,
         ))  # fmt: skip
-        if result.ordinal % self.job.settings.checkpoints.collect_every == 0:
+        if self._checkpoints % self.job.settings.checkpoints.collect_every == 0:
             self.collect()
-        if result.ordinal % _TRIM_EVERY == 0:
+        if self._checkpoints % _TRIM_EVERY == 0:
             self._trim_history()
 
-    def _record(self, result: BatchResult) -> None:
-        recorder = self.job.recorder
-        recorder.count("number_of_completed_checkpoints")
-        recorder.count("num_records_in", result.rows_in)
-        recorder.gauge("last_completed_checkpoint_id", result.checkpoint_id)
-        recorder.gauge("last_checkpoint_size", result.increment_bytes)
-        recorder.gauge("last_checkpoint_compaction_size", result.compaction_bytes)
-        recorder.gauge("last_checkpoint_full_size", result.full_bytes)
-        recorder.gauge("last_checkpoint_duration", result.seconds)
+
+def record_checkpoint(recorder: Recorder, checkpoint_id: int, manifest: Manifest, seconds: float) -> None:
+    """Counts a completed checkpoint, with Flink's names."""
+    recorder.count("number_of_completed_checkpoints")
+    recorder.gauge("last_completed_checkpoint_id", checkpoint_id)
+    recorder.gauge("last_checkpoint_size", manifest.increment_bytes)
+    recorder.gauge("last_checkpoint_compaction_size", manifest.compaction_bytes)
+    recorder.gauge("last_checkpoint_full_size", manifest.full_bytes)
+    recorder.gauge("last_checkpoint_duration", seconds)

@@ -74,6 +74,12 @@ class RequestDesk:
         if any(r.kind is RequestKind.STOP for r in self._waiting):
             self.serve(point)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something was asked for that is not served yet."""
+        with self._lock:
+            return bool(self._waiting)
+
     def serve(self, point: Point) -> None:
         """Serves what is waiting, at a barrier that is committed and published."""
         with self._lock:

@@ -55,7 +55,7 @@ class BatchInfo:
     Attributes:
         state: with no more inline state for a subtask than all of them can have in a manifest.
         epoch: number of the batch along the job's state.
-        checkpoint_id: of the committed checkpoint that it starts from; 0 when there is none.
+        checkpoint_id: of the newest checkpoint that is committed; 0 when there is none.
         sort_memory_bytes: for the rows of one task, on Spark.
         credentials: the driver's, for the job root.
     """

@@ -1,0 +1,95 @@
+"""A checkpoint behind several batches: in between output stays unpublished, and a kill costs no more than a replay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.failpoints import NAMES
+from tests.recovery import disk
+from tests.recovery.harness import ASKED, SLICE, AccountsBox
+from tests.recovery.process import wait_for
+
+THIRD = {"checkpoints__interval_batches": 3}
+_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+KILLED = -9
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job", THIRD)
+    yield made
+    made.end_all()
+
+
+def _positions(box: AccountsBox) -> list[int]:
+    return [entry.position for entry in disk.entries(box.root) if entry.doc["kind"] == "commit"]
+
+
+def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(box: AccountsBox) -> None:
+    box.deliver(8 * SLICE)
+    box.finish(checkpoints__retained=10)
+    assert _positions(box) == [3 * SLICE, 6 * SLICE, 8 * SLICE]
+    box.check_results()
+    box.check_clean()
+    records = [r for r in disk.history(box.root) if "rows_in" in r]
+    assert [r["rows_in"] for r in records] == [3 * SLICE, 3 * SLICE, 2 * SLICE]
+
+
+def test_between_two_checkpoints_nothing_is_published(box: AccountsBox) -> None:
+    box.deliver(8 * SLICE)
+    run = box.start("batch.end:5:stop")
+    run.wait_stopped()
+    assert len(disk.folder_rows(box.table("movements"))) == 3 * SLICE
+    assert disk.head(box.root).position == 3 * SLICE
+    run.resume()
+    assert run.wait().code == 0
+    box.check_results()
+
+
+@pytest.mark.parametrize("point", _POINTS)
+def test_a_kill_between_or_at_a_checkpoint_costs_a_replay_and_no_row(box: AccountsBox, point: str) -> None:
+    box.deliver(10 * SLICE)
+    time = 1 if point.partition(".")[0] in ("claim", "start", "run") else 2
+    assert box.run(f"{point}:{time}:kill", checkpoints__collect_every=1).code == KILLED
+    assert box.marker.exists()
+    box.deliver(13 * SLICE)
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_savepoint_makes_the_next_barrier_a_checkpoint(box: AccountsBox) -> None:
+    box.deliver(8 * SLICE)
+    slow = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
+    run = box.start("batch.begin:2:stop", **slow)
+    run.wait_stopped()
+    asker = box.begin("savepoint", "create", "--name", "early", "--json", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    assert json.loads(made.out)["taken_by"] == "run"
+    box.check_results()
+    taken = disk.savepoints(box.root)
+    assert len(taken) == 1
+
+
+def test_a_stop_commits_what_was_worked_off(box: AccountsBox) -> None:
+    box.deliver(30 * SLICE)
+    slow = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
+    run = box.start("batch.begin:4:stop", **slow)
+    run.wait_stopped()
+    asker = box.begin("stop", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    head = disk.head(box.root)
+    assert 4 * SLICE <= head.position < 30 * SLICE
+    assert len(disk.folder_rows(box.table("movements"))) == head.position
+    box.finish()
+    box.check_results()
