@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 
 from stateflow import ops
+from stateflow.checkpoint.collector import FileFate
 from stateflow.cli_check import check
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
@@ -26,7 +27,7 @@ from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.run import JobRun
-from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, tell
+from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, refuse, tell
 
 log = logging.getLogger("stateflow")
 
@@ -118,18 +119,47 @@ def plan(job: Path, config: Path | None, assignments: tuple[str, ...], as_json: 
 @ROOT
 @click.option("--retain", type=click.IntRange(min=1), help="Keep only this many checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option(
+    "--files", "each", is_flag=True, help="With --dry-run: say of each file who needs it, or why nobody does."
+)
 @JSON
-def gc(job_root: str, retain: int | None, dry_run: bool, as_json: bool) -> None:
+def gc(job_root: str, retain: int | None, dry_run: bool, each: bool, as_json: bool) -> None:
     """Delete what no retained checkpoint needs."""
+    if each and (retain or not dry_run):
+        refuse("--files is about what is stored now", "say --dry-run as well, and not --retain")
     report = or_fail(lambda: ops.collect_garbage(job_root, retain=retain, dry_run=dry_run))
+    files = or_fail(lambda: ops.explain_files(job_root)) if each else []
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(report)))
+        told = [{"key": f.key, "size": f.size, "may_go": f.fate.may_go, "why": f.fate.value, "needed_by": f.needed_by}
+                for f in files]  # fmt: skip
+        click.echo(json.dumps({**dataclasses.asdict(report), **({"each": told} if each else {})}))
         return
+    for found in files:
+        click.echo(
+            f"{'-' if found.fate.may_go else ' '} {found.key}  {human_bytes(found.size)}  {_why(found)}"
+        )
     verb = "would delete" if dry_run else "deleted"
     click.echo(f"{report.job}: {verb} {report.files} files, {human_bytes(report.bytes_freed)}; "
                f"kept checkpoints {', '.join(map(str, report.retained)) or 'none'}")  # fmt: skip
     for name in report.unknown:
         click.echo(f"  not ours, left alone: {name}")
+
+
+@main.command("can-delete")
+@click.argument("path")
+@ROOT
+def can_delete(path: str, job_root: str) -> None:
+    """Say whether a file of a job root may be deleted by hand, and who needs it.
+
+    Exit code 0: nothing needs it, and nothing ever will. 6: it must stay. Others: it could not be told.
+    """
+    found = or_fail(lambda: ops.can_delete(job_root, path))
+    click.echo(f"{'yes' if found.fate.may_go else 'no'}: {_why(found)}")
+    sys.exit(0 if found.fate.may_go else _MUST_STAY)
+
+
+def _why(found: FileFate) -> str:
+    return f"needed by {', '.join(found.needed_by)}" if found.needed_by else found.fate.value
 
 
 @main.command()
@@ -152,6 +182,9 @@ def pins(job_root: str, drop: str | None) -> None:
 
 for command in (status, check, savepoint, stop, restore, fork, history):
     main.add_command(command)
+
+
+_MUST_STAY = 6
 
 
 class _Progress:

@@ -6,9 +6,10 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from stateflow.checkpoint.ancestry import came_from
-from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.collector import Collector, FileFate
 from stateflow.checkpoint.documents import Pin, SourcePosition
 from stateflow.checkpoint.files import check_stored, files_of
 from stateflow.checkpoint.history import (
@@ -26,7 +27,7 @@ from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, find_savepoint, list_savepoints
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
-from stateflow.storage import open_storage
+from stateflow.storage import BlobInfo, open_storage
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,40 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
         found = Collector(root).collect()
     return GarbageReport(root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown,
                          found.dry_run)  # fmt: skip
+
+
+def explain_files(job_root: str) -> list[FileFate]:
+    """What becomes of every object of a job root, and who needs it; changes nothing."""
+    root = _open(job_root)
+    # Listed first: what a run stores meanwhile need not be explained.
+    return Collector(root).explain(root.storage.list(""))
+
+
+def can_delete(job_root: str, path: str) -> FileFate:
+    """What becomes of one object.
+
+    Args:
+        path: relative to the job root, or a whole path or address.
+
+    Raises ConfigError for one that is not below the job root, or not there.
+    """
+    root = _open(job_root)
+    key = _key_below(root, path)
+    size = root.storage.size(key)
+    if size is None:
+        raise ConfigError("there is no such file in the job root", path=path, root=root.storage.uri)
+    (found,) = Collector(root).explain([BlobInfo(key, size)])
+    return found
+
+
+def _key_below(root: JobRoot, path: str) -> str:
+    if "://" in path or path.startswith("/"):
+        uri = open_storage(path).uri
+        below = f"{root.storage.uri.rstrip('/')}/"
+        if not uri.startswith(below):
+            raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
+        return unquote(uri.removeprefix(below))
+    return path
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -9,17 +10,29 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint import entries
 from stateflow.checkpoint.files import files_of
-from stateflow.checkpoint.garbage import find_garbage
+from stateflow.checkpoint.garbage import COLLECTED, Fate, fate_of, find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint_cleanup import sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import DATA, LOG, PROBE, SPARK
 
-_AREAS = (DATA, SPARK, PROBE, LOG)
 _BATCH = 200
+
+
+@dataclass(frozen=True)
+class FileFate:
+    """What becomes of a stored object.
+
+    Attributes:
+        needed_by: checkpoints, with who pins them.
+    """
+
+    key: str
+    size: int
+    fate: Fate
+    needed_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,7 @@ class Collector:
 
     def _collect(self, head: Head, live: frozenset[str], dry_run: bool) -> Collection:
         # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
-        blobs = [blob for area in _AREAS for blob in self.root.storage.list(area)]
+        blobs = [blob for area in COLLECTED for blob in self.root.storage.list(area)]
         findings = find_garbage(head.entry, live, blobs)
         failpoints.hit("gc.listed")
         if not dry_run:
@@ -83,15 +96,36 @@ class Collector:
 
     def live(self, head: Head) -> frozenset[str]:
         """Keys of every file that `head` or a checkpoint it keeps needs."""
-        manifests = {head.entry.manifest.key: head.entry.manifest} if head.entry.manifest else {}
+        manifests = {handle.key: handle for handle in self._manifests(head).values()}
+        lists = {key: self._files_of(handle) for key, handle in manifests.items()}
+        self._files = lists
+        return frozenset().union(*lists.values())
+
+    def explain(self, blobs: Iterable[BlobInfo]) -> list[FileFate]:
+        """What becomes of each object, by the newest entry, and who needs it. Raises as `collect` does."""
+        head, live = self._live_at_head()
+        needs: dict[str, list[str]] = {}
+        for who, handle in self._manifests(head).items():
+            for key in self._files_of(handle):
+                needs.setdefault(key, []).append(who)
+        return [FileFate(blob.key, blob.size, fate_of(head.entry, live, blob.key), tuple(needs.get(blob.key, ())))
+                for blob in blobs]  # fmt: skip
+
+    def _manifests(self, head: Head) -> dict[str, FileHandle]:
+        """The manifest of the head and of each checkpoint that it keeps, by who needs it."""
+        pins: dict[int, list[str]] = {}
+        for pin in head.entry.pinned:
+            pins.setdefault(pin.checkpoint.id, []).append(f"pin of {pin.owner}: {pin.reason}")
+        found = {}
+        if head.entry.manifest:
+            found[f"checkpoint {head.checkpoint_id} (the present one)"] = head.entry.manifest
         for ref in {r.id: r for r in kept(head)}.values():
             if head.checkpoint is None or ref.id != head.checkpoint.id:
                 handle = self.root.log.read_checkpoint(ref).manifest
                 assert handle is not None
-                manifests[handle.key] = handle
-        lists = {key: self._files_of(handle) for key, handle in manifests.items()}
-        self._files = lists
-        return frozenset().union(*lists.values())
+                why = "; ".join(pins.get(ref.id, []))
+                found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = handle
+        return found
 
     def _files_of(self, handle: FileHandle) -> frozenset[str]:
         known = self._files.get(handle.key)

@@ -8,12 +8,16 @@ ever, however long the collector then sleeps. It needs no lock, no clock and no 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from stateflow.checkpoint.documents import LogEntry
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import DataKey, entry_seq, owned_generation, parse_data
+from stateflow.storage.paths import DATA, LOG, PROBE, SPARK, DataKey, entry_seq, owned_generation, parse_data
+
+COLLECTED = (DATA, SPARK, PROBE, LOG)
+"""Where garbage is looked for."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,23 @@ class Findings:
     unknown: tuple[str, ...]
 
 
+class Fate(enum.Enum):
+    """What becomes of a stored object, and why."""
+
+    NEEDED = "a checkpoint needs it"
+    AHEAD = "the newest run has not committed beyond it: its next commit may need it"
+    KEPT_ENTRY = "an entry of the log that is kept, or that is not older than the present checkpoint"
+    RUNNING = "it belongs to the newest run"
+    OUTSIDE = "no collection looks at it"
+    GARBAGE = "nothing needs it, and no commit to come can"
+    UNKNOWN = "its name is none that stateflow gives"
+
+    @property
+    def may_go(self) -> bool:
+        """Whether deleting it harms nobody, now and for ever."""
+        return self is Fate.GARBAGE
+
+
 def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> Findings:
     """Splits what is stored.
 
@@ -31,27 +52,30 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> F
         head: a verified newest entry.
         live: keys of all files that the manifests of `head` and of the checkpoints it keeps name, and of these
             manifests.
-        blobs: what is stored below ``data/``, ``log/``, ``spark/`` and ``probe/``.
+        blobs: what is stored below the areas that are collected.
     """
     garbage, unknown = [], []
     for blob in blobs:
-        verdict = _is_garbage(head, live, blob.key)
-        if verdict is None:
+        fate = fate_of(head, live, blob.key)
+        if fate is Fate.UNKNOWN:
             unknown.append(blob.key)
-        elif verdict:
+        elif fate.may_go:
             garbage.append(blob)
     return Findings(tuple(garbage), tuple(unknown))
 
 
-def _is_garbage(head: LogEntry, live: Set[str], key: str) -> bool | None:
-    data = parse_data(key)
+def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
+    """What becomes of one object. Arguments as for `find_garbage`; `key` may be any key of the job root."""
+    if key in live:
+        return Fate.NEEDED
+    data, seq, generation = parse_data(key), entry_seq(key), owned_generation(key)
     if data is not None:
-        return key not in live and is_past(data, head)
-    seq = entry_seq(key)
+        return Fate.GARBAGE if is_past(data, head) else Fate.AHEAD
     if seq is not None:
-        return _is_old_entry(head, seq)
-    generation = owned_generation(key)
-    return None if generation is None else generation < head.generation
+        return Fate.GARBAGE if _is_old_entry(head, seq) else Fate.KEPT_ENTRY
+    if generation is not None:
+        return Fate.GARBAGE if generation < head.generation else Fate.RUNNING
+    return Fate.UNKNOWN if key.startswith(COLLECTED) else Fate.OUTSIDE
 
 
 def is_past(data: DataKey, head: LogEntry) -> bool:
