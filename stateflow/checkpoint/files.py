@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
@@ -66,17 +67,26 @@ def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:
 
 def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
     """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
+    checks = [_check_of(storage, handle) for handle in handles]
+    if storage.host_local and storage.local_path("x") is None:
+        # Objects in memory: there is nothing to wait for.
+        for check in checks:
+            check()
+        return
     # Hashing and waiting let go of the interpreter.
     with ThreadPoolExecutor(_READERS) as pool:
-        for done in [pool.submit(_check_stored, storage, handle) for handle in handles]:
+        for done in [pool.submit(check) for check in checks]:
             done.result()
 
 
-def _check_stored(storage: Storage, handle: FileHandle) -> None:
+def _check_of(storage: Storage, handle: FileHandle) -> Callable[[], None]:
     path = storage.local_path(check_key(handle.key))
     if path is not None and path.is_file():
-        check_local(handle, path)
-        return
+        return partial(check_local, handle, path)
+    return partial(_check_object, storage, handle)
+
+
+def _check_object(storage: Storage, handle: FileHandle) -> None:
     digest, size = hashlib.sha256(), 0
     for chunk in storage.chunks(handle.key):
         digest.update(chunk)

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from stateflow.errors import ConfigError
 from stateflow.storage.base import Storage
@@ -40,7 +40,12 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme in _OBJECT_STORES:
         return _object_storage(uri, Credentials.of_process())
     raise ConfigError("no storage for this kind of address", hint="use a path, or file://, s3://, gs:// or az://",
-                      uri=parts.scheme)  # fmt: skip
+                      uri=_shown(parts))  # fmt: skip
+
+
+def _shown(parts: SplitResult) -> str:
+    """An address without what may be a secret in it."""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 @lru_cache(maxsize=16)

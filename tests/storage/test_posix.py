@@ -232,7 +232,7 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert isinstance(storage, PosixStorage) and storage.root == wanted
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/root", "hdfs://host/x", "file://host/x", "http://x"])
+@pytest.mark.parametrize("address", ["hdfs://host/x", "file://host/x", "http://x", "ftp://host"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
     with pytest.raises(ConfigError) as refused:
         open_storage(address)
