@@ -77,8 +77,7 @@ class RequestDesk:
     @property
     def is_waiting(self) -> bool:
         """Whether something was asked for that is not served yet."""
-        with self._lock:
-            return bool(self._waiting)
+        return bool(self._waiting)
 
     def serve(self, point: Point) -> None:
         """Serves what is waiting, at a barrier that is committed and published."""
