@@ -12,6 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
 from tests.recovery.process import Ended, Launch, Running, fork
@@ -20,6 +22,13 @@ ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "re
 """Failpoints that a run passes only when somebody asks for something."""
 JOBS = Path(__file__).parent / "jobs"
 SLICE = 10
+
+
+def mostly_slow(points: Iterable[str], quick: Iterable[str]) -> list[Any]:
+    """Test parameters, of which only the `quick` ones are part of ``make test``."""
+    chosen = set(quick)
+    return [pytest.param(p, marks=() if p in chosen else pytest.mark.slow) for p in points]
+
 
 Row = dict[str, Any]
 

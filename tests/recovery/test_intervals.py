@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, SLICE, AccountsBox
+from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow
 from tests.recovery.process import wait_for
 
 THIRD = {"checkpoints__interval_batches": 3}
@@ -50,7 +50,18 @@ def test_between_two_checkpoints_nothing_is_published(box: AccountsBox) -> None:
     box.check_results()
 
 
-@pytest.mark.parametrize("point", _POINTS)
+_QUICK = (
+    "batch.begin",
+    "batch.end",
+    "batch.reported",
+    "commit.manifest",
+    "log.created",
+    "publish.before",
+    "run.end",
+)
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_kill_between_or_at_a_checkpoint_costs_a_replay_and_no_row(box: AccountsBox, point: str) -> None:
     box.deliver(10 * SLICE)
     time = 1 if point.partition(".")[0] in ("claim", "start", "run") else 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.harness import AccountsBox
+from tests.recovery.harness import AccountsBox, mostly_slow
 from tests.servers.running import s3_server
 
 _POINTS = (
@@ -37,7 +37,10 @@ def box(server: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Account
     made.end_all()
 
 
-@pytest.mark.parametrize("point", _POINTS)
+_QUICK = ("claim.after", "commit.manifest", "log.created", "publish.after", "gc.deleting")
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_run_that_is_killed_leaves_nothing_wrong(box: AccountsBox, point: str) -> None:
     box.deliver(60)
     assert box.run(f"{point}:1:kill", checkpoints__collect_every=2).code == KILLED

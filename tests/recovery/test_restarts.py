@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, AccountsBox
+from tests.recovery.harness import ASKED, AccountsBox, mostly_slow
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
@@ -23,7 +23,10 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
     made.end_all()
 
 
-@pytest.mark.parametrize("point", _POINTS)
+_QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "publish.after", "gc.deleting")
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsBox, point: str) -> None:
     box.deliver(60)
     time = 1 if point.partition(".")[0] in ("claim", "start") else 2
