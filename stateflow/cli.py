@@ -18,6 +18,7 @@ from rich.console import Console
 from stateflow import ops
 from stateflow.checkpoint.collector import FileFate
 from stateflow.cli_check import check
+from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
 from stateflow.cli_status import status
@@ -180,7 +181,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (status, check, savepoint, stop, restore, fork, history):
+for command in (status, check, checkpoints, savepoint, stop, restore, fork, history):
     main.add_command(command)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.terminal import (
     JSON,
     ROOT,
+    SECONDS,
     SETTINGS,
     WHO,
     aligned,
@@ -33,25 +33,13 @@ from stateflow.terminal import (
     with_options,
 )
 
-_LONGEST = 10 * 365 * 24 * 3600
-
-
-class _Seconds(click.FloatRange):
-    """A duration that can be waited for: neither ``inf`` nor ``nan``."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
-
-
-_SECONDS = _Seconds(min=0, max=_LONGEST)
 _ASK = [
     click.option("--job", "job", type=click.Path(path_type=Path), metavar="JOB.py",
                  help="The job file; needed when output is not published, or a restore not completed."),
     click.option("--request-id", default="", metavar="ID", help="Asking again with it gives the same savepoint."),
-    click.option("--timeout", type=_SECONDS, default=600, show_default=True, metavar="SECONDS",
+    click.option("--timeout", type=SECONDS, default=600, show_default=True, metavar="SECONDS",
                  help="How long to wait for the run's next barrier."),
-    click.option("--patience", type=_SECONDS, default=5, show_default=True, metavar="SECONDS",
+    click.option("--patience", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
                  help="How long to wait for a sign of a run; without one it goes on as if there were none."),
 ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.collector import Collector, FileFate
 from stateflow.checkpoint.documents import Pin, SourcePosition
-from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.files import check_stored, files_of, state_bytes
 from stateflow.checkpoint.history import (
     ActionRecord,
     CheckpointRecord,
@@ -98,6 +98,47 @@ def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool =
         found = Collector(root).collect()
     return GarbageReport(root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown,
                          found.dry_run)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OperatorDescription:
+    """The state of one operator in a checkpoint."""
+
+    uid: str
+    subtasks: int
+    files: int
+    bytes: int
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """What a checkpoint consists of."""
+
+    checkpoint_id: int
+    generation: int
+    ordinal: int
+    committed_at: str
+    offsets: dict[str, str]
+    operators: tuple[OperatorDescription, ...]
+
+
+def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescription:
+    """One checkpoint that is kept. Raises ConfigError for another one, MissingFile or CorruptFile for a damaged one."""
+    root = _open(job_root)
+    refs = {ref.id: ref for ref in kept(root.head())}
+    if checkpoint_id not in refs:
+        raise ConfigError("there is no such checkpoint, or not any more", hint=f"kept are {sorted(refs)}",
+                          checkpoint=checkpoint_id)  # fmt: skip
+    entry = root.log.read_checkpoint(refs[checkpoint_id])
+    assert entry.manifest is not None
+    manifest = root.read_manifest(entry.manifest)
+    return CheckpointDescription(
+        checkpoint_id, entry.generation, entry.ordinal, entry.at, _offsets(manifest.sources),
+        tuple(OperatorDescription(
+            o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states)
+        ) for o in manifest.operators),
+    )  # fmt: skip
 
 
 def explain_files(job_root: str) -> list[FileFate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import math
 import os
 import re
 import sys
@@ -35,6 +36,19 @@ SETTINGS = [
     ),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run."),
 ]
+
+_LONGEST = 10 * 365 * 24 * 3600
+
+
+class Seconds(click.FloatRange):
+    """A duration that can be waited for: neither ``inf`` nor ``nan``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
+
+
+SECONDS = Seconds(min=0, max=_LONGEST)
 
 
 def attempt(work: Callable[[], R]) -> tuple[R | None, StateflowError | None]:

@@ -322,6 +322,7 @@ class Savepoint(Document, frozen=True, kw_only=True):
 class RequestKind(StrEnum):
     SAVEPOINT = "savepoint"
     STOP = "stop"
+    CHECKPOINT = "checkpoint"
 
 
 class Request(Document, frozen=True, kw_only=True):
@@ -347,6 +348,7 @@ class Answer(Document, frozen=True, kw_only=True):
     status: str
     """``done``, ``failed`` or ``withdrawn``."""
     checkpoint_id: int = 0
+    """The savepoint's; without one, where the run stood when it answered."""
     savepoint_id: str = ""
     savepoint: str = ""
     """URI of the savepoint."""

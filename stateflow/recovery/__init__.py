@@ -1,5 +1,6 @@
-"""Savepoints, stops, restores and forks: one implementation for the command line and for Airflow."""
+"""Savepoints, checkpoints out of turn, stops, restores, forks: one implementation for command line and Airflow."""
 
+from stateflow.recovery.checkpoints import CheckpointAsk, trigger_checkpoint
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
 from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
@@ -17,6 +18,7 @@ from stateflow.recovery.savepoints import (
 )
 
 __all__ = [
+    "CheckpointAsk",
     "ForkAsk",
     "ForkReport",
     "JobCode",
@@ -33,6 +35,7 @@ __all__ = [
     "restore",
     "stop",
     "tables_back",
+    "trigger_checkpoint",
     "why_no_run",
     "withdraw",
 ]

@@ -1,4 +1,4 @@
-"""What outsiders ask of a run: savepoints, made beside the batches that go on, and a stop."""
+"""What outsiders ask of a run: savepoints, made beside the batches that go on, a checkpoint, and a stop."""
 
 from __future__ import annotations
 
@@ -162,14 +162,14 @@ class RequestDesk:
             self._give(asked, None, InternalError(f"{type(e).__name__}: {e}"))
             return
         failpoints.hit("request.made")
-        counts = self._give(asked, made, None)
+        counts = self._give(asked, made, None, at=point.checkpoint)
         if asked.kind is RequestKind.STOP and counts.status == DONE:
             # Only now: of a stop that was withdrawn meanwhile, the asker was told that nothing happens.
             self.stopped = True
         if made is not None:
             # A withdrawn request, or one that another run answered: whoever asked was not told of this savepoint.
             settle_savepoint(self._root, made, counts, round((clock.monotonic() - began) * 1000, 1))
-        elif counts.status == DONE:
+        elif counts.status == DONE and asked.kind is RequestKind.STOP:
             self._note_stop(asked, point)
 
     def _note_stop(self, asked: Request, point: Point) -> None:
@@ -204,11 +204,17 @@ class RequestDesk:
         ))  # fmt: skip
 
     def _give(
-        self, asked: Request, made: StoredSavepoint | None, error: StateflowError | None, status: str = DONE
+        self,
+        asked: Request,
+        made: StoredSavepoint | None,
+        error: StateflowError | None,
+        status: str = DONE,
+        at: EntryRef | None = None,
     ) -> Answer:
+        reached = made.document.checkpoint_id if made else at.id if at else 0
         return answer(self._root.storage, Answer(
             id=asked.id, status=FAILED if error else status,
-            checkpoint_id=made.document.checkpoint_id if made else 0,
+            checkpoint_id=reached,
             savepoint_id=made.document.id if made else "", savepoint=made.uri if made else "",
             code=error.code if error else "", message=error.sentence if error else "", by=self._root.writer,
             at=self._root.clock.now().isoformat(timespec="milliseconds"),

@@ -1,0 +1,94 @@
+"""``stateflow checkpoints``: which there are, what they hold, and one out of turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import SLICE, AccountsBox
+from tests.recovery.process import wait_for
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job")
+    yield made
+    made.end_all()
+
+
+def test_one_out_of_turn_has_all_that_was_worked_off_and_is_published(box: AccountsBox) -> None:
+    box.deliver(30 * SLICE)
+    seldom = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
+    run = box.start("batch.begin:4:stop", **seldom)
+    run.wait_stopped()
+    assert disk.head(box.root).doc["kind"] == "claim"
+    asker = box.begin("checkpoints", "trigger", "--json", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    triggered = json.loads(made.out)["checkpoint_id"]
+    commits = {e.seq: e.position for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"}
+    assert commits[triggered] >= 4 * SLICE
+    # The run went on, and ended with a checkpoint of its own.
+    assert max(commits) > triggered
+    box.check_results()
+
+
+def test_without_a_run_there_is_nothing_to_trigger(box: AccountsBox) -> None:
+    box.deliver(SLICE)
+    box.finish()
+    answer = box.command("checkpoints", "trigger", "--patience", "1")
+    assert answer.code == 2 and "no run works on the job" in answer.err
+
+
+def test_the_list_has_each_checkpoint_with_its_figures_and_marks_what_is_kept(box: AccountsBox) -> None:
+    box.deliver(5 * SLICE)
+    box.finish(checkpoints__retained=2)
+    told = json.loads(box.command("checkpoints", "list", "--json").out)
+    records = [r for r in disk.history(box.root) if "rows_in" in r]
+    assert [t["checkpoint_id"] for t in told] == [r["checkpoint_id"] for r in records]
+    assert [t["kept"] for t in told] == [False, False, False, True, True]
+    shown = box.command("checkpoints", "list").out.splitlines()
+    assert len(shown) == 6 and shown[0].startswith("checkpoint  kept")
+    assert len(box.command("checkpoints", "list", "--newest", "2").out.splitlines()) == 3
+
+
+def test_one_that_is_kept_is_shown_with_its_state_and_another_one_is_not(box: AccountsBox) -> None:
+    box.deliver(3 * SLICE)
+    box.finish(checkpoints__retained=1)
+    newest = disk.head(box.root).checkpoint
+    shown = json.loads(box.command("checkpoints", "show", str(newest), "--json").out)
+    assert shown["offsets"] == {"events": json.dumps({"row": 3 * SLICE})}
+    # What is live, but for the manifest, is state.
+    assert sum(o["bytes"] for o in shown["operators"]) == sum(
+        size for key, (size, _) in disk.live_files(box.root).items() if "manifest.json" not in key
+    )
+    assert f"checkpoint {newest} of run 1" in box.command("checkpoints", "show", str(newest)).out
+    refused = box.command("checkpoints", "show", str(newest - 1))
+    assert refused.code == 2 and "kept are" in refused.err
+
+
+def test_the_summary_is_that_of_the_records(box: AccountsBox) -> None:
+    box.deliver(7 * SLICE + 3)
+    box.finish()
+    told = json.loads(box.command("checkpoints", "history", "--json").out)
+    sizes = sorted(r["increment_bytes"] for r in disk.history(box.root) if "rows_in" in r)
+    figures = told["increment_bytes"]
+    assert (told["checkpoints"], figures["min"], figures["max"]) == (8, sizes[0], sizes[-1])
+    # Nearest rank of eight: the fourth, and from the eighth of nine tenths on the last.
+    assert (figures["p50"], figures["p90"], figures["p99.9"]) == (sizes[3], sizes[7], sizes[7])
+    assert told["rows_in"] == {
+        "min": 3, "avg": round((7 * SLICE + 3) / 8, 1), "p50": 10, "p90": 10, "p95": 10, "p99": 10, "p99.9": 10,
+        "max": 10,
+    }  # fmt: skip
+    assert "8 checkpoints" in box.command("checkpoints", "history").out
+
+
+def test_a_job_that_never_ran_is_told(box: AccountsBox) -> None:
+    for command in ("list", "history"):
+        assert box.command("checkpoints", command).code == 2
