@@ -37,7 +37,7 @@ def box(server: tuple[Path, dict[str, str]], tmp_path: Path) -> Iterator[Account
     made.end_all()
 
 
-_QUICK = ("claim.after", "commit.manifest", "log.created", "publish.after", "gc.deleting")
+_QUICK = ("commit.manifest", "log.created", "gc.deleting")
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))

@@ -41,7 +41,7 @@ def test_kills_at_failpoints(flights: FlightsBox) -> None:
 
 
 def test_kills_at_random_moments(flights: FlightsBox) -> None:
-    _random_kills(flights, drivers=3, workers=2)
+    _random_kills(flights, drivers=2, workers=1)
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def test_a_savepoint_beside_a_run_and_the_way_back_to_it(flights: FlightsBox) ->
     assert set(disk.savepoints(flights.root)) == {"early"}
 
 
+@pytest.mark.slow
 def test_a_sleeping_driver_adds_no_row_behind_the_way_back(flights: FlightsBox) -> None:
     flights.deliver(3)
     flights.finish()

@@ -12,7 +12,7 @@ from tests.recovery.flights import FlightsBox
 from tests.recovery.process import spawn
 from tests.servers.running import s3_server
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 KILLED = -9
 
 
@@ -43,7 +43,6 @@ def in_a_bucket(tmp_path: Path) -> Iterator[FlightsBox]:
         _end(box)
 
 
-@pytest.mark.slow
 def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
     in_a_bucket: FlightsBox, tmp_path: Path
 ) -> None:
@@ -60,7 +59,6 @@ def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
     assert told == []
 
 
-@pytest.mark.slow
 def test_a_checkpoint_behind_three_batches_is_exact_when_killed_between_and_at_it(
     flights: FlightsBox,
 ) -> None:
