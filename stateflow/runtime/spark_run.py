@@ -81,12 +81,13 @@ class SparkRun:
         self._sources = sources
         self._on_batch = on_batch
         self._bounds = bounds
-        bounds.begin()
-        self._location = self._seeded_location()
+        self._location: SparkLocation
 
     def run(self) -> str:
         """Runs until caught up with what the source held at the start, or until a bound; returns which."""
         try:
+            self._bounds.begin()
+            self._location = self._seeded_location()
             with self._run.fenced_first():
                 reached = STOPPED if self._run.stopped else self._until_reached()
             self._run.finish()
