@@ -106,6 +106,13 @@ def files_of(manifest: Manifest) -> list[FileHandle]:
 def state_bytes(operators: Iterable[OperatorState]) -> int:
     """How much state these are: stored files, each counted once, and what is in the manifest itself."""
     operators = list(operators)
-    files = {f.key: f.size for o in operators for f in o.files}
+    keyed = {(f.handle.key, f.part.offset if f.part else 0): f.size
+             for o in operators for s in o.subtasks for f in s.files}  # fmt: skip
+    others = {p.handle.key: p.handle.size for o in operators for p in o.parts if p.handle}
     inline = sum(len(s.inline or b"") for o in operators for s in o.subtasks)
-    return sum(files.values()) + inline + sum(len(p.content) for o in operators for p in o.parts)
+    return (
+        sum(keyed.values())
+        + sum(others.values())
+        + inline
+        + sum(len(p.content) for o in operators for p in o.parts)
+    )

@@ -280,7 +280,8 @@ class _Task:
         self._compaction_bytes = taken.compaction_bytes
         state = SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,
                              files=list(taken.files), backend=batch.state.backend, inline=taken.inline,
-                             event_timer=earliest.event, processing_timer=earliest.processing)  # fmt: skip
+                             store_manifest=taken.store_manifest, event_timer=earliest.event,
+                             processing_timer=earliest.processing)  # fmt: skip
         # The driver looks at all subtasks together; what one alone has too much of need not travel there.
         check_limit({self._unit.uid: [state]}, batch.state.memory_limit_bytes)
         failpoints.hit("task.uploaded")
@@ -301,7 +302,8 @@ class _Task:
     ) -> TaskReport:
         batch = self._level.batch
         before = {f.handle.key for stored in self._base.parts for f in stored.files}
-        new = [f.handle.size for f in state.files if f.handle.key not in before] if state else []
+        objects = {f.handle.key: f.handle.size for f in state.files} if state else {}
+        new = [size for key, size in objects.items() if key not in before]
         if state is not None and state is not self._base.own:
             new.append(len(state.inline or b""))
         if part is not None and part.handle is not None and not self._parts.has(part):

@@ -16,11 +16,13 @@ class Snapshot:
     Attributes:
         files: every stored file that it consists of, also those that the base already had.
         inline: all of it as bytes, for the manifest; None when it is in files, or when there is nothing.
+        store_manifest: what a store of files says of them; empty when it says nothing.
         compaction_bytes: how much of what was stored is old data in new files.
     """
 
     files: tuple[StateFile, ...] = ()
     inline: bytes | None = None
+    store_manifest: bytes = b""
     compaction_bytes: int = 0
 
 

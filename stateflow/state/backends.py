@@ -97,13 +97,13 @@ def _decoded(place: Place, part: SubtaskState) -> Iterator[Entry]:
     if [f.local_name for f in part.files] != [LOCAL_NAME]:
         raise CorruptFile("a snapshot of a hash map is not one file", files=[f.local_name for f in part.files][:5],
                           snapshot=part.snapshot)  # fmt: skip
-    handle = part.files[0].handle
+    stored = part.files[0]
     path = place.folder.with_name(f"{place.folder.name}.part-{part.subtask}")
     place.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        place.cache.link(handle, path)
+        place.cache.link(stored, path)
         with path.open("rb") as file:
-            yield from snapshots.decode(file, handle.size, handle.key)
+            yield from snapshots.decode(file, stored.size, stored.handle.key)
     finally:
         path.unlink(missing_ok=True)
 

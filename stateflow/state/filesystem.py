@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stateflow.state.backend import Snapshot
-from stateflow.state.handles import StateFile
 from stateflow.state.memory import DictBackend
 from stateflow.state.transfer import HostCache, remove_tree
 
@@ -49,11 +48,11 @@ class FilesystemBackend(DictBackend):
 
     def snapshot(self, name: str) -> Snapshot:
         if self._stored is None:
-            self._stored = self._store(f"{name}{LOCAL_NAME}")
-            self._cache.keep_only(file.handle for file in self._stored.files)
+            self._stored = self._store(name)
+            self._cache.keep_only(self._stored.files)
         return self._stored
 
-    def _store(self, key: str) -> Snapshot:
+    def _store(self, prefix: str) -> Snapshot:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / LOCAL_NAME
         try:
@@ -61,10 +60,9 @@ class FilesystemBackend(DictBackend):
                 file.writelines(self.encoded())
             if path.stat().st_size < self._inline_below:
                 return Snapshot(inline=path.read_bytes())
-            handle = self._cache.upload(path, key)
+            return Snapshot(files=tuple(self._cache.store([path], prefix)))
         finally:
             path.unlink(missing_ok=True)
-        return Snapshot(files=(StateFile(handle=handle, local_name=LOCAL_NAME),))
 
     def close(self) -> None:
         super().close()

@@ -41,11 +41,32 @@ class FileHandle(Document, frozen=True, kw_only=True):
     sha256: str
 
 
+class FilePart(Document, frozen=True, kw_only=True):
+    """Where a file is within a stored object that holds several."""
+
+    offset: int
+    size: int
+    sha256: str
+
+
 class StateFile(Document, frozen=True, kw_only=True):
     """A file of one subtask's state: what it is stored as, and what its backend calls it."""
 
     handle: FileHandle
+    """The stored object: this file alone, or several, one behind the other."""
     local_name: str
+    part: FilePart | None = None
+    """Which part of the object it is; None when it is all of it."""
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return self.part.size if self.part else self.handle.size
+
+    @property
+    def sha256(self) -> str:
+        """Of the file's bytes."""
+        return self.part.sha256 if self.part else self.handle.sha256
 
 
 class TypeNode(Document, frozen=True, kw_only=True):
@@ -136,10 +157,17 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     """The backend that wrote it."""
     inline: bytes | None = None
     """All of the state, when it is not in files."""
+    store_manifest: bytes = b""
+    """What a RocksDB says of the files; in older snapshots that is a file itself."""
     event_timer: int | None = None
     """No pending event-time timer is earlier; None when there is none."""
     processing_timer: int | None = None
     """The same of processing-time timers."""
+
+    @property
+    def has_store(self) -> bool:
+        """Whether there is a store to open: one may have no file any more, and still say so."""
+        return bool(self.files or self.store_manifest)
 
     @property
     def groups(self) -> KeyGroupRange:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.state import store_manifest
@@ -60,7 +62,7 @@ def assemble(folder: Path, cache: HostCache, base: Base, cut_out: CutOut) -> Ass
     merged = StoreManifest((), 0)
     files: dict[str, StateFile] = {}
     try:
-        for number, state in enumerate(s for s in base.parts if s.files):
+        for number, state in enumerate(s for s in base.parts if s.has_store):
             rooms.append(folder.with_name(f"{folder.name}.part-{number}"))
             part, pieces = _Part(rooms[-1], cache, state, base.owned).taken(cut_out)
             added = _renumbered(pieces, merged)
@@ -68,14 +70,31 @@ def assemble(folder: Path, cache: HostCache, base: Base, cut_out: CutOut) -> Ass
                 if piece.stored is None:
                     os.link(piece.path, folder / file.name)
                 else:
-                    cache.link(piece.stored.handle, folder / file.name)
-                    files[file.name] = StateFile(handle=piece.stored.handle, local_name=file.name)
+                    cache.link(piece.stored, folder / file.name)
+                    files[file.name] = replace(piece.stored, local_name=file.name)
             merged = StoreManifest((*merged.files, *added), max(merged.last_sequence, part.last_sequence))
     finally:
         for room in rooms:
             remove_tree(room)
     write_manifest(folder, merged)
     return Assembled(files, list(excess(merged.files, base.owned)))
+
+
+def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
+    """What a RocksDB's snapshot says of its files. Raises CorruptFile when it is none, or names others."""
+    data, source = state.store_manifest, state.snapshot
+    if not data:
+        manifests = [f for f in state.files if f.local_name.startswith("MANIFEST-")]
+        if len(manifests) != 1:
+            names = sorted(f.local_name for f in state.files)
+            raise CorruptFile("a snapshot has no store manifest, or several", files=names[:5])
+        data, source = cache.read(manifests[0]), manifests[0].handle.key
+    manifest = store_manifest.parse(data, source)
+    missing = sorted({f.name for f in manifest.files} - {f.local_name for f in state.files})
+    if missing:
+        raise CorruptFile("a store's manifest names files that the snapshot does not have", file=source,
+                          missing=missing[:5])  # fmt: skip
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
@@ -112,25 +131,13 @@ class _Part:
 
     def taken(self, cut_out: CutOut) -> tuple[StoreManifest, list[_Piece]]:
         """Its data files that say something about owned key groups; within them, nothing about those of others."""
-        manifest = self._needed(self._read_manifest())
+        manifest = self._needed(read_store_manifest(self._cache, self._state))
         # Cutting gives new files numbers that belong to files which are not needed: only these are the stored ones.
         stored = {f.name: self._stored[f.name] for f in manifest.files}
         foreign = self._foreign(manifest)
         if foreign:
             manifest = self._cut(manifest, foreign, cut_out)
         return manifest, [_Piece(f, stored.get(f.name), self._room / f.name) for f in manifest.files]
-
-    def _read_manifest(self) -> StoreManifest:
-        manifests = [f for name, f in self._stored.items() if name.startswith("MANIFEST-")]
-        if len(manifests) != 1:
-            raise CorruptFile("a snapshot has no store manifest, or several", files=sorted(self._stored)[:5])
-        handle = manifests[0].handle
-        manifest = store_manifest.parse(self._cache.read(handle), handle.key)
-        missing = sorted({f.name for f in manifest.files} - self._stored.keys())
-        if missing:
-            raise CorruptFile("a store's manifest names files that the snapshot does not have", file=handle.key,
-                              missing=missing[:5])  # fmt: skip
-        return manifest
 
     def _needed(self, manifest: StoreManifest) -> StoreManifest:
         # A file that lies outside may only be left out because everything there is hidden in the end.
@@ -144,7 +151,7 @@ class _Part:
     def _cut(self, manifest: StoreManifest, foreign: list[KeyGroupRange], cut_out: CutOut) -> StoreManifest:
         self._room.mkdir(mode=0o700)
         for file in manifest.files:
-            self._cache.link(self._stored[file.name].handle, self._room / file.name)
+            self._cache.link(self._stored[file.name], self._room / file.name)
         write_manifest(self._room, manifest)
         cut_out(self._room, foreign)
         current = (self._room / "CURRENT").read_text().strip()

@@ -7,6 +7,7 @@ background would turn old data into new files at a moment that nobody chose; see
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -32,8 +33,11 @@ from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, StateFile, SubtaskState
-from stateflow.state.rescaling import assemble
+from stateflow.state.rescaling import assemble, read_store_manifest, write_manifest
+from stateflow.state.store_manifest import ManifestFollower, compose
 from stateflow.state.transfer import HostCache, remove_tree
+
+_NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
 
 
 class RocksDBBackend(KeyedStateBackend):
@@ -74,6 +78,8 @@ class RocksDBBackend(KeyedStateBackend):
             remove_tree(folder)
             raise
         self._db = _open(folder, settings)
+        self._manifest = ManifestFollower(folder)
+        self._store_manifest = base.own.store_manifest if base.own else b""
         _hide(self._db, excess)
 
     def get(self, key: bytes) -> bytes | None:
@@ -105,16 +111,19 @@ class RocksDBBackend(KeyedStateBackend):
     def snapshot(self, name: str) -> Snapshot:
         """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
         if not self._changed:
-            return Snapshot(files=tuple(self._files.values()))
+            return self._snapshot()
         self._db.flush()
         changed = self._bytes_of_new_files()
         compacted = self._compact_when_due()
         rewritten = max(0, self._bytes_of_new_files() - changed) if compacted else 0
         failpoints.hit("task.snapshot")
-        self._files = self._keep_or_upload(name)
+        self._keep_or_store(name)
         self._changed = False
-        self._cache.keep_only(file.handle for file in self._files.values())
-        return Snapshot(files=tuple(self._files.values()), compaction_bytes=rewritten)
+        self._cache.keep_only(self._files.values())
+        return self._snapshot(rewritten)
+
+    def _snapshot(self, rewritten: int = 0) -> Snapshot:
+        return Snapshot(tuple(self._files.values()), None, self._store_manifest, rewritten)
 
     def close(self) -> None:
         self._db.close()
@@ -126,20 +135,18 @@ class RocksDBBackend(KeyedStateBackend):
             laid_out = assemble(self._folder, self._cache, base, self._cut_out)
             self._files = laid_out.files
             return laid_out.excess
-        if base.own is not None and base.own.files:
+        if base.own is not None and base.own.has_store:
             self._link(base.own)
         return ()
 
     def _link(self, state: SubtaskState) -> None:
+        for stored in state.files:
+            _check_name(stored.local_name)
         self._files = {file.local_name: file for file in state.files}
-        manifests = [n for n in self._files if n.startswith("MANIFEST-")]
-        if len(manifests) != 1:
-            raise CorruptFile("a snapshot has no store manifest, or several", files=sorted(self._files)[:5])
-        for file in self._files.values():
-            self._cache.link(file.handle, self._folder / _checked_name(file.local_name))
-        # RocksDB appends to its manifest: the cached file must not grow with it.
-        _make_own(self._folder / manifests[0])
-        (self._folder / "CURRENT").write_text(manifests[0] + "\n")
+        manifest = read_store_manifest(self._cache, state)
+        for file in manifest.files:
+            self._cache.link(self._files[file.name], self._folder / file.name)
+        write_manifest(self._folder, manifest)
 
     def _cut_out(self, folder: Path, ranges: Sequence[KeyGroupRange]) -> None:
         store = _open(folder, self._settings)
@@ -153,33 +160,29 @@ class RocksDBBackend(KeyedStateBackend):
         finally:
             store.close()
 
-    def _keep_or_upload(self, prefix: str) -> dict[str, StateFile]:
-        """The store as it is now: its data files, and its own manifest as it is now.
+    def _keep_or_store(self, prefix: str) -> None:
+        """Takes the store's files as they are now, and what its manifest says of them, which is small.
 
         RocksDB's own checkpoint links all of that into a folder first, and syncs and removes it: 4 ms, for what nothing
         changes here meanwhile. Without writes, a log, or compactions in the background, data files and manifest stay.
         """
-        files = {name: self._keep_or_upload_data(name, prefix) for name in sorted(self._live_files())}
-        manifest = (self._folder / "CURRENT").read_text().strip()
-        # RocksDB appends to its manifest: what is stored must not grow with it.
-        copy = self._folder / "snapshot"
-        copy.write_bytes((self._folder / manifest).read_bytes())
-        try:
-            files[manifest] = StateFile(
-                handle=self._cache.upload(copy, f"{prefix}{manifest}"), local_name=manifest
+        names = sorted(self._live_files())
+        manifest = self._manifest.read()
+        if sorted(f.name for f in manifest.files) != names:
+            raise InternalError(
+                "RocksDB's manifest does not name the files that RocksDB has", files=names[:5]
             )
-        finally:
-            copy.unlink()
-        return files
+        kept = {name: self._files[name] for name in names if self._is_kept(name)}
+        new = [self._folder / name for name in names if name not in kept]
+        stored = self._cache.store(new, prefix) if new else []
+        self._files = kept | {file.local_name: file for file in stored}
+        self._store_manifest = compose(manifest)
 
-    def _keep_or_upload_data(self, name: str, prefix: str) -> StateFile:
-        path, known = self._folder / name, self._files.get(name)
-        if known is not None:
-            if known.handle.size != path.stat().st_size:
-                raise InternalError("RocksDB used a file name twice", file=name)
-            if self._incremental:
-                return known
-        return StateFile(handle=self._cache.upload(path, f"{prefix}{name}"), local_name=name)
+    def _is_kept(self, name: str) -> bool:
+        known = self._files.get(name)
+        if known is not None and known.size != (self._folder / name).stat().st_size:
+            raise InternalError("RocksDB used a file name twice", file=name)
+        return known is not None and self._incremental
 
     def _live_files(self) -> list[str]:
         return [str(file["name"]).removeprefix("/") for file in self._db.live_files()]
@@ -220,16 +223,9 @@ def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
     return struct.pack(">H", groups.first), struct.pack(">H", groups.last + 1)
 
 
-def _checked_name(name: str) -> str:
-    if "/" in name or name in ("", ".", "..") or not (name.endswith(".sst") or name.startswith("MANIFEST-")):
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
         raise CorruptFile("a snapshot names a file that a store does not have", name=name)
-    return name
-
-
-def _make_own(path: Path) -> None:
-    data = path.read_bytes()
-    path.unlink()
-    path.write_bytes(data)
 
 
 @lru_cache(maxsize=4)

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
@@ -98,10 +99,15 @@ def parse(data: bytes, name: str) -> StoreManifest:
         CorruptFile: it is no manifest.
         InternalError: it has something that this version does not know; RocksDB is newer than it should be.
     """
-    files: dict[int, DataFile] = {}
-    last_sequence = 0
+    return _applied(StoreManifest((), 0), data, 0, name)
+
+
+def _applied(known: StoreManifest, data: bytes, offset: int, name: str) -> StoreManifest:
+    """What `data`, at this offset of a manifest, makes of what is known from before it."""
+    files = {f.number: f for f in known.files}
+    last_sequence = known.last_sequence
     try:
-        for record in _records(data):
+        for record in _records(data, offset):
             edit = _Edit(record)
             for level, number in edit.deleted:
                 if files[number].level == level:
@@ -111,6 +117,32 @@ def parse(data: bytes, name: str) -> StoreManifest:
     except (IndexError, KeyError, ValueError, struct.error) as e:
         raise CorruptFile("a store's manifest cannot be read", file=name, reason=repr(e)) from e
     return StoreManifest(tuple(files.values()), last_sequence)
+
+
+class ManifestFollower:
+    """Reads the manifest of an open store, again and again: of one that it has read, only what has come since.
+
+    Args:
+        folder: of the store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = ""
+        self._offset = 0
+        self._known = StoreManifest((), 0)
+
+    def read(self) -> StoreManifest:
+        """What the store consists of now; nobody may write to it meanwhile. Raises as `parse` does."""
+        name = (self._folder / "CURRENT").read_text().strip()
+        if name != self._name:
+            self._name, self._offset, self._known = name, 0, StoreManifest((), 0)
+        with (self._folder / name).open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        self._known = _applied(self._known, data, self._offset, name)
+        self._offset += len(data)
+        return self._known
 
 
 def compose(manifest: StoreManifest) -> bytes:
@@ -191,8 +223,8 @@ class _Edit:
 def _decode_file(reader: _Reader) -> DataFile:
     level, number, size = reader.varint(), reader.varint(), reader.varint()
     smallest, largest = reader.sized(), reader.sized()
-    if min(len(smallest), len(largest)) < _TRAILER + 2:
-        raise ValueError("a key without a key group")
+    if min(len(smallest), len(largest)) < _TRAILER:
+        raise ValueError("a key without a trailer")
     sequences = (reader.varint(), reader.varint())
     details: list[tuple[int, bytes]] = []
     epoch = None
@@ -229,7 +261,8 @@ def _unknown(what: str, tag: int) -> InternalError:
 
 
 def _group(key: bytes) -> int:
-    return int.from_bytes(key[:2], "big")
+    """The key group that a bound is in; one that is too short to hold it sorts before all keys that it begins."""
+    return int.from_bytes(key[:2].ljust(2, b"\0"), "big")
 
 
 def _varint(value: int) -> bytes:
@@ -248,10 +281,11 @@ def _sized(data: bytes) -> bytes:
 # -- records ------------------------------------------------------------------------------------------------------
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def _records(data: bytes, offset: int) -> Iterator[bytes]:
+    """The records in `data`, which begins with one, at this offset of its file."""
     at, parts = 0, b""
     while at < len(data):
-        left = _BLOCK - at % _BLOCK
+        left = _BLOCK - (offset + at) % _BLOCK
         if left < _HEADER.size:
             at += left
             continue

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
-from stateflow.state.handles import FileHandle
+from stateflow.state.handles import FileHandle, FilePart, StateFile
 from stateflow.storage import Storage
 from stateflow.storage.base import GONE
 from stateflow.storage.paths import check_key
@@ -55,6 +55,9 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
 
 
 _INCOMING = "incoming"
+_COPY_CHUNK = 1 << 20
+PACKED = "files"
+"""What an object with several files is called."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,47 +76,70 @@ class HostCache:
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def link(self, handle: FileHandle, target: Path) -> None:
+    def link(self, file: StateFile, target: Path) -> None:
         """Makes `target` that file, fetching it first when this host does not have it.
 
         Raises MissingFile, or CorruptFile when the stored bytes are not the recorded ones.
         """
-        path = self._path(handle)
+        path = self._path(file)
         try:
             os.link(path, target)
         except FileNotFoundError:
             if not self._borrow(path.name, target):
-                self._fetch(handle, target)
+                self._fetch(file, target)
 
-    def read(self, handle: FileHandle) -> bytes:
+    def read(self, file: StateFile) -> bytes:
         """The content of a small file. Raises as `link` does."""
-        copy = self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
+        copy = self._incoming()
         try:
-            self.link(handle, copy)
+            self.link(file, copy)
             return copy.read_bytes()
         finally:
             copy.unlink(missing_ok=True)
 
-    def upload(self, source: Path, key: str) -> FileHandle:
-        """Stores a finished local file in the job root under a new name, and keeps it in the cache."""
-        handle = FileHandle(key=key, size=source.stat().st_size, sha256=hash_file(source))
-        self._storage.put_file(key, source)
-        self._keep(source, self._path(handle))
-        return handle
+    def store(self, sources: Sequence[Path], prefix: str) -> list[StateFile]:
+        """Stores finished local files in the job root as one new object, and keeps them in the cache.
 
-    def keep_only(self, handles: Iterable[FileHandle]) -> None:
+        Args:
+            sources: at least one; each is called in its store what it is called here.
+            prefix: of the object's name, which nobody else may use.
+        """
+        files = _described(sources, prefix)
+        key = files[0].handle.key
+        if len(sources) == 1:
+            self._storage.put_file(key, sources[0])
+        else:
+            self._put_packed(key, sources)
+        for source, file in zip(sources, files, strict=True):
+            self._keep(source, self._path(file))
+        return files
+
+    def keep_only(self, files: Iterable[StateFile]) -> None:
         """Forgets every other file. One that a process still uses stays until it lets go of it."""
-        wanted = {handle.sha256 for handle in handles}
+        wanted = {file.sha256 for file in files}
         for name in os.listdir(self.folder):
             if name not in wanted and not _is_coming_in(name):
                 (self.folder / name).unlink(missing_ok=True)
 
-    def _path(self, handle: FileHandle) -> Path:
-        if not _SHA256.fullmatch(handle.sha256):
-            raise CorruptFile(
-                "a reference to a stored file has no hash", file=handle.key, sha256=handle.sha256[:100]
-            )
-        return self.folder / handle.sha256
+    def _path(self, file: StateFile) -> Path:
+        if not _SHA256.fullmatch(file.sha256):
+            raise CorruptFile("a reference to a stored file has no hash", file=file.handle.key,
+                              sha256=file.sha256[:100])  # fmt: skip
+        return self.folder / file.sha256
+
+    def _incoming(self) -> Path:
+        return self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
+
+    def _put_packed(self, key: str, sources: Sequence[Path]) -> None:
+        packed = self._incoming()
+        try:
+            with packed.open("xb") as target:
+                for source in sources:
+                    with source.open("rb") as file:
+                        shutil.copyfileobj(file, target, _COPY_CHUNK)
+            self._storage.put_file(key, packed)
+        finally:
+            packed.unlink(missing_ok=True)
 
     def _borrow(self, name: str, target: Path) -> bool:
         for other in self._others:
@@ -123,19 +149,44 @@ class HostCache:
                 return True
         return False
 
-    def _fetch(self, handle: FileHandle, target: Path) -> None:
-        partial = self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
+    def _fetch(self, file: StateFile, target: Path) -> None:
+        key, part, partial = check_key(file.handle.key), file.part, self._incoming()
         try:
-            self._storage.fetch(check_key(handle.key), partial)
-            check_local(handle, partial)
+            if part is None:
+                self._storage.fetch(key, partial)
+                check_local(file.handle, partial)
+            else:
+                self._storage.fetch_part(key, part.offset, part.size, partial)
+                check_local(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
             os.link(partial, target)
-            self._keep(partial, self._path(handle))
+            self._keep(partial, self._path(file))
         finally:
             partial.unlink(missing_ok=True)
 
     def _keep(self, source: Path, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(source, path)
+
+
+def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
+    """The files as parts of the object that they become; a single one is all of it."""
+    if len(sources) == 1:
+        (path,) = sources
+        handle = FileHandle(key=f"{prefix}{path.name}", size=path.stat().st_size, sha256=hash_file(path))
+        return [StateFile(handle=handle, local_name=path.name)]
+    whole, parts, offset = hashlib.sha256(), [], 0
+    for path in sources:
+        digest, size = hashlib.sha256(), 0
+        with path.open("rb") as file:
+            while chunk := file.read(_COPY_CHUNK):
+                digest.update(chunk)
+                whole.update(chunk)
+                size += len(chunk)
+        parts.append(FilePart(offset=offset, size=size, sha256=digest.hexdigest()))
+        offset += size
+    handle = FileHandle(key=f"{prefix}{PACKED}", size=offset, sha256=whole.hexdigest())
+    return [StateFile(handle=handle, local_name=path.name, part=part)
+            for path, part in zip(sources, parts, strict=True)]  # fmt: skip
 
 
 def _is_coming_in(name: str) -> bool:

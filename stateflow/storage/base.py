@@ -72,6 +72,11 @@ class Storage(ABC):
         """Copies or links the object to the new local file `target`. Raises MissingFile."""
 
     @abstractmethod
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        """Copies `size` bytes of the object from `offset`, which is within it, on to the new local file `target`;
+        fewer, where it ends before. Raises MissingFile."""
+
+    @abstractmethod
     def size(self, key: str) -> int | None:
         """The object's size in bytes, None when there is no such object."""
 

@@ -42,6 +42,9 @@ class MemoryStorage(Storage):
     def fetch(self, key: str, target: Path) -> None:
         target.write_bytes(self.get(key))
 
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        target.write_bytes(self.get(key)[offset : offset + size])
+
     def size(self, key: str) -> int | None:
         key_parts(key, self.uri)
         data = self._objects.get(key)

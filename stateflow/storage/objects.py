@@ -119,21 +119,27 @@ class ObjectStorage(Storage):
             return bytes(found.bytes())
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        with self._told(key):
-            found = iter(obstore.get(self._store, self.full_key(key)).stream(min_chunk_size=_CHUNK))
-            while (chunk := next(found, None)) is not None:
-                yield bytes(chunk)
+        return self._chunks(key)
 
     def fetch(self, key: str, target: Path) -> None:
-        chunks = self.chunks(key)
-        first = next(chunks, b"")
-        with target.open("xb") as file:
-            try:
-                file.write(first)
-                file.writelines(chunks)
-            except BaseException:
-                target.unlink()
-                raise
+        _write(self._chunks(key), target)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        if not size:
+            # A range without bytes is none that a server knows.
+            if self.size(key) is None:
+                raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
+            target.open("xb").close()
+            return
+        _write(self._chunks(key, (offset, offset + size)), target)
+
+    def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
+        options: Any = {"range": span} if span else None
+        with self._told(key):
+            got = obstore.get(self._store, self.full_key(key), options=options)
+            found = iter(got.stream(min_chunk_size=_CHUNK))
+            while (chunk := next(found, None)) is not None:
+                yield bytes(chunk)
 
     def size(self, key: str) -> int | None:
         with self._told(key):
@@ -229,6 +235,18 @@ class ObjectStorage(Storage):
                                   reason=_reason(e)) from None  # fmt: skip
             raise StorageError("the storage failed", hint="does its endpoint answer? a new run goes on from the last "
                                "checkpoint", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
+
+
+def _write(chunks: Iterator[bytes], target: Path) -> None:
+    # Before there is a file: nothing is left of an object that is not there.
+    first = next(chunks, b"")
+    with target.open("xb") as file:
+        try:
+            file.write(first)
+            file.writelines(chunks)
+        except BaseException:
+            target.unlink()
+            raise
 
 
 def _reason(error: Exception) -> str:

@@ -73,6 +73,19 @@ class PosixStorage(Storage):
         except OSError as e:
             raise _storage_error(e, key) from e
 
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        path = self._path(key)
+        try:
+            with path.open("rb") as source, target.open("xb") as file:
+                source.seek(offset)
+                while size and (chunk := source.read(min(size, _COPY_CHUNK))):
+                    file.write(chunk)
+                    size -= len(chunk)
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
     def size(self, key: str) -> int | None:
         try:
             found = self._path(key).lstat()

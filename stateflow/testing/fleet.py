@@ -72,7 +72,8 @@ class Fleet:
         name = f"data/{1:020d}/{next(_numbers):010d}-a/op-{number}-"
         taken = store.snapshot(name)
         return SubtaskState(subtask=number, first_group=owned.first, last_group=owned.last, snapshot=name,
-                            files=list(taken.files), backend=self._backend, inline=taken.inline)  # fmt: skip
+                            files=list(taken.files), backend=self._backend, inline=taken.inline,
+                            store_manifest=taken.store_manifest)  # fmt: skip
 
     def close(self) -> None:
         """Closes every store."""

@@ -63,7 +63,9 @@ class StorageConformance:
         storage.put_new("folder/object", b"x")
         for key in ("nothing", "folder/nothing", "folder", "folder/objec", "folder/object/below"):
             assert storage.size(key) is None
-            for read in (lambda k: storage.get(k), lambda k: storage.fetch(k, tmp_path / "target")):
+            for read in (lambda k: storage.get(k), lambda k: storage.fetch(k, tmp_path / "target"),
+                         lambda k: storage.fetch_part(k, 0, 0, tmp_path / "target"),
+                         lambda k: storage.fetch_part(k, 0, 1, tmp_path / "target")):  # fmt: skip
                 with pytest.raises(MissingFile) as missing:
                     read(key)
                 assert missing.value.facts["key"] == key
@@ -89,6 +91,15 @@ class StorageConformance:
         assert target.read_bytes() == data
         target.unlink()
         assert storage.size("folder/file") == len(data)
+
+    @pytest.mark.parametrize(("offset", "size"), [(0, 10), (100, 0), (1_000_000, 200_000), (1_279_990, 100)])
+    def test_a_part_of_an_object_is_fetched(
+        self, storage: Storage, tmp_path: Path, offset: int, size: int
+    ) -> None:
+        data = bytes(range(256)) * 5000
+        storage.put_new("folder/object", data)
+        storage.fetch_part("folder/object", offset, size, tmp_path / "target")
+        assert (tmp_path / "target").read_bytes() == data[offset : offset + size]
 
     def test_a_file_takes_no_name_that_is_taken(self, storage: Storage, tmp_path: Path) -> None:
         source = tmp_path / "source"
@@ -191,6 +202,7 @@ class StorageConformance:
             lambda: storage.put_file(key, file),
             lambda: storage.get(key),
             lambda: storage.fetch(key, tmp_path / "target"),
+            lambda: storage.fetch_part(key, 0, 1, tmp_path / "target"),
             lambda: storage.size(key),
             lambda: storage.delete([key]),
         ]

@@ -141,7 +141,6 @@ VICTIMS = {
     "the newest log entry": _newest("log/*"),
     "the manifest": _newest("data/*/*/manifest.json"),
     "a data file of RocksDB": lambda bench: bench.state_files()[-1],
-    "RocksDB's manifest": _newest("data/*/*/*MANIFEST*"),
 }
 
 

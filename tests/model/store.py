@@ -47,6 +47,9 @@ class SimStorage(Storage):
     def fetch(self, key: str, target: Path) -> None:
         raise AssertionError("the simulated storage does without files")
 
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        raise AssertionError("the simulated storage does without files")
+
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         return self._world.call(READ, "get", key, lambda: self._get(key))
 
@@ -149,6 +152,9 @@ class Below(Storage):
         raise AssertionError("a savepoint is only read")
 
     def fetch(self, key: str, target: Path) -> None:
+        raise AssertionError("the simulated storage does without files")
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         raise AssertionError("the simulated storage does without files")
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:

@@ -348,9 +348,12 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         for file in subtask["files"]:
-            (Path(folder) / file["local_name"]).write_bytes((root / file["handle"]["key"]).read_bytes())
-            if file["local_name"].startswith("MANIFEST-"):
-                (Path(folder) / "CURRENT").write_text(file["local_name"] + "\n")
+            data = (root / file["handle"]["key"]).read_bytes()
+            if file["part"]:
+                data = data[file["part"]["offset"] :][: file["part"]["size"]]
+            (Path(folder) / file["local_name"]).write_bytes(data)
+        (Path(folder) / "MANIFEST-000001").write_bytes(base64.b64decode(subtask["store_manifest"]))
+        (Path(folder) / "CURRENT").write_text("MANIFEST-000001\n")
         store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())
         yield from list(store.items())  # type: ignore[misc]
         store.close()

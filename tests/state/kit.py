@@ -12,7 +12,7 @@ from stateflow.clock import ManualClock
 from stateflow.config import RocksDBSettings
 from stateflow.serializers import encode_key
 from stateflow.state.backend import KeyedStateBackend, Snapshot
-from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.keyed import KeyedState
 from stateflow.state.memory import DictBackend
 from stateflow.state.rocksdb import RocksDBBackend
@@ -55,14 +55,14 @@ class RocksShelf(Shelf):
         self._numbers = count(1)
 
     def new(self) -> RocksDBBackend:
-        return self.open([])
+        return self.open(Snapshot())
 
     def reopened(self, store: KeyedStateBackend) -> RocksDBBackend:
         base = store.snapshot(self.prefix())
         store.close()
-        return self.open(base.files)
+        return self.open(base)
 
-    def open(self, base: Sequence[StateFile], host: str = "host") -> RocksDBBackend:
+    def open(self, base: Snapshot, host: str = "host") -> RocksDBBackend:
         """A store with `base` in it, on a host that may not have its files yet."""
         number = next(self._numbers)
         return RocksDBBackend(
@@ -78,9 +78,10 @@ class RocksShelf(Shelf):
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
 
 
-def base_of(files: Sequence[StateFile], subtask: int = 0) -> Base:
+def base_of(taken: Snapshot, subtask: int = 0) -> Base:
     """The base of a subtask whose key groups stay the same."""
-    state = SubtaskState(subtask=subtask, first_group=0, last_group=127, snapshot="s", files=list(files))
+    state = SubtaskState(subtask=subtask, first_group=0, last_group=127, snapshot="s", files=list(taken.files),
+                         store_manifest=taken.store_manifest)  # fmt: skip
     return Base.of(state)
 
 

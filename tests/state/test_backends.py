@@ -23,7 +23,7 @@ from stateflow.state import snapshots
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend, read_entries
 from stateflow.state.filesystem import FilesystemBackend
-from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.memory import check_limit
 from stateflow.state.transfer import HostCache
 from stateflow.storage import MemoryStorage
@@ -193,10 +193,10 @@ def test_filesystem_stores_all_of_it_anew_after_a_change_and_nothing_without(tmp
 def test_rocksdb_refers_to_older_files_only_when_it_is_incremental(tmp_path: Path, choice: str) -> None:
     fleet = _fleet(tmp_path, choice)
     fleet.open()
-    kept: list[set[str]] = []
+    kept: list[set[tuple[str, str]]] = []
     for number in range(2):
         fleet.write({key_of(g, bytes([number])): b"x" * 100 for g in range(GROUPS)})
-        kept.append({f.handle.key for f in fleet.snapshot()[0].files if f.local_name.endswith(".sst")})
+        kept.append({(f.handle.key, f.local_name) for f in fleet.snapshot()[0].files})
     fleet.close()
     assert bool(kept[0] & kept[1]) == (choice == "rocksdb")
     assert len(kept[1]) == 2
@@ -353,10 +353,10 @@ def _state_of(data: bytes, folder: Path, inline: bool) -> SubtaskState:
     )
     if inline:
         return msgspec.structs.replace(state, inline=data)
-    source = folder / "source"
+    source = folder / "entries"
     source.write_bytes(data)
-    handle = HostCache(folder / "maker", STORAGE, ManualClock(1)).upload(source, f"data/{folder.name}/f")
-    return msgspec.structs.replace(state, files=[StateFile(handle=handle, local_name="entries")])
+    files = HostCache(folder / "maker", STORAGE, ManualClock(1)).store([source], f"data/{folder.name}/")
+    return msgspec.structs.replace(state, files=files)
 
 
 @given(st.binary(max_size=200), st.integers(0, 200))

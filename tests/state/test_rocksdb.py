@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError, StorageError
+from stateflow.state.backend import Snapshot
 from stateflow.state.handles import FileHandle, StateFile
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import check_local, hash_file, private_folder
@@ -49,11 +52,62 @@ def test_a_snapshot_uploads_only_what_is_new(shelf: RocksShelf) -> None:
     second = store.snapshot("data/x/second-").files
     store.close()
 
-    new = {f.handle.key for f in second} - {f.handle.key for f in first}
-    assert _keys(shelf) - before == new
-    assert all(key.startswith("data/x/second-") for key in new)
-    assert sorted(Path(key).suffix == ".sst" for key in new) == [False, True]
-    assert _data_files(first)[0] in second
+    (new,) = {f.handle.key for f in second} - {f.handle.key for f in first}
+    assert _keys(shelf) - before == {new}
+    assert new.startswith("data/x/second-") and new.endswith(".sst")
+    assert first[0] in second
+
+
+def test_several_new_files_are_one_object(tmp_path: Path) -> None:
+    storage = PosixStorage(tmp_path / "root")
+    shelf = RocksShelf(tmp_path / "host-files", storage)
+    shelf.settings = RocksDBSettings(write_buffer_bytes=1 << 16, compact_at_files=100)
+    store = shelf.new()
+    expected = {}
+    for number in range(40):
+        changes = {b"%04d" % number: os.urandom(10_000)}
+        store.write(changes)
+        expected |= changes
+    taken = store.snapshot("data/x/first-")
+    store.close()
+
+    assert len(taken.files) > 3
+    assert _keys(shelf) == {"data/x/first-files"}
+    stored = storage.get("data/x/first-files")
+    for file in taken.files:
+        assert file.part is not None
+        data = stored[file.part.offset : file.part.offset + file.part.size]
+        assert hashlib.sha256(data).hexdigest() == file.part.sha256
+    assert sum(f.size for f in taken.files) == len(stored) == taken.files[0].handle.size
+    check_local(taken.files[0].handle, storage.root / "data/x/first-files")
+
+    restored = shelf.open(taken, host="another host")
+    assert _content(restored) == expected
+    restored.write({b"0001": b"changed"})
+    again = restored.snapshot("data/x/second-")
+    restored.close()
+    assert set(taken.files) < set(again.files)
+    assert _keys(shelf) == {"data/x/first-files", *(f.handle.key for f in again.files)}
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:1000],
+                                    lambda data: data[:50_000] + b"!" + data[50_001:]])  # fmt: skip
+def test_a_damaged_object_of_several_files_is_refused(
+    tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    storage = PosixStorage(tmp_path / "root")
+    shelf = RocksShelf(tmp_path / "host-files", storage)
+    shelf.settings = RocksDBSettings(write_buffer_bytes=1 << 16, compact_at_files=100)
+    store = shelf.new()
+    for number in range(40):
+        store.write({b"%04d" % number: os.urandom(10_000)})
+    taken = store.snapshot("data/x/first-")
+    store.close()
+    path = storage.root / "data/x/first-files"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CorruptFile) as refused:
+        shelf.open(taken, host="another host")
+    assert refused.value.facts["file"] == "data/x/first-files"
 
 
 def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> None:
@@ -66,7 +120,7 @@ def test_without_a_change_a_snapshot_is_the_one_before(shelf: RocksShelf) -> Non
     assert store.snapshot("data/x/second-") == first
     store.close()
 
-    restored = shelf.open(first.files)
+    restored = shelf.open(first)
     assert restored.snapshot("data/x/third-") == first
     restored.close()
     assert _keys(shelf) == before
@@ -118,12 +172,12 @@ def test_an_upload_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None
     with pytest.raises(StorageError, match="full"):
         store.snapshot(shelf.prefix())
     storage.broken = False
-    files = store.snapshot(shelf.prefix()).files
+    taken = store.snapshot(shelf.prefix())
     assert _content(store) == {b"a": b"1"}
     store.close()
     assert os.listdir(tmp_path) == ["host"]
 
-    restored = shelf.open(files)
+    restored = shelf.open(taken)
     assert _content(restored) == {b"a": b"1"}
     restored.close()
 
@@ -136,11 +190,11 @@ def test_a_restored_store_is_what_was_snapshotted(shelf: RocksShelf) -> None:
     store.write({b"a": b"1", b"b": b"2", b"c": b"3"})
     store.snapshot(shelf.prefix())
     store.write({b"a": None, b"b": b"22"})
-    files = store.snapshot(shelf.prefix()).files
+    taken = store.snapshot(shelf.prefix())
     store.write({b"d": b"is not in the snapshot"})
     store.close()
 
-    restored = shelf.open(files, host="another host")
+    restored = shelf.open(taken, host="another host")
     assert _content(restored) == {b"b": b"22", b"c": b"3"}
     assert restored.multi_get([b"a", b"b", b"d"]) == [None, b"22", None]
     assert restored.multi_get([]) == []
@@ -153,21 +207,21 @@ def test_every_snapshot_stays_restorable_while_the_store_lives_on(tmp_path: Path
     storage = PosixStorage(tmp_path / "root")
     shelf = RocksShelf(tmp_path / "host-files", storage)
     shelf.settings = RocksDBSettings(compact_at_files=3)
-    snapshots: list[list[StateFile]] = []
+    snapshots: list[Snapshot] = []
     store = shelf.new()
     for number in range(5):
         store.write({b"key": str(number).encode(), str(number).encode(): b""})
-        snapshots.append(store.snapshot(shelf.prefix()).files)
+        snapshots.append(store.snapshot(shelf.prefix()))
         if number == 2:
             store.close()
             store = shelf.open(snapshots[-1])
     store.close()
 
     for blob in storage.list(""):
-        (handle,) = {f.handle for files in snapshots for f in files if f.handle.key == blob.key}
+        (handle,) = {f.handle for taken in snapshots for f in taken.files if f.handle.key == blob.key}
         assert handle.sha256 == hash_file(storage.root / blob.key)
-    for number, files in enumerate(snapshots):
-        old = shelf.open(files, host=f"host {number}")
+    for number, taken in enumerate(snapshots):
+        old = shelf.open(taken, host=f"host {number}")
         assert old.get(b"key") == str(number).encode()
         assert len(_content(old)) == number + 2
         old.close()
@@ -193,54 +247,56 @@ def _swap(path: Path) -> None:
     path.write_bytes(other.read_bytes())
 
 
-@pytest.mark.parametrize("ending", [".sst", "MANIFEST-*"])
 @pytest.mark.parametrize(("damage", "error"), [
     (_flip, CorruptFile), (_truncate, CorruptFile), (_append, CorruptFile), (_swap, CorruptFile),
     (Path.unlink, MissingFile),
 ])  # fmt: skip
 def test_a_damaged_base_file_is_refused_by_name_and_nothing_is_opened(
-    tmp_path: Path, ending: str, damage: Change, error: type[StateflowError]
+    tmp_path: Path, damage: Change, error: type[StateflowError]
 ) -> None:
     storage = PosixStorage(tmp_path / "root")
     shelf = RocksShelf(tmp_path / "host-files", storage)
     store = shelf.new()
-    store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix()).files
+    for number in range(2):
+        store.write({b"a": b"%d" % number})
+        taken = store.snapshot("data/x/" + "ab"[number])
     store.close()
-    (victim,) = [f.handle.key for f in files if Path(f.local_name).match(f"*{ending}")]
+    victim = taken.files[0].handle.key
     damage(storage.root / victim)
 
     with pytest.raises(error) as refused:
-        shelf.open(files, host="another host")
+        shelf.open(taken, host="another host")
     assert victim in refused.value.facts.values()
     assert sorted(os.listdir(shelf.folder)) == ["another host", "host"]
     assert not [n for n in os.listdir(shelf.folder / "another host") if n.startswith("incoming")]
 
 
 @pytest.mark.parametrize("names", [
-    ["000008.sst"], ["MANIFEST-000005", "MANIFEST-000006"], ["MANIFEST-000005", "../../escape.sst"],
-    ["MANIFEST-000005", "CURRENT"], ["MANIFEST-000005", ".."], ["../MANIFEST-000005"], ["MANIFEST-/../../x"],
+    ["MANIFEST-000005", "MANIFEST-000006"], ["000008.sst", "../../escape.sst"], ["000008.sst", "CURRENT"],
+    ["000008.sst", ".."], ["../MANIFEST-000005"], ["MANIFEST-/../../x"], ["000007.sst"], [],
 ])  # fmt: skip
 def test_names_that_no_store_has_are_refused(shelf: RocksShelf, names: list[str]) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    (handle, *_) = [f.handle for f in store.snapshot(shelf.prefix()).files]
+    taken = store.snapshot(shelf.prefix())
     store.close()
+    files = tuple(replace(taken.files[0], local_name=name) for name in names)
     with pytest.raises(CorruptFile):
-        shelf.open([StateFile(handle=handle, local_name=name) for name in names])
+        shelf.open(dataclasses.replace(taken, files=files))
+    if "MANIFEST-000005" in names:
+        with pytest.raises(CorruptFile):
+            shelf.open(Snapshot(files))
     assert os.listdir(shelf.folder) == ["host"]
 
 
 def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix()).files
+    taken = store.snapshot(shelf.prefix())
     store.close()
-    hostile = [
-        msgspec.structs.replace(f, handle=msgspec.structs.replace(f.handle, key="../outside")) for f in files
-    ]
+    files = tuple(replace(f, handle=replace(f.handle, key="../outside")) for f in taken.files)
     with pytest.raises(StateflowError) as refused:
-        shelf.open(hostile, host="another host")
+        shelf.open(dataclasses.replace(taken, files=files), host="another host")
     assert refused.value.facts["key"] == "../outside"
 
 
@@ -250,7 +306,7 @@ def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None
 @pytest.mark.parametrize("turn", [0, 1])
 def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: int) -> None:
     settings = RocksDBSettings(compact_at_files=3)
-    store = RocksDBBackend(shelf.folder / "store", shelf.cache(), base_of([], turn), settings)
+    store = RocksDBBackend(shelf.folder / "store", shelf.cache(), base_of(Snapshot(), turn), settings)
     counts = []
     for number in range(4):
         store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})
@@ -266,17 +322,17 @@ def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: 
 def test_a_host_that_has_the_files_fetches_nothing(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix()).files
+    taken = store.snapshot(shelf.prefix())
     store.close()
-    shelf.open(files, host="another host").close()
+    shelf.open(taken, host="another host").close()
     shelf.storage.delete(_keys(shelf))
 
     for host in ("host", "another host"):
-        restored = shelf.open(files, host=host)
+        restored = shelf.open(taken, host=host)
         assert _content(restored) == {b"a": b"1"}
         restored.close()
     with pytest.raises(MissingFile):
-        shelf.open(files, host="a third host")
+        shelf.open(taken, host="a third host")
 
 
 def test_a_host_keeps_only_files_of_the_newest_snapshot(shelf: RocksShelf) -> None:
@@ -303,12 +359,12 @@ def test_what_another_process_is_fetching_is_left_to_it_while_it_lives(shelf: Ro
 def test_a_handle_without_a_hash_names_no_file_of_the_host(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})
-    files = store.snapshot(shelf.prefix()).files
+    taken = store.snapshot(shelf.prefix())
     store.close()
     for sha256 in ("", "../other", "A" * 64):
-        handles = [msgspec.structs.replace(f.handle, sha256=sha256) for f in files]
+        files = tuple(replace(f, handle=replace(f.handle, sha256=sha256)) for f in taken.files)
         with pytest.raises(CorruptFile, match="no hash"):
-            shelf.open([msgspec.structs.replace(f, handle=h) for f, h in zip(files, handles, strict=True)])
+            shelf.open(dataclasses.replace(taken, files=files))
 
 
 def test_a_closed_store_leaves_no_folder(shelf: RocksShelf) -> None:

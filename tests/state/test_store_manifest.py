@@ -12,7 +12,14 @@ from rocksdict import Options, Rdict
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
-from stateflow.state.store_manifest import DataFile, StoreManifest, _fragments, compose, parse
+from stateflow.state.store_manifest import (
+    DataFile,
+    ManifestFollower,
+    StoreManifest,
+    _fragments,
+    compose,
+    parse,
+)
 
 NUMBERS = st.integers(0, (1 << 56) - 1)
 KEYS = st.binary(min_size=10, max_size=40)
@@ -41,10 +48,12 @@ def test_rocksdb_says_the_same_of_its_files(tmp_path: Path) -> None:
     options.create_if_missing(True)
     options.set_disable_auto_compactions(True)
     store = Rdict(str(tmp_path / "store"), options)
+    follower = ManifestFollower(tmp_path / "store")
     for number in range(3):
         store[struct.pack(">HI", number, 1)] = b"x"
         store[struct.pack(">HI", number + 5, 1)] = b"x"
         store.flush()
+        assert len(follower.read().files) == number + 1
     store.compact_range(None, None)
     store[struct.pack(">HI", 2, 1)] = b"x"
     store.flush()
@@ -53,6 +62,7 @@ def test_rocksdb_says_the_same_of_its_files(tmp_path: Path) -> None:
     known = {f["name"].lstrip("/"): (f["level"], f["size"]) for f in store.live_files()}
     (path,) = (tmp_path / "store").glob("MANIFEST-*")
     found = parse(path.read_bytes(), path.name)
+    assert follower.read() == found and follower.read() == found
     store.close()
     assert {f.name: (f.level, f.size) for f in found.files} == known
     by_age = sorted(found.files, key=lambda f: f.epoch)
