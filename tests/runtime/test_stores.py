@@ -41,7 +41,8 @@ def _give_back(batch: BatchInfo, store: KeyedStateBackend, name: str) -> Subtask
     taken = store.snapshot(f"data/x/{name}-")
     stores.give_back(KEY, store, name, batch.state)
     return SubtaskState(subtask=0, first_group=0, last_group=127, snapshot=name, files=list(taken.files),
-                        backend=batch.state.backend, inline=taken.inline, store_manifest=taken.store_manifest)  # fmt: skip
+                        backend=batch.state.backend, inline=taken.inline,
+                        store_manifest=taken.store_manifest)  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
