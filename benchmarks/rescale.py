@@ -105,7 +105,9 @@ def _open(work: _Opening) -> tuple[float, float, int]:
     """When the store was open, how long its snapshot took, bytes it wrote; the last are not part of the opening."""
     storage = PosixStorage(work.root)
     homes = [work.host / str(n) for n in range(work.subtasks)]
-    cache = HostCache(homes[work.base.subtask], storage, SystemClock(), homes if work.base.rescales else ())
+    cache = HostCache.direct(
+        homes[work.base.subtask], storage, SystemClock(), homes if work.base.rescales else ()
+    )
     store = RocksDBBackend(work.host / f"store-{work.base.subtask}", cache, work.base, RocksDBSettings())
     opened = time.monotonic()
     files = list(store.snapshot(work.snapshot).files)
@@ -126,7 +128,7 @@ def _build(root: Path, scratch: Path, size: Size) -> OperatorState:
 def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> SubtaskState:
     """All keys in random order, so that files overlap; compacted; then two snapshots with some keys changed."""
     owned = range_of(subtask, size.parallelism, M)
-    cache = HostCache(scratch / f"cache-{subtask}", PosixStorage(root), SystemClock())
+    cache = HostCache.direct(scratch / f"cache-{subtask}", PosixStorage(root), SystemClock())
     store = RocksDBBackend(
         scratch / f"store-{subtask}", cache, Base(subtask, owned), RocksDBSettings(compact_at_files=4)
     )

@@ -27,8 +27,11 @@ _ALIASES = {"state.backend.incremental": "state.incremental"}
 """Other names of settings: one that Flink gives a value and a group cannot be both here."""
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+Count = int
+"""A whole number that may be 0."""
 _WORDS = {
     "int": "a whole number from 1 up",
+    "Count": "a whole number from 0 up",
     "float": "a number from 0 up",
     "timedelta": "a duration above zero, like 500ms, 90s, 10m, 2h or 1d",
     "bool": "true or false",
@@ -65,11 +68,20 @@ class CheckpointSettings:
         interval_batches, interval: a checkpoint behind so many batches, or so much time after the last one, whatever
             comes first; with neither, behind each batch.
         min_pause: a checkpoint is no sooner than this after the last one.
+        asynchronous: whether files are stored and checkpoints committed and published while the next batch works; if
+            not, a batch ends when all of that is done.
+        timeout: a checkpoint whose files are not stored by then is aborted.
+        max_in_flight: no barrier becomes a checkpoint while so many of them are not completed.
+        tolerable_failures: how many checkpoints may fail one after the other; the next one fails the run.
     """
 
     interval_batches: int | None = None
     interval: timedelta | None = None
     min_pause: timedelta | None = None
+    asynchronous: bool = False
+    timeout: timedelta = timedelta(minutes=10)
+    max_in_flight: int = 1
+    tolerable_failures: Count = 0
     retained: int = 3
     collect_every: int = 10
 
@@ -369,8 +381,9 @@ def _parse(value: Any, kind: str) -> Any:
         if duration <= timedelta():
             raise ValueError(value)
         return duration
-    if kind.startswith("int"):
-        if isinstance(value, bool) or isinstance(value, float) or int(value) < 1:
+    if kind.startswith(("int", "Count")):
+        least = 1 if kind.startswith("int") else 0
+        if isinstance(value, bool) or isinstance(value, float) or int(value) < least:
             raise ValueError(value)
         return int(value)
     if kind.startswith("float"):

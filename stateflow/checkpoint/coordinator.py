@@ -1,134 +1,165 @@
-"""Collects the reports of one barrier until the checkpoint is whole. Pure: reports in, verdicts out."""
+"""Which barriers become checkpoints, and what becomes of these. Pure: times and events in, verdicts out."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import deque
+from dataclasses import dataclass
 
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.reports import TaskReport
-from stateflow.errors import BatchFailed
-from stateflow.state.handles import Committable
+from stateflow.config import CheckpointSettings
+
+_REMEMBERED = 100
 
 
-class Acknowledgement(enum.Enum):
-    """What a report did to a pending checkpoint."""
+class Due(enum.Enum):
+    """Why a barrier becomes a checkpoint."""
+
+    INTERVAL = "the interval is over"
+    ASKED = "somebody asked for it"
+
+
+class NotDue(enum.Enum):
+    """Why a barrier does not become one; what it has done passes on to the next one."""
+
+    INTERVAL = "the interval is not over"
+    MINIMUM_PAUSE = "the last checkpoint has only just been completed"
+    TOO_MANY_PENDING = "as many checkpoints as may be are not completed yet"
+    SHUT_DOWN = "the run takes no checkpoints any more"
+
+
+class Failure(enum.Enum):
+    """Why a checkpoint is aborted; what it has done passes on to the next one."""
+
+    TIMED_OUT = "its files were not stored in time"
+    NOT_STORED = "a file of it could not be stored"
+    NOT_WRITTEN = "its manifest could not be written"
+
+
+class Status(enum.Enum):
+    """What has become of a checkpoint."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+
+
+class Outcome(enum.Enum):
+    """What the news of a checkpoint's end did."""
 
     ACCEPTED = "accepted"
-    DUPLICATE = "this subtask has reported the same attempt before"
-    ANOTHER_ATTEMPT = "this subtask has reported another attempt before"
-    LATE = "the report is for another barrier"
-    UNKNOWN = "no such subtask takes part"
+    DUPLICATE = "that was known"
+    LATE = "it had ended otherwise before"
+    UNKNOWN = "there is no such checkpoint, or it ended long ago"
 
 
 @dataclass(frozen=True)
-class Participant:
-    """A subtask whose report is needed, and the tasks that it must have heard the barrier from."""
-
-    uid: str
-    subtask: int
-    upstream: frozenset[tuple[str, int]] = frozenset()
+class _Ended:
+    ordinal: int
+    status: Status
 
 
-@dataclass
-class PendingCheckpoint:
-    """A barrier that is on its way.
+class CheckpointCoordinator:
+    """Counts the barriers and the time since the last checkpoint, and knows those that are pending.
 
     Args:
-        generation, ordinal: the barrier.
-        participants: whose reports make it whole.
+        settings: of which the intervals count; with both, the one that is over first; with none, every barrier becomes
+            a checkpoint.
+        began_at: when the run was restored, in seconds of a clock that never goes back.
     """
 
-    generation: int
-    ordinal: int
-    participants: Iterable[Participant]
-    reports: dict[tuple[str, int], TaskReport] = field(default_factory=dict)
+    def __init__(self, settings: CheckpointSettings, began_at: float) -> None:
+        self._settings = settings
+        self._triggered_at = began_at
+        self._completed_at: float | None = None
+        self._barriers = 0
+        self._pending: dict[int, float] = {}
+        self._ended: deque[_Ended] = deque(maxlen=_REMEMBERED)
+        self._failures = 0
+        self._is_shut_down = False
 
-    def __post_init__(self) -> None:
-        self._expected = {(p.uid, p.subtask): p for p in self.participants}
-
-    def acknowledge(self, report: TaskReport) -> Acknowledgement:
-        """Takes a report in."""
-        key = (report.uid, report.subtask)
-        if (report.generation, report.ordinal) != (self.generation, self.ordinal):
-            return Acknowledgement.LATE
-        if key not in self._expected:
-            return Acknowledgement.UNKNOWN
-        known = self.reports.get(key)
-        if known is not None:
-            same = known.attempt == report.attempt
-            return Acknowledgement.DUPLICATE if same else Acknowledgement.ANOTHER_ATTEMPT
-        self.reports[key] = report
-        return Acknowledgement.ACCEPTED
-
-    @property
-    def missing(self) -> list[tuple[str, int]]:
-        """Subtasks that have not reported."""
-        return sorted(self._expected.keys() - self.reports.keys())
-
-    def check(self) -> None:
-        """Raises the first failure that a task reported, or BatchFailed when the checkpoint is not whole."""
-        for report in self.reports.values():
-            if report.failure is not None:
-                raise report.failure.to_error()
-        if self.missing:
-            raise BatchFailed("not every subtask reported", missing=self.missing[:10])
-        for key, participant in self._expected.items():
-            self._check_attempts(participant, self.reports[key])
-
-    def _check_attempts(self, participant: Participant, report: TaskReport) -> None:
-        """A task that was run again may have given some of its readers rows of its first attempt and others rows of
-        its second; what they then hold together never was one output."""
-        heard = {(c.uid, c.subtask): c.attempt for c in report.consumed}
-        if heard.keys() != participant.upstream:
-            raise BatchFailed("a task did not hear the barrier from every task before it", uid=report.uid,
-                              subtask=report.subtask, missing=sorted(participant.upstream - heard.keys()))  # fmt: skip
-        for upstream, attempt in heard.items():
-            if self.reports[upstream].attempt != attempt:
-                raise BatchFailed("tasks consumed different attempts of one task before them", uid=report.uid,
-                                  subtask=report.subtask, upstream=upstream, consumed=attempt,
-                                  reported=self.reports[upstream].attempt)  # fmt: skip
-
-    def operators(self, base: Iterable[OperatorState]) -> list[OperatorState]:
-        """The state of every keyed operator, for the manifest.
+    def at_barrier(self, ordinal: int, now: float, asked: bool = False) -> Due | NotDue:
+        """Says what becomes of a barrier that all tasks have reached.
 
         Args:
-            base: the operators of the checkpoint before: a subtask without rows does not open its store, so it
-                reports no schemas.
+            asked: whether somebody waits for a checkpoint, which then neither interval nor pause holds up, nor others
+                that are pending.
         """
-        known = {o.uid: o for o in base}
-        found: dict[str, list[TaskReport]] = {}
-        for (uid, _), report in sorted(self.reports.items()):
-            if report.key_types:
-                found.setdefault(uid, []).append(report)
-        return [_operator(uid, reports, known.get(uid)) for uid, reports in found.items()]
+        self._barriers += 1
+        verdict = self._verdict(now, asked)
+        if isinstance(verdict, Due):
+            self.triggered(ordinal, now)
+        return verdict
 
-    def event_times(self) -> dict[str, int]:
-        """The latest event time of each source's rows, by uid, without sources that had none."""
-        latest: dict[str, int] = {}
-        for report in self.reports.values():
-            for uid, time in report.event_times.items():
-                latest[uid] = max(time, latest.get(uid, time))
-        return latest
+    def triggered(self, ordinal: int, now: float) -> None:
+        """A checkpoint is pending, also one out of turn, of a barrier that was told before."""
+        self._pending[ordinal] = self._triggered_at = now
+        self._barriers = 0
 
-    def output(self) -> dict[str, list[Committable]]:
-        """Files to publish, by sink, without sinks that got none."""
-        result: dict[str, list[Committable]] = {}
-        for _, report in sorted(self.reports.items()):
-            for sink, committables in report.output.items():
-                if committables:
-                    result.setdefault(sink, []).extend(committables)
-        return result
+    def completed(self, ordinal: int, now: float) -> Outcome:
+        """A pending checkpoint exists now."""
+        outcome = self._end(ordinal, Status.COMPLETED)
+        if outcome is Outcome.ACCEPTED:
+            self._completed_at = now
+            self._failures = 0
+        return outcome
 
+    def aborted(self, ordinal: int) -> Outcome:
+        """A pending checkpoint will never exist."""
+        outcome = self._end(ordinal, Status.ABORTED)
+        if outcome is Outcome.ACCEPTED:
+            self._failures += 1
+        return outcome
 
-def _operator(uid: str, reports: list[TaskReport], base: OperatorState | None) -> OperatorState:
-    states = {schema.name: schema for schema in base.states} if base else {}
-    states |= {schema.name: schema for report in reports for schema in report.states}
-    others = {schema.name: schema for schema in base.operator_states} if base else {}
-    others |= {schema.name: schema for report in reports for schema in report.operator_states}
-    return OperatorState(
-        uid=uid, parallelism=len(reports), key_types=reports[0].key_types,
-        states=[states[name] for name in sorted(states)], subtasks=[r.state for r in reports if r.state],
-        operator_states=[others[name] for name in sorted(others)], parts=[r.part for r in reports if r.part],
-    )  # fmt: skip
+    def shut_down(self) -> None:
+        """Takes no more barriers."""
+        self._is_shut_down = True
+
+    @property
+    def pending(self) -> list[int]:
+        """Ordinals of the checkpoints that have not ended, oldest first."""
+        return list(self._pending)
+
+    @property
+    def has_failed_too_often(self) -> bool:
+        """Whether more checkpoints have failed one after the other than a run bears."""
+        return self._failures > self._settings.tolerable_failures
+
+    def overdue(self, ordinal: int, now: float) -> bool:
+        """Whether a pending checkpoint has taken longer than it may."""
+        triggered = self._pending.get(ordinal)
+        return triggered is not None and now - triggered >= self._settings.timeout.total_seconds()
+
+    def _verdict(self, now: float, asked: bool) -> Due | NotDue:
+        if self._is_shut_down:
+            return NotDue.SHUT_DOWN
+        if asked:
+            return Due.ASKED
+        if not self._is_interval_over(now):
+            return NotDue.INTERVAL
+        if self._is_pausing(now):
+            return NotDue.MINIMUM_PAUSE
+        return NotDue.TOO_MANY_PENDING if len(self._pending) >= self._settings.max_in_flight else Due.INTERVAL
+
+    def _is_interval_over(self, now: float) -> bool:
+        batches, time = self._settings.interval_batches, self._settings.interval
+        if batches is None and time is None:
+            return True
+        return (batches is not None and self._barriers >= batches) or (
+            time is not None and now - self._triggered_at >= time.total_seconds()
+        )
+
+    def _is_pausing(self, now: float) -> bool:
+        pause = self._settings.min_pause
+        if pause is None:
+            return False
+        since = now if self._pending else self._completed_at
+        return since is not None and now - since < pause.total_seconds()
+
+    def _end(self, ordinal: int, status: Status) -> Outcome:
+        if self._pending.pop(ordinal, None) is not None:
+            self._ended.append(_Ended(ordinal, status))
+            return Outcome.ACCEPTED
+        known = next((ended for ended in self._ended if ended.ordinal == ordinal), None)
+        if known is None:
+            return Outcome.UNKNOWN
+        return Outcome.DUPLICATE if known.status is status else Outcome.LATE

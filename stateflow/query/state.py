@@ -97,7 +97,9 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
     with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
         for subtask in operator.subtasks:
             folder = Path(scratch) / str(subtask.subtask)
-            place = Place(folder / "work", HostCache(folder / "cache", storage, clock), RocksDBSettings())
+            place = Place(
+                folder / "work", HostCache.direct(folder / "cache", storage, clock), RocksDBSettings()
+            )
             yield from _subtask_entries(place, subtask, (names, len(operator.key_types)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.coordinator import Acknowledgement, PendingCheckpoint
+from stateflow.checkpoint.barrier import Acknowledgement, PendingBarrier
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.errors import BatchFailed
@@ -16,12 +16,12 @@ from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.state.memory import check_limit
 
 
-def run_to_barrier(executor: Executor, rows: Any, work: BatchWork) -> PendingCheckpoint:
+def run_to_barrier(executor: Executor, rows: Any, work: BatchWork) -> PendingBarrier:
     """Runs the tasks of a batch and collects what they report.
 
     Raises the failure of a task; BatchFailed when the reports are not whole; UserCodeError when too many rows failed.
     """
-    pending = PendingCheckpoint(work.info.generation, work.info.ordinal, work.plan.participants())
+    pending = PendingBarrier(work.info.generation, work.info.ordinal, work.plan.participants())
     for report in executor.execute(rows, work):
         _acknowledge(pending, report)
     pending.check()
@@ -30,7 +30,7 @@ def run_to_barrier(executor: Executor, rows: Any, work: BatchWork) -> PendingChe
 
 
 def operators_behind(
-    pending: PendingCheckpoint, base: Mapping[str, OperatorState], watermarks: Mapping[str, int | None], limit: int
+    pending: PendingBarrier, base: Mapping[str, OperatorState], watermarks: Mapping[str, int | None], limit: int
 ) -> list[OperatorState]:  # fmt: skip
     """The state of every operator behind a batch, for the manifest.
 
@@ -46,7 +46,7 @@ def operators_behind(
     return operators
 
 
-def _acknowledge(pending: PendingCheckpoint, report: TaskReport) -> None:
+def _acknowledge(pending: PendingBarrier, report: TaskReport) -> None:
     verdict = pending.acknowledge(report)
     if verdict not in (Acknowledgement.ACCEPTED, Acknowledgement.DUPLICATE):
         raise BatchFailed("a task's report does not belong to this barrier", why=verdict.value, uid=report.uid,

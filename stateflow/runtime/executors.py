@@ -59,6 +59,10 @@ class Executor(ABC):
         """What `execute` takes for a batch without rows."""
 
     @abstractmethod
+    def tend(self, plan: JobPlan, info: BatchInfo) -> None:
+        """Keeps alive what stores files beside the batches, while no batch runs."""
+
+    @abstractmethod
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         """Runs the batch.
 

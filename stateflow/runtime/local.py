@@ -94,6 +94,9 @@ class LocalExecutor(Executor):
     def no_rows(self, plan: JobPlan) -> Mapping[str, Sequence[Any]]:
         return {}
 
+    def tend(self, plan: JobPlan, info: BatchInfo) -> None:
+        """Files are stored by a thread of this process, which lives."""
+
     def execute(self, rows: Mapping[str, Sequence[Any]], work: BatchWork) -> list[TaskReport]:
         """Runs the batch over row objects of the sources' classes, by uid."""
         refuse_transforms(work.plan)

@@ -22,7 +22,7 @@ from stateflow.api.graph import (
     strategies,
 )
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.coordinator import Participant
+from stateflow.checkpoint.barrier import Participant
 
 
 @dataclass(frozen=True)

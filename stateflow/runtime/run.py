@@ -8,25 +8,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from stateflow import failpoints
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.coordinator import PendingCheckpoint
+from stateflow.checkpoint.barrier import PendingBarrier
 from stateflow.checkpoint.documents import (
     Manifest,
     OperatorState,
     SourcePosition,
     SourceWatermark,
 )
-from stateflow.checkpoint.entries import Commit
-from stateflow.checkpoint.files import files_of, state_bytes, write_manifest
+from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
-from stateflow.checkpoint.log import Head, Overtaken
+from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
-from stateflow.checkpoint.schedule import CheckpointSchedule, Due
-from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError
-from stateflow.metrics import Recorder
+from stateflow.errors import Fenced, StateflowError
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
+from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
@@ -44,7 +40,6 @@ from stateflow.storage.paths import DataKey, data_folder
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
-_TRIM_EVERY = 100
 
 
 class JobRun:
@@ -58,23 +53,23 @@ class JobRun:
         self.job = job
         self.totals = totals or Totals()
         self._executor = executor
-        self._collector = Collector(job.root)
         self._publisher = Publisher(job.root, job.sinks)
         self._checks = StartChecks(job, executor.reads_by_spark)
-        self._note = ""
-        self._schedule = CheckpointSchedule(job.settings.checkpoints, job.root.clock.monotonic())
+        self._committer = Committer(job, self._publisher)
         self._uncommitted = Uncommitted()
-        self._committed = Uncommitted()
-        self._checkpoints = 0
         self._ordinal = 0
         self._epoch = 0
         self._base: dict[str, OperatorState] = {}
         self._sources: list[SourceWatermark] = []
         self._desk: RequestDesk
-        self.head: Head
         self.restored: RestorePlan
         self.stood_at: str
         self.manifest: Manifest | None = None
+
+    @property
+    def head(self) -> Head:
+        """The newest log entry of this run; from its CLAIM on."""
+        return self._committer.head
 
     def start(self, note: str = "") -> None:
         """Claims the job, checks every file of its newest checkpoint, and publishes what is pending.
@@ -82,23 +77,24 @@ class JobRun:
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
         checked = self._checks.before_claim()
-        self._note = note
-        self.head = self.job.root.claim(note)
+        self._committer.note = note
+        self._committer.head = self.job.root.claim(note)
         with self.fenced_first():
             self._prepare_sinks()
             self._restore(checked)
             # Here as well as at the end: a job whose runs all end badly has a history, too.
-            self._trim_history()
+            self._committer.trim_history()
             self._desk = RequestDesk(
                 self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self._drain
             )
             self._desk.open(self._point())
 
     def _restore(self, checked: frozenset[str]) -> None:
-        root = self.job.root
-        self.head = complete_rewind(root, self.job.sinks, self.head)
-        self.head = restore_order(self._publisher, root, self.job.sinks, self.head)
+        root, sinks, head = self.job.root, self.job.sinks, self.head
+        head = complete_rewind(root, sinks, head)
+        self._committer.head = restore_order(self._publisher, root, sinks, head)
         self.manifest = root.manifest(self.head)
+        self._committer.restored(self.manifest)
         self.restored = self._checks.restorable(self.head, self.manifest, checked)
         self.stood_at = self.head.stand
         self._base = self.restored.operators
@@ -106,11 +102,8 @@ class JobRun:
         self._sources = self.manifest.watermarks if self.manifest else []
         self._sweep_sinks()
 
-    def _trim_history(self) -> None:
-        trim_history(self.job.root.storage, self.job.settings.history.retained)
-
     def run_batch(self, rows: Any, capture: Capture) -> BatchResult:
-        """Runs one micro-batch up to its published checkpoint.
+        """Runs one micro-batch up to its barrier; up to its published checkpoint, when those are not asynchronous.
 
         Args:
             rows: what the executor takes.
@@ -146,7 +139,7 @@ class JobRun:
         """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
         if self.manifest is not None:
             self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
-            self._commit_uncommitted()
+            self._settle()
         return self._point()
 
     def _run_tick(self, watermarks: dict[str, int | None]) -> BatchResult:
@@ -175,6 +168,7 @@ class JobRun:
             self._desk.serve(self._point())
 
     def _run_to_end(self, rows: Any, capture: Capture, watermarks: dict[str, int | None]) -> BatchResult:
+        self._committer.check()
         clock = self.job.root.clock
         began = clock.monotonic()
         ordinal = self._ordinal + 1
@@ -186,14 +180,29 @@ class JobRun:
         failpoints.hit("batch.reported")
         manifest = self._manifest(pending, positions, info)
         self._advance(pending, manifest, folder)
-        due = self._schedule.at_barrier(clock.monotonic(), self._desk.is_waiting)
-        if isinstance(due, Due):
-            self._commit_and_publish()
+        self._uncommitted.count(self._rows_in(pending), _rows_out(pending), clock.monotonic() - began)
+        self._checkpoint_if_due()
         result = self._result(pending, manifest, clock.monotonic() - began)
-        self._after(result)
+        self.totals.count(result.rows_in, result.rows_out)
+        self.job.recorder.count("num_records_in", result.rows_in)
         return result
 
-    def _advance(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
+    def _checkpoint_if_due(self) -> None:
+        asked = self._desk.is_waiting
+        self._committer.check()
+        if self._committer.is_due(self._ordinal, asked):
+            self._submit()
+        if asked:
+            # Whoever asked gets what is committed and published, never what is on its way.
+            self._settle()
+        else:
+            self._committer.check()
+
+    def _submit(self) -> None:
+        unit, self._uncommitted = self._uncommitted, Uncommitted()
+        self._committer.submit(unit)
+
+    def _advance(self, pending: PendingBarrier, manifest: Manifest, folder: str) -> None:
         """The next batch starts from here, whether this barrier becomes a checkpoint or not."""
         self._uncommitted.add(pending, manifest, folder)
         self._ordinal = pending.ordinal
@@ -202,16 +211,15 @@ class JobRun:
         self._sources = manifest.watermarks
         self.manifest = manifest
 
-    def _commit_uncommitted(self) -> None:
-        """Makes the newest barrier a checkpoint unless it is one."""
-        if self._uncommitted.manifest is not None:
-            self._commit_and_publish()
-            self._record()
+    def _settle(self) -> None:
+        """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending."""
+        self._wait()
+        while self._uncommitted.manifest is not None or self._committer.has_aborted:
+            self._submit()
+            self._wait()
 
-    def _commit_and_publish(self) -> None:
-        self._commit()
-        self._publish()
-        self._schedule.completed(self.job.root.clock.monotonic())
+    def _wait(self) -> None:
+        self._committer.wait(lambda: self._executor.tend(self.job.plan, self.batch_info(self._ordinal)))
 
     @property
     def stopped(self) -> bool:
@@ -221,36 +229,34 @@ class JobRun:
     def abandon(self) -> None:
         """Lets go of what works beside the batches; for a run that ends with an error."""
         self._desk.abandon()
+        self._committer.abandon()
 
     def _point(self) -> Point:
         known = {**self.head.entry.published, **self._publisher.published}
         return Point(self.head.checkpoint, known)
 
     def collect(self) -> None:
-        """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
-        data is safe: it is told in the log, and `stateflow gc` fails for it."""
-        try:
-            self._collector.collect()
-        except DataError as e:
-            log.warning("nothing was collected: %s", e)
+        """Collects garbage now."""
+        self._committer.collect()
 
     def finish(self) -> None:
         """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
         the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
         with self.fenced_first():
-            self._commit_uncommitted()
+            self._settle()
             self._desk.close(self._point())
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
-            self._trim_history()
+            self._committer.trim_history()
             trim_requests(self.job.root.storage)
         failpoints.hit("run.end")
 
     @property
     def positions(self) -> list[SourcePosition]:
         """Up to where the sources are read; what is not committed is read again by another run."""
-        manifest = self._uncommitted.manifest
-        return manifest.sources if manifest is not None else self.head.entry.sources
+        return (
+            self.manifest.sources if self.manifest is not None and self._ordinal else self.head.entry.sources
+        )
 
     @contextmanager
     def fenced_first(self) -> Iterator[None]:
@@ -288,7 +294,7 @@ class JobRun:
         for bound in self.job.sinks.values():
             bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
-    def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingCheckpoint:
+    def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingBarrier:
         work = BatchWork(self.job.plan, info, self._base, watermarks)
         return run_to_barrier(self._executor, rows, work)
 
@@ -302,9 +308,10 @@ class JobRun:
             checkpoint_id=self.head.checkpoint_id,
             state=settings.state.shared_by(len(self.job.plan.participants())),
             sort_memory_bytes=settings.shuffle.sort_memory_bytes, credentials=Credentials.of_process(),
+            upload_patience=settings.checkpoints.timeout if settings.checkpoints.asynchronous else None,
         )  # fmt: skip
 
-    def _manifest(self, pending: PendingCheckpoint, positions: Positions, info: BatchInfo) -> Manifest:
+    def _manifest(self, pending: PendingBarrier, positions: Positions, info: BatchInfo) -> Manifest:
         # Also behind a draining batch, which went far ahead: rows that come all the same are not late for that.
         watermarks = self._watermarks()
         limit = self.job.settings.state.memory_limit_bytes
@@ -320,73 +327,18 @@ class JobRun:
             ),
         )  # fmt: skip
 
-    def _commit(self) -> None:
-        root, new = self.job.root, self._uncommitted
-        handle = write_manifest(root.storage, new.folder, new.document)
-        failpoints.hit("commit.manifest")
-        outcome = root.commit(self.head, Commit(
-            self._ordinal, handle, new.document.sources, new.output, self._publisher.published,
-            self._publisher.settled,
-        ), self.job.settings.checkpoints.retained)  # fmt: skip
-        if isinstance(outcome, Overtaken):
-            raise Fenced("a newer run has claimed the job", hint="let the other run work; the log decides whether this "
-                         "one's last batch exists", generation=self.head.entry.generation,
-                         ordinal=self._ordinal)  # fmt: skip
-        self.head = outcome.head
-        self._committed, self._uncommitted = new, Uncommitted()
-        self._publisher.forget_settled(self.head)
-        failpoints.hit("commit.after")
-
-    def _publish(self) -> None:
-        # All sinks are looked at before one gets anything: what is published in one cannot be replayed for another.
-        lost = self._publisher.lost_checkpoint(self.head)
-        if lost is not None:
-            raise BatchFailed("output was deleted before it was published", hint="was a table vacuumed? a new run goes "
-                              "back to the checkpoint before it", checkpoint=lost)  # fmt: skip
-        self._publisher.publish_pending(self.head)
-
-    def _result(self, pending: PendingCheckpoint, manifest: Manifest, seconds: float) -> BatchResult:
-        first = self.job.plan.first_units
-        written = {sink: sum(c.rows for c in files) for sink, files in pending.output().items()}
+    def _result(self, pending: PendingBarrier, manifest: Manifest, seconds: float) -> BatchResult:
         return BatchResult(
-            checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal,
-            rows_in=sum(r.rows_in for r in pending.reports.values() if r.uid in first), rows_out=written,
-            increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
-            full_bytes=manifest.full_bytes, seconds=seconds, committed=self._uncommitted.manifest is None,
+            checkpoint_id=self.head.checkpoint_id, ordinal=pending.ordinal, rows_in=self._rows_in(pending),
+            rows_out=_rows_out(pending), increment_bytes=manifest.increment_bytes,
+            compaction_bytes=manifest.compaction_bytes, full_bytes=manifest.full_bytes, seconds=seconds,
+            committed=self.head.entry.ordinal == pending.ordinal,
         )  # fmt: skip
 
-    def _after(self, result: BatchResult) -> None:
-        self.totals.count(result.rows_in, result.rows_out)
-        self.job.recorder.count("num_records_in", result.rows_in)
-        batches = self._committed if result.committed else self._uncommitted
-        batches.count(result.rows_in, result.rows_out, result.seconds)
-        if result.committed:
-            self._record()
-
-    def _record(self) -> None:
-        """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
-        done, manifest = self._committed, self._committed.document
-        self._checkpoints += 1
-        record_checkpoint(self.job.recorder, self.head.checkpoint_id, manifest, done.seconds)
-        write_record(self.job.root.storage, CheckpointRecord(
-            checkpoint_id=self.head.checkpoint_id, generation=manifest.generation, ordinal=manifest.ordinal,
-            committed_at=self.job.root.clock.now().isoformat(timespec="milliseconds"),
-            duration_ms=round(done.seconds * 1000, 1), increment_bytes=manifest.increment_bytes,
-            compaction_bytes=manifest.compaction_bytes, full_bytes=manifest.full_bytes,
-            files=len(files_of(manifest)), rows_in=done.rows_in, rows_out=done.rows_out, by=self.job.root.writer,
-            reason=self._note,
-        ))  # fmt: skip
-        if self._checkpoints % self.job.settings.checkpoints.collect_every == 0:
-            self.collect()
-        if self._checkpoints % _TRIM_EVERY == 0:
-            self._trim_history()
+    def _rows_in(self, pending: PendingBarrier) -> int:
+        first = self.job.plan.first_units
+        return sum(r.rows_in for r in pending.reports.values() if r.uid in first)
 
 
-def record_checkpoint(recorder: Recorder, checkpoint_id: int, manifest: Manifest, seconds: float) -> None:
-    """Counts a completed checkpoint, with Flink's names."""
-    recorder.count("number_of_completed_checkpoints")
-    recorder.gauge("last_completed_checkpoint_id", checkpoint_id)
-    recorder.gauge("last_checkpoint_size", manifest.increment_bytes)
-    recorder.gauge("last_checkpoint_compaction_size", manifest.compaction_bytes)
-    recorder.gauge("last_checkpoint_full_size", manifest.full_bytes)
-    recorder.gauge("last_checkpoint_duration", seconds)
+def _rows_out(pending: PendingBarrier) -> dict[str, int]:
+    return {sink: sum(c.rows for c in files) for sink, files in pending.output().items()}

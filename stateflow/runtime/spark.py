@@ -13,12 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from stateflow.checkpoint.reports import TaskReport
+from stateflow.runtime import stores
 from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.frames import source_frame, split_sources
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.sorting import SortSpace, sorted_input
-from stateflow.runtime.specs import REPORT, LevelSpec
+from stateflow.runtime.specs import REPORT, BatchInfo, LevelSpec
 from stateflow.runtime.task import Barrier, run_level
 
 
@@ -44,6 +45,12 @@ class SparkExecutor(Executor):
                 frame = _level_frame(next_exchange(level, before, frame, work.info), specs[at])
             collected = frame.select(REPORT).collect()
         return decode_reports(bytes(row[0]) for row in collected)
+
+    def tend(self, plan: JobPlan, info: BatchInfo) -> None:
+        """Spark ends Python processes that had nothing to do for a minute, also those that are storing files: this is
+        something to do, and it takes over what others left."""
+        frame = SparkSession.active().range(0, plan.parallelism, 1, plan.parallelism)
+        frame.mapInArrow(partial(_tend, info), frame.schema).collect()
 
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
@@ -76,6 +83,12 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     space = SortSpace(spec.batch.sort_memory_bytes, spec.batch.local_folder)
     rows = sorted_input(unit, space, batches)
     return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
+
+
+def _tend(info: BatchInfo, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    stores.adopt_orphans(info)
+    for batch in batches:
+        yield batch.slice(0, 0)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from stateflow.api.sink import Sink, SinkContext
 from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings
 from stateflow.state.handles import StateSchema
 from stateflow.state.timers import MAX_WATERMARK
+from stateflow.state.uploads import Outbox
 from stateflow.storage import Credentials, Storage, open_storage
 from stateflow.storage.paths import data_folder
 
@@ -58,6 +59,8 @@ class BatchInfo:
         checkpoint_id: of the newest checkpoint that is committed; 0 when there is none.
         sort_memory_bytes: for the rows of one task, on Spark.
         credentials: the driver's, for the job root.
+        upload_patience: how long files of a snapshot may take to be stored, beside the batches that follow; None when
+            they are stored before the task reports.
     """
 
     job_uuid: str
@@ -73,12 +76,21 @@ class BatchInfo:
     checkpoint_id: int = 0
     sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
     credentials: Credentials = field(default_factory=Credentials)
+    upload_patience: timedelta | None = None
 
     @property
     def storage(self) -> Storage:
         """The job root."""
         self.credentials.adopt()
         return open_storage(self.root_uri)
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """Where this host keeps what is on its way; None when nothing is stored beside the batches."""
+        if self.upload_patience is None:
+            return None
+        # No operator is called like this.
+        return Outbox(self.local_folder / self.job_uuid / ".uploads", self.generation, self.upload_patience)
 
     def data_folder(self, attempt: str) -> str:
         """Where an attempt's files go."""

@@ -20,7 +20,9 @@ from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.timers import TimerIndex
-from stateflow.state.transfer import HostCache, private_folder, remove_tree
+from stateflow.state.transfer import HostCache, Traffic, private_folder, remove_tree
+from stateflow.state.uploads import BackgroundUploads
+from stateflow.storage.paths import generation_folder
 
 _LIMIT = 16
 
@@ -71,9 +73,23 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
         _remove_idle(dropped)
     # What a rescaled subtask needs, others had, or are fetching now.
     others = [folder / "cache" for folder in homes] if base.rescales else []
-    cache = HostCache(home / "cache", batch.storage, _clock, others)
+    cache = HostCache(home / "cache", _traffic(batch, home / "cache"), _clock, others)
     work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
     return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
+
+
+def adopt_orphans(batch: BatchInfo) -> None:
+    """Goes on with what dead processes of this host had not stored yet."""
+    if batch.outbox is not None:
+        BackgroundUploads(batch.storage, batch.outbox, _clock).adopt_orphans()
+
+
+def _traffic(batch: BatchInfo, scratch: Path) -> Traffic:
+    storage, outbox = batch.storage, batch.outbox
+    if outbox is None:
+        return Traffic.direct(storage, scratch, _clock)
+    uploads = BackgroundUploads(storage, outbox, _clock)
+    return Traffic(storage, uploads, generation_folder(batch.generation), outbox.patience)
 
 
 def timers_of(backend: KeyedStateBackend, base: Base) -> TimerIndex:

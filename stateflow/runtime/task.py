@@ -71,6 +71,7 @@ def run_level(
     spec: LevelSpec, partition: int, attempt: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs the task `partition` of a level over its sorted input; yields Arrow batches of `spec.output`."""
+    stores.adopt_orphans(spec.batch)
     task = _Task(spec, partition, attempt)
     try:
         for batch in batches:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.coordinator import PendingCheckpoint
+from stateflow.checkpoint.barrier import PendingBarrier
 from stateflow.checkpoint.documents import Manifest, PendingOutput
 from stateflow.state.handles import Committable
 
@@ -18,6 +18,9 @@ class Uncommitted:
     Attributes:
         folder: of the driver's files of the newest barrier.
         increment_bytes, compaction_bytes: stored since the last checkpoint.
+        seconds: that the batches took.
+        committables: files to publish, by sink.
+        reached_at: when the checkpoint that all of it becomes was triggered, by the clock that never goes back.
     """
 
     manifest: Manifest | None = None
@@ -27,22 +30,41 @@ class Uncommitted:
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    _output: dict[str, list[Committable]] = field(default_factory=dict)
+    reached_at: float = 0.0
+    committables: dict[str, list[Committable]] = field(default_factory=dict)
 
-    def add(self, pending: PendingCheckpoint, manifest: Manifest, folder: str) -> None:
+    def add(self, pending: PendingBarrier, manifest: Manifest, folder: str) -> None:
         """One more barrier, whose state replaces that of the one before."""
         self.manifest, self.folder = manifest, folder
         self.increment_bytes += manifest.increment_bytes
         self.compaction_bytes += manifest.compaction_bytes
-        for sink, committables in pending.output().items():
-            self._output.setdefault(sink, []).extend(committables)
+        _add_files(self.committables, pending.output())
 
     def count(self, rows_in: int, rows_out: dict[str, int], seconds: float) -> None:
         """What the newest barrier's batch did."""
         self.rows_in += rows_in
         self.seconds += seconds
-        for sink, rows in rows_out.items():
-            self.rows_out[sink] = self.rows_out.get(sink, 0) + rows
+        _add_rows(self.rows_out, rows_out)
+
+    def behind(self, older: Uncommitted) -> Uncommitted:
+        """Both together, as what stands behind an aborted checkpoint takes over what that would have published."""
+        if older.manifest is None:
+            return self
+        newest = self if self.manifest is not None else older
+        both = Uncommitted(
+            newest.manifest, newest.folder, older.increment_bytes + self.increment_bytes,
+            older.compaction_bytes + self.compaction_bytes, older.rows_in + self.rows_in,
+            seconds=older.seconds + self.seconds, reached_at=self.reached_at,
+        )  # fmt: skip
+        for each in (older, self):
+            _add_rows(both.rows_out, each.rows_out)
+            _add_files(both.committables, each.committables)
+        return both
+
+    @property
+    def ordinal(self) -> int:
+        """Of the newest barrier."""
+        return self.manifest.ordinal if self.manifest else 0
 
     @property
     def document(self) -> Manifest:
@@ -55,4 +77,14 @@ class Uncommitted:
     @property
     def output(self) -> list[PendingOutput]:
         """Files to publish."""
-        return [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self._output.items()]
+        return [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.committables.items()]
+
+
+def _add_rows(counts: dict[str, int], more: dict[str, int]) -> None:
+    for sink, rows in more.items():
+        counts[sink] = counts.get(sink, 0) + rows
+
+
+def _add_files(files: dict[str, list[Committable]], more: dict[str, list[Committable]]) -> None:
+    for sink, committables in more.items():
+        files.setdefault(sink, []).extend(committables)

@@ -13,11 +13,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
+from stateflow.errors import BatchFailed, ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle, FilePart, StateFile
+from stateflow.state.uploads import COPY_CHUNK, DirectUploads, Uploads
 from stateflow.storage import Storage
 from stateflow.storage.base import GONE
 from stateflow.storage.paths import check_key
@@ -55,10 +58,32 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
 
 
 _INCOMING = "incoming"
-_COPY_CHUNK = 1 << 20
+_POLL = timedelta(milliseconds=50)
 PACKED = "files"
 """What an object with several files is called."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How files of the job root come and go.
+
+    Attributes:
+        storage: the job root.
+        uploads: what stores new objects.
+        awaited: objects whose names begin like this may be on their way from another host; empty when none are.
+        patience: how long those are waited for.
+    """
+
+    storage: Storage
+    uploads: Uploads
+    awaited: str = ""
+    patience: timedelta = timedelta()
+
+    @classmethod
+    def direct(cls, storage: Storage, scratch: Path, clock: Clock) -> Traffic:
+        """Each object is stored when the call for that returns."""
+        return cls(storage, DirectUploads(storage, scratch, clock))
 
 
 class HostCache:
@@ -66,15 +91,21 @@ class HostCache:
 
     Args:
         folder: of one subtask of one operator of one job; shared by the processes of this host.
+        traffic: with the job root.
         others: caches of other subtasks, which are asked before the job root is.
     """
 
-    def __init__(self, folder: Path, storage: Storage, clock: Clock, others: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, traffic: Traffic, clock: Clock, others: Sequence[Path] = ()) -> None:
         self.folder = folder
         self._others = others
-        self._storage = storage
+        self._traffic = traffic
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    @classmethod
+    def direct(cls, folder: Path, storage: Storage, clock: Clock, others: Sequence[Path] = ()) -> HostCache:
+        """One whose new objects are stored when `store` returns."""
+        return cls(folder, Traffic.direct(storage, folder, clock), clock, others)
 
     def link(self, file: StateFile, target: Path) -> None:
         """Makes `target` that file, fetching it first when this host does not have it.
@@ -98,20 +129,16 @@ class HostCache:
             copy.unlink(missing_ok=True)
 
     def store(self, sources: Sequence[Path], prefix: str) -> list[StateFile]:
-        """Stores finished local files in the job root as one new object, and keeps them in the cache.
+        """Makes finished local files one new object of the job root, and keeps them in the cache.
 
         Args:
             sources: at least one; each is called in its store what it is called here.
             prefix: of the object's name, which nobody else may use.
         """
         files = _described(sources, prefix)
-        key = files[0].handle.key
-        if len(sources) == 1:
-            self._storage.put_file(key, sources[0])
-        else:
-            self._put_packed(key, sources)
         for source, file in zip(sources, files, strict=True):
             self._keep(source, self._path(file))
+        self._traffic.uploads.put(files[0].handle.key, sources)
         return files
 
     def keep_only(self, files: Iterable[StateFile]) -> None:
@@ -130,17 +157,6 @@ class HostCache:
     def _incoming(self) -> Path:
         return self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
 
-    def _put_packed(self, key: str, sources: Sequence[Path]) -> None:
-        packed = self._incoming()
-        try:
-            with packed.open("xb") as target:
-                for source in sources:
-                    with source.open("rb") as file:
-                        shutil.copyfileobj(file, target, _COPY_CHUNK)
-            self._storage.put_file(key, packed)
-        finally:
-            packed.unlink(missing_ok=True)
-
     def _borrow(self, name: str, target: Path) -> bool:
         for other in self._others:
             with contextlib.suppress(FileNotFoundError):
@@ -151,17 +167,29 @@ class HostCache:
 
     def _fetch(self, file: StateFile, target: Path) -> None:
         key, part, partial = check_key(file.handle.key), file.part, self._incoming()
+        storage = self._traffic.storage
+        if self._traffic.awaited and key.startswith(self._traffic.awaited):
+            self._wait_for(key)
         try:
             if part is None:
-                self._storage.fetch(key, partial)
+                storage.fetch(key, partial)
                 check_local(file.handle, partial)
             else:
-                self._storage.fetch_part(key, part.offset, part.size, partial)
+                storage.fetch_part(key, part.offset, part.size, partial)
                 check_local(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
             os.link(partial, target)
             self._keep(partial, self._path(file))
         finally:
             partial.unlink(missing_ok=True)
+
+    def _wait_for(self, key: str) -> None:
+        """Another host stores it while this one has come to own the subtask."""
+        until = self._clock.monotonic() + self._traffic.patience.total_seconds()
+        while self._traffic.storage.size(key) is None:
+            if self._clock.monotonic() >= until:
+                raise BatchFailed("a file that another host was to store did not come", hint="was that host lost? a "
+                                  "new run replays from the last checkpoint", file=key)  # fmt: skip
+            self._clock.sleep(_POLL)
 
     def _keep(self, source: Path, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
@@ -178,7 +206,7 @@ def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
     for path in sources:
         digest, size = hashlib.sha256(), 0
         with path.open("rb") as file:
-            while chunk := file.read(_COPY_CHUNK):
+            while chunk := file.read(COPY_CHUNK):
                 digest.update(chunk)
                 whole.update(chunk)
                 size += len(chunk)

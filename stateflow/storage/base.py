@@ -80,6 +80,11 @@ class Storage(ABC):
     def size(self, key: str) -> int | None:
         """The object's size in bytes, None when there is no such object."""
 
+    def durable_size(self, key: str) -> int | None:
+        """As `size`, of an object that another process may have stored just now: an answer other than None means that
+        the object stays, whatever happens to any machine."""
+        return self.size(key)
+
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         """Every object whose key begins with `prefix` and sorts after `start_after`, in order of keys."""

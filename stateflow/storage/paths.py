@@ -44,9 +44,14 @@ def entry_seq(key: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def generation_folder(generation: int) -> str:
+    """Prefix of everything that a run writes below ``data/``; ends with a slash."""
+    return f"{DATA}{generation:0{_SEQ}d}/"
+
+
 def data_folder(generation: int, ordinal: int, attempt: str) -> str:
     """Prefix of everything that one attempt writes towards one barrier; ends with a slash."""
-    return f"{DATA}{generation:0{_SEQ}d}/{ordinal:010d}-{attempt}/"
+    return f"{generation_folder(generation)}{ordinal:010d}-{attempt}/"
 
 
 def parse_data(key: str) -> DataKey | None:

@@ -95,6 +95,17 @@ class PosixStorage(Storage):
         except OSError as e:
             raise _storage_error(e, key) from e
 
+    def durable_size(self, key: str) -> int | None:
+        size = self.size(key)
+        if size is None:
+            return None
+        try:
+            # A file has its name before whoever gave it has synced the folder, and may lose it when power fails now.
+            _sync_folder(self._path(key).parent)
+        except OSError as e:
+            raise _storage_error(e, key) from e
+        return size
+
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder, _, _ = prefix.rpartition("/")
         start = self._path(folder) if folder else self.root

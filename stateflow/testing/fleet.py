@@ -54,7 +54,7 @@ class Fleet:
     ) -> KeyedStateBackend:
         owned = range_of(subtask, parallelism, GROUPS)
         base = Base(subtask, owned, tuple(s for s in states if s.groups.overlap(owned)))
-        cache = HostCache(home / f"cache-{subtask}", self.storage, ManualClock(next(_numbers)))
+        cache = HostCache.direct(home / f"cache-{subtask}", self.storage, ManualClock(next(_numbers)))
         return self._opener(home / f"work-{subtask}", cache, base)
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:

@@ -131,7 +131,7 @@ class OperatorView:
 
     def _entries_of(self, subtask: SubtaskState) -> dict[bytes, bytes]:
         with tempfile.TemporaryDirectory(prefix="stateflow-look-") as scratch:
-            cache = HostCache(Path(scratch, "cache"), self.batch.storage, SystemClock())
+            cache = HostCache.direct(Path(scratch, "cache"), self.batch.storage, SystemClock())
             return dict(
                 read_entries(Place(Path(scratch, "work"), cache, self.batch.rocksdb), Base.of(subtask))
             )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from stateflow.checkpoint.coordinator import Participant
+from stateflow.checkpoint.barrier import Participant
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
 from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
@@ -257,6 +257,9 @@ class _Writer(Executor):
 
     def no_rows(self, plan: object) -> Any:
         return None
+
+    def tend(self, plan: object, info: object) -> None:
+        """Files are stored by actors that live."""
 
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         site, info = self._site, work.info

@@ -20,6 +20,8 @@ from tests.recovery.process import Ended, Launch, Running, fork
 
 ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork")}
 """Failpoints that a run passes only when somebody asks for something."""
+BESIDE = {n for n in NAMES if n.startswith("upload.")}
+"""Failpoints that a run passes only when checkpoints are asynchronous."""
 JOBS = Path(__file__).parent / "jobs"
 SLICE = 10
 

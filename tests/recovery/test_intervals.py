@@ -10,11 +10,11 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow
+from tests.recovery.harness import ASKED, BESIDE, SLICE, AccountsBox, mostly_slow
 from tests.recovery.process import wait_for
 
 THIRD = {"checkpoints__interval_batches": 3}
-_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+_POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded"})
 KILLED = -9
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, AccountsBox, mostly_slow
+from tests.recovery.harness import ASKED, BESIDE, AccountsBox, mostly_slow
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
-_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded", "run.end"})
+_POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded", "run.end"})
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ class RocksShelf(Shelf):
 
     def cache(self, host: str = "host") -> HostCache:
         """The cache of immutable files on a host."""
-        return HostCache(self.folder / host, self.storage, ManualClock(next(self._numbers)))
+        return HostCache.direct(self.folder / host, self.storage, ManualClock(next(self._numbers)))
 
     def prefix(self) -> str:
         """A name for the files of a snapshot that nobody used yet."""

@@ -143,7 +143,7 @@ def _fleet(folder: Path, choice: str, storage: MemoryStorage | None = None) -> F
 
 
 def _place(folder: Path, storage: MemoryStorage | None = None) -> Place:
-    cache = HostCache(folder / "cache", storage or MemoryStorage(), ManualClock(1))
+    cache = HostCache.direct(folder / "cache", storage or MemoryStorage(), ManualClock(1))
     return Place(folder / "work", cache, ROCKSDB)
 
 
@@ -355,7 +355,9 @@ def _state_of(data: bytes, folder: Path, inline: bool) -> SubtaskState:
         return msgspec.structs.replace(state, inline=data)
     source = folder / "entries"
     source.write_bytes(data)
-    files = HostCache(folder / "maker", STORAGE, ManualClock(1)).store([source], f"data/{folder.name}/")
+    files = HostCache.direct(folder / "maker", STORAGE, ManualClock(1)).store(
+        [source], f"data/{folder.name}/"
+    )
     return msgspec.structs.replace(state, files=files)
 
 

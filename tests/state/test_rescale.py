@@ -72,7 +72,7 @@ class Fleet:
         homes = [self.folder / host / str(n) for n in range(max(parallelism, state.parallelism))]
         for base in bases_of(state, parallelism, M):
             clock = ManualClock(next(self._numbers))
-            cache = HostCache(homes[base.subtask], self.storage, clock, homes if base.rescales else ())
+            cache = HostCache.direct(homes[base.subtask], self.storage, clock, homes if base.rescales else ())
             folder = self.folder / f"store-{next(self._numbers)}"
             self.stores.append(_Store(folder, cache, base, self.settings))
 

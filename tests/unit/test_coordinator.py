@@ -1,184 +1,164 @@
-"""One barrier's reports: what each does, and when a checkpoint is whole."""
+"""Which barriers become checkpoints."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stateflow.checkpoint.coordinator import Acknowledgement, Participant, PendingCheckpoint
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
-from stateflow.errors import BatchFailed, SchemaMismatch, UserCodeError
-from stateflow.state.handles import Committable, StateSchema, SubtaskState
+from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, NotDue, Outcome
+from stateflow.config import CheckpointSettings, resolve
 
-GENERATION, ORDINAL = 7, 3
-FIRST = [Participant("op", 0), Participant("op", 1)]
-BEFORE = frozenset({("op", 0), ("op", 1)})
-TWO_LEVELS = [*FIRST, Participant("sink", 0, BEFORE)]
+SECOND = timedelta(seconds=1)
 
 
-def _report(uid: str = "op", subtask: int = 0, attempt: str = "a", **more: Any) -> TaskReport:
-    return TaskReport(**{"generation": GENERATION, "ordinal": ORDINAL, "uid": uid, "subtask": subtask,
-                         "attempt": attempt, **more})  # fmt: skip
+def verdicts(settings: CheckpointSettings, barriers: list[float]) -> list[Due | NotDue]:
+    """What becomes of barriers at these times, each checkpoint completed at once."""
+    coordinator = CheckpointCoordinator(settings, 0.0)
+    found = []
+    for ordinal, now in enumerate(barriers, 1):
+        verdict = coordinator.at_barrier(ordinal, now)
+        if isinstance(verdict, Due):
+            assert coordinator.completed(ordinal, now) is Outcome.ACCEPTED
+        found.append(verdict)
+    return found
 
 
-def _heard(*attempts: tuple[int, str]) -> list[Consumed]:
-    return [Consumed(uid="op", subtask=subtask, attempt=attempt) for subtask, attempt in attempts]
+def places(settings: CheckpointSettings, barriers: list[float]) -> list[int]:
+    """Which of them become checkpoints."""
+    return [n for n, verdict in enumerate(verdicts(settings, barriers), 1) if verdict is Due.INTERVAL]
 
 
-def _pending(participants: list[Participant] = FIRST, *reports: TaskReport) -> PendingCheckpoint:
-    pending = PendingCheckpoint(GENERATION, ORDINAL, participants)
-    for report in reports:
-        assert pending.acknowledge(report) is Acknowledgement.ACCEPTED
-    return pending
+def test_without_an_interval_each_barrier_becomes_a_checkpoint() -> None:
+    assert places(resolve().checkpoints, [1, 1, 1]) == [1, 2, 3]
 
 
-# -- acknowledgements ---------------------------------------------------------------------------------------------
+def test_an_interval_in_batches_counts_them() -> None:
+    assert places(CheckpointSettings(interval_batches=3), [1] * 10) == [3, 6, 9]
 
 
-@pytest.mark.parametrize(("report", "verdict"), [
-    (_report(subtask=1), Acknowledgement.ACCEPTED),
-    (_report(), Acknowledgement.DUPLICATE),
-    (_report(attempt="b"), Acknowledgement.ANOTHER_ATTEMPT),
-    (_report(subtask=1, ordinal=ORDINAL - 1), Acknowledgement.LATE),
-    (_report(subtask=1, ordinal=ORDINAL + 1), Acknowledgement.LATE),
-    (_report(subtask=1, generation=GENERATION - 1), Acknowledgement.LATE),
-    (_report(subtask=2), Acknowledgement.UNKNOWN),
-    (_report(uid="other"), Acknowledgement.UNKNOWN),
-])  # fmt: skip
-def test_a_report_gets_a_verdict(report: TaskReport, verdict: Acknowledgement) -> None:
-    pending = _pending(FIRST, _report())
-    assert pending.acknowledge(report) is verdict
-    known = {("op", 0): _report()} | ({("op", 1): report} if verdict is Acknowledgement.ACCEPTED else {})
-    assert pending.reports == known
+def test_an_interval_in_time_counts_from_the_last_checkpoint() -> None:
+    settings = CheckpointSettings(interval=10 * SECOND)
+    assert places(settings, [4, 9, 11, 15, 20.9, 21, 40, 49]) == [3, 6, 7]
 
 
-def test_every_verdict_is_tested_above() -> None:
-    assert len(Acknowledgement) == 5
+def test_of_two_intervals_the_first_that_is_over_counts() -> None:
+    settings = CheckpointSettings(interval=10 * SECOND, interval_batches=3)
+    assert places(settings, [1, 2, 3, 13, 14, 15, 16, 30]) == [3, 4, 7, 8]
 
 
-def test_a_late_report_of_an_unknown_subtask_is_late() -> None:
-    """Which barrier it is for comes first: another plan may have had other subtasks."""
-    assert _pending().acknowledge(_report(uid="gone", ordinal=1)) is Acknowledgement.LATE
+def test_a_pause_is_kept_between_two_checkpoints() -> None:
+    settings = CheckpointSettings(interval_batches=2, min_pause=10 * SECOND)
+    assert verdicts(settings, [1, 2, 3, 4, 11.9, 12]) == [
+        NotDue.INTERVAL, Due.INTERVAL, NotDue.INTERVAL, NotDue.MINIMUM_PAUSE, NotDue.MINIMUM_PAUSE, Due.INTERVAL,
+    ]  # fmt: skip
 
 
-# -- whole or not -------------------------------------------------------------------------------------------------
+def test_what_is_asked_for_waits_for_neither() -> None:
+    settings = CheckpointSettings(interval=100 * SECOND, min_pause=100 * SECOND)
+    coordinator = CheckpointCoordinator(settings, 0.0)
+    assert coordinator.at_barrier(1, 1, asked=True) is Due.ASKED
+    coordinator.completed(1, 1)
+    assert coordinator.at_barrier(2, 2) is NotDue.INTERVAL
+    assert coordinator.at_barrier(3, 3, asked=True) is Due.ASKED
 
 
-def test_a_checkpoint_is_whole_when_all_have_reported() -> None:
-    pending = _pending(FIRST, _report())
-    assert pending.missing == [("op", 1)]
-    with pytest.raises(BatchFailed, match="not every subtask reported") as failed:
-        pending.check()
-    assert failed.value.facts == {"missing": [("op", 1)]}
-    pending.acknowledge(_report(subtask=1))
-    assert pending.missing == []
-    pending.check()
+def test_as_many_are_pending_as_may_be_and_what_is_asked_for_besides() -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(max_in_flight=2), 0.0)
+    assert [coordinator.at_barrier(n, n) for n in (1, 2, 3)] == [
+        Due.INTERVAL,
+        Due.INTERVAL,
+        NotDue.TOO_MANY_PENDING,
+    ]
+    assert coordinator.at_barrier(4, 4, asked=True) is Due.ASKED
+    assert coordinator.pending == [1, 2, 4]
+    coordinator.completed(1, 5)
+    coordinator.completed(2, 5)
+    assert coordinator.at_barrier(5, 5) is Due.INTERVAL
 
 
-def test_of_many_missing_subtasks_some_are_named() -> None:
-    pending = _pending([Participant("op", n) for n in range(100)])
-    with pytest.raises(BatchFailed) as failed:
-        pending.check()
-    assert failed.value.facts == {"missing": [("op", n) for n in range(10)]}
+def test_a_pause_begins_when_a_checkpoint_is_completed() -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(min_pause=10 * SECOND, max_in_flight=2), 0.0)
+    assert coordinator.at_barrier(1, 1) is Due.INTERVAL
+    assert coordinator.at_barrier(2, 100) is NotDue.MINIMUM_PAUSE
+    coordinator.completed(1, 101)
+    assert coordinator.at_barrier(3, 110) is NotDue.MINIMUM_PAUSE
+    assert coordinator.at_barrier(4, 111) is Due.INTERVAL
 
 
-def test_a_failure_comes_before_what_is_missing_because_of_it() -> None:
-    error = UserCodeError(
-        "process_element of an operator raised KeyError: 'x'", hint="mend it", operator="op", row=7
-    )
-    pending = _pending(TWO_LEVELS, _report(failure=Failure.of(error)))
-    with pytest.raises(UserCodeError, match="KeyError") as failed:
-        pending.check()
-    assert (failed.value.hint, failed.value.facts) == ("mend it", {"operator": "op", "row": "7"})
+def test_the_end_of_a_checkpoint_is_taken_in_once() -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(), 0.0)
+    for ordinal in (1, 2):
+        coordinator.triggered(ordinal, 1)
+    assert coordinator.completed(1, 2) is Outcome.ACCEPTED
+    assert coordinator.completed(1, 2) is Outcome.DUPLICATE
+    assert coordinator.aborted(1) is Outcome.LATE
+    assert coordinator.aborted(2) is Outcome.ACCEPTED
+    assert coordinator.aborted(2) is Outcome.DUPLICATE
+    assert coordinator.completed(2, 2) is Outcome.LATE
+    assert coordinator.completed(3, 2) is Outcome.UNKNOWN
+    assert coordinator.pending == []
 
 
-def test_of_several_failures_the_first_is_told() -> None:
-    pending = _pending(FIRST, _report(subtask=1, failure=Failure.of(SchemaMismatch("first"))),
-                       _report(failure=Failure.of(UserCodeError("second"))))  # fmt: skip
-    with pytest.raises(SchemaMismatch, match="first"):
-        pending.check()
+def test_a_checkpoint_is_overdue_when_its_time_is_over_and_it_has_not_ended() -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(timeout=60 * SECOND), 0.0)
+    coordinator.at_barrier(1, 10)
+    assert [coordinator.overdue(1, now) for now in (10, 69.9, 70)] == [False, False, True]
+    coordinator.aborted(1)
+    assert not coordinator.overdue(1, 100)
 
 
-def test_a_failure_of_an_unknown_kind_is_the_user_s() -> None:
-    for kind in ("SystemExit", "no_such", "Any", "StateflowErro"):
-        error = Failure(kind=kind, message="m", hint="", facts={}).to_error()
-        assert type(error) is UserCodeError
+@pytest.mark.parametrize("tolerable", [0, 1, 3])
+def test_failures_one_after_the_other_are_too_many_behind_those_that_are_borne(tolerable: int) -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(tolerable_failures=tolerable), 0.0)
+    for ordinal in range(1, 20):
+        if ordinal == 10:
+            coordinator.at_barrier(ordinal, ordinal)
+            coordinator.completed(ordinal, ordinal)
+            assert not coordinator.has_failed_too_often
+            continue
+        coordinator.at_barrier(ordinal, ordinal)
+        coordinator.aborted(ordinal)
+        assert coordinator.has_failed_too_often == ((ordinal if ordinal < 10 else ordinal - 10) > tolerable)
 
 
-# -- attempts -----------------------------------------------------------------------------------------------------
+def test_a_run_that_is_shut_down_takes_no_checkpoints() -> None:
+    coordinator = CheckpointCoordinator(CheckpointSettings(), 0.0)
+    coordinator.shut_down()
+    assert coordinator.at_barrier(1, 1, asked=True) is NotDue.SHUT_DOWN
 
 
-def test_attempts_that_agree_are_one_output() -> None:
-    _pending(TWO_LEVELS, _report(attempt="a1"), _report(subtask=1, attempt="a2"),
-             _report("sink", consumed=_heard((0, "a1"), (1, "a2")))).check()  # fmt: skip
+@given(
+    gaps=st.lists(st.floats(0, 20), max_size=40),
+    batches=st.none() | st.integers(1, 5),
+    interval=st.none() | st.integers(1, 30),
+    pause=st.none() | st.integers(1, 30),
+)
+def test_no_interval_is_overrun_but_for_the_pause_and_no_pause_is_cut_short(
+    gaps: list[float], batches: int | None, interval: int | None, pause: int | None
+) -> None:
+    settings = CheckpointSettings(batches, interval and interval * SECOND, pause and pause * SECOND)
+    times = [sum(gaps[: n + 1]) for n in range(len(gaps))]
+    last, since, paused = 0.0, 0, None
+    for now, verdict in zip(times, verdicts(settings, times), strict=True):
+        since += 1
+        over = (batches is None and interval is None) or (batches is not None and since >= batches)
+        over = over or (interval is not None and now - last >= interval)
+        free = pause is None or paused is None or now - paused >= pause
+        assert (verdict is Due.INTERVAL) == (over and free)
+        if verdict is Due.INTERVAL:
+            last, since, paused = now, 0, now
 
 
-def test_rows_of_an_attempt_that_did_not_report_are_refused() -> None:
-    pending = _pending(TWO_LEVELS, _report(attempt="a1"), _report(subtask=1, attempt="a2"),
-                       _report("sink", consumed=_heard((0, "a0"), (1, "a2"))))  # fmt: skip
-    with pytest.raises(BatchFailed, match="different attempts") as failed:
-        pending.check()
-    assert failed.value.facts == {
-        "uid": "sink", "subtask": 0, "upstream": ("op", 0), "consumed": "a0", "reported": "a1",
-    }  # fmt: skip
+@pytest.mark.parametrize("name", ["interval_batches", "interval", "min_pause", "timeout", "max_in_flight"])
+def test_an_interval_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        resolve({f"checkpoints.{name}": "0"})
 
 
-@pytest.mark.parametrize(("heard", "missing"), [
-    ([], [("op", 0), ("op", 1)]), (_heard((0, "a")), [("op", 1)]), (_heard((0, "a"), (1, "a"), (2, "a")), []),
-])  # fmt: skip
-def test_a_task_must_have_heard_exactly_those_before_it(heard: list[Consumed], missing: list[Any]) -> None:
-    pending = _pending(TWO_LEVELS, _report(), _report(subtask=1), _report("sink", consumed=heard))
-    with pytest.raises(BatchFailed, match="did not hear the barrier") as failed:
-        pending.check()
-    assert failed.value.facts == {"uid": "sink", "subtask": 0, "missing": missing}
-
-
-def test_a_task_of_the_first_level_hears_nobody() -> None:
-    with pytest.raises(BatchFailed, match="did not hear the barrier"):
-        _pending(FIRST, _report(consumed=_heard((1, "a"))), _report(subtask=1)).check()
-
-
-# -- what a whole checkpoint consists of --------------------------------------------------------------------------
-
-
-def _state(subtask: int) -> SubtaskState:
-    return SubtaskState(
-        subtask=subtask, first_group=subtask * 64, last_group=subtask * 64 + 63, snapshot=f"s{subtask}"
-    )
-
-
-def _schema(name: str) -> StateSchema:
-    return StateSchema(name=name, kind="value", value_type="int")
-
-
-def test_operators_with_the_state_of_their_subtasks() -> None:
-    pending = _pending(FIRST, _report(subtask=1, key_types=["string"], states=[_schema("b")], state=_state(1)),
-                       _report(key_types=["string"], states=[_schema("a")], state=_state(0)))  # fmt: skip
-    (found,) = pending.operators([])
-    assert found == OperatorState(uid="op", parallelism=2, key_types=["string"], states=[_schema("a"), _schema("b")],
-                                  subtasks=[_state(0), _state(1)])  # fmt: skip
-
-
-def test_a_subtask_without_rows_keeps_what_the_base_knew_of_its_states() -> None:
-    pending = _pending(
-        FIRST, _report(key_types=["string"], state=_state(0)), _report(subtask=1, key_types=["string"])
-    )
-    base = [OperatorState(uid="op", parallelism=2, key_types=["string"], states=[_schema("old")], subtasks=[]),
-            OperatorState(uid="gone", parallelism=2, key_types=["string"], states=[], subtasks=[])]  # fmt: skip
-    (found,) = pending.operators(base)
-    assert found.states == [_schema("old")]
-    assert found.subtasks == [_state(0)]
-
-
-def test_a_sink_of_its_own_is_no_operator() -> None:
-    pending = _pending(FIRST, _report(), _report(subtask=1))
-    assert pending.operators([]) == []
-
-
-def test_output_is_collected_by_sink_in_order_of_subtasks() -> None:
-    files = {n: Committable(path=f"f{n}", size=1, rows=n) for n in range(3)}
-    pending = _pending(FIRST, _report(subtask=1, output={"x": [files[1]], "empty": []}),
-                       _report(output={"x": [files[0]], "y": [files[2]]}))  # fmt: skip
-    assert pending.output() == {"x": [files[0], files[1]], "y": [files[2]]}
+def test_no_failure_at_all_may_be_borne_and_less_than_that_is_refused() -> None:
+    assert resolve({"checkpoints.tolerable_failures": "0"}).checkpoints.tolerable_failures == 0
+    with pytest.raises(ValueError, match=r"a whole number from 0 up"):
+        resolve({"checkpoints.tolerable_failures": "-1"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stateflow import OutputTag
 from stateflow.api.graph import maker_of
 from stateflow.api.streams import DataStream
-from stateflow.checkpoint.coordinator import Participant
+from stateflow.checkpoint.barrier import Participant
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.exchange import reads_once
 from stateflow.runtime.plan import JobPlan, plan_job

@@ -1,0 +1,134 @@
+"""Collects the reports of one barrier until the checkpoint is whole. Pure: reports in, verdicts out."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stateflow.checkpoint.documents import OperatorState
+from stateflow.checkpoint.reports import TaskReport
+from stateflow.errors import BatchFailed
+from stateflow.state.handles import Committable
+
+
+class Acknowledgement(enum.Enum):
+    """What a report did to a pending checkpoint."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "this subtask has reported the same attempt before"
+    ANOTHER_ATTEMPT = "this subtask has reported another attempt before"
+    LATE = "the report is for another barrier"
+    UNKNOWN = "no such subtask takes part"
+
+
+@dataclass(frozen=True)
+class Participant:
+    """A subtask whose report is needed, and the tasks that it must have heard the barrier from."""
+
+    uid: str
+    subtask: int
+    upstream: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass
+class PendingBarrier:
+    """A barrier that is on its way.
+
+    Args:
+        generation, ordinal: the barrier.
+        participants: whose reports make it whole.
+    """
+
+    generation: int
+    ordinal: int
+    participants: Iterable[Participant]
+    reports: dict[tuple[str, int], TaskReport] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._expected = {(p.uid, p.subtask): p for p in self.participants}
+
+    def acknowledge(self, report: TaskReport) -> Acknowledgement:
+        """Takes a report in."""
+        key = (report.uid, report.subtask)
+        if (report.generation, report.ordinal) != (self.generation, self.ordinal):
+            return Acknowledgement.LATE
+        if key not in self._expected:
+            return Acknowledgement.UNKNOWN
+        known = self.reports.get(key)
+        if known is not None:
+            same = known.attempt == report.attempt
+            return Acknowledgement.DUPLICATE if same else Acknowledgement.ANOTHER_ATTEMPT
+        self.reports[key] = report
+        return Acknowledgement.ACCEPTED
+
+    @property
+    def missing(self) -> list[tuple[str, int]]:
+        """Subtasks that have not reported."""
+        return sorted(self._expected.keys() - self.reports.keys())
+
+    def check(self) -> None:
+        """Raises the first failure that a task reported, or BatchFailed when the checkpoint is not whole."""
+        for report in self.reports.values():
+            if report.failure is not None:
+                raise report.failure.to_error()
+        if self.missing:
+            raise BatchFailed("not every subtask reported", missing=self.missing[:10])
+        for key, participant in self._expected.items():
+            self._check_attempts(participant, self.reports[key])
+
+    def _check_attempts(self, participant: Participant, report: TaskReport) -> None:
+        """A task that was run again may have given some of its readers rows of its first attempt and others rows of
+        its second; what they then hold together never was one output."""
+        heard = {(c.uid, c.subtask): c.attempt for c in report.consumed}
+        if heard.keys() != participant.upstream:
+            raise BatchFailed("a task did not hear the barrier from every task before it", uid=report.uid,
+                              subtask=report.subtask, missing=sorted(participant.upstream - heard.keys()))  # fmt: skip
+        for upstream, attempt in heard.items():
+            if self.reports[upstream].attempt != attempt:
+                raise BatchFailed("tasks consumed different attempts of one task before them", uid=report.uid,
+                                  subtask=report.subtask, upstream=upstream, consumed=attempt,
+                                  reported=self.reports[upstream].attempt)  # fmt: skip
+
+    def operators(self, base: Iterable[OperatorState]) -> list[OperatorState]:
+        """The state of every keyed operator, for the manifest.
+
+        Args:
+            base: the operators of the checkpoint before: a subtask without rows does not open its store, so it
+                reports no schemas.
+        """
+        known = {o.uid: o for o in base}
+        found: dict[str, list[TaskReport]] = {}
+        for (uid, _), report in sorted(self.reports.items()):
+            if report.key_types:
+                found.setdefault(uid, []).append(report)
+        return [_operator(uid, reports, known.get(uid)) for uid, reports in found.items()]
+
+    def event_times(self) -> dict[str, int]:
+        """The latest event time of each source's rows, by uid, without sources that had none."""
+        latest: dict[str, int] = {}
+        for report in self.reports.values():
+            for uid, time in report.event_times.items():
+                latest[uid] = max(time, latest.get(uid, time))
+        return latest
+
+    def output(self) -> dict[str, list[Committable]]:
+        """Files to publish, by sink, without sinks that got none."""
+        result: dict[str, list[Committable]] = {}
+        for _, report in sorted(self.reports.items()):
+            for sink, committables in report.output.items():
+                if committables:
+                    result.setdefault(sink, []).extend(committables)
+        return result
+
+
+def _operator(uid: str, reports: list[TaskReport], base: OperatorState | None) -> OperatorState:
+    states = {schema.name: schema for schema in base.states} if base else {}
+    states |= {schema.name: schema for report in reports for schema in report.states}
+    others = {schema.name: schema for schema in base.operator_states} if base else {}
+    others |= {schema.name: schema for report in reports for schema in report.operator_states}
+    return OperatorState(
+        uid=uid, parallelism=len(reports), key_types=reports[0].key_types,
+        states=[states[name] for name in sorted(states)], subtasks=[r.state for r in reports if r.state],
+        operator_states=[others[name] for name in sorted(others)], parts=[r.part for r in reports if r.part],
+    )  # fmt: skip

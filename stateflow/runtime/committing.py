@@ -1,0 +1,277 @@
+"""Making barriers checkpoints, one after the other: files, manifest, COMMIT, publishing; beside the batches or not."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, Failure
+from stateflow.checkpoint.documents import Manifest
+from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.files import files_of, write_manifest
+from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
+from stateflow.checkpoint.log import Head, Overtaken
+from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError, StorageError
+from stateflow.metrics import Recorder
+from stateflow.runtime.job import Job
+from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.uncommitted import Uncommitted
+from stateflow.state.handles import FileHandle
+from stateflow.state.transfer import check_content
+
+log = logging.getLogger(__name__)
+
+_TRIM_EVERY = 100
+_POLL_SECONDS = (0.002, 0.25)
+_TEND_SECONDS = 20
+
+
+class _Cancelled(Exception):
+    """The run ends with an error; what is not committed is not needed any more."""
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How a checkpoint ended, as the thread that works on it tells the thread of the batches.
+
+    Attributes:
+        at: seconds of the clock that never goes back.
+        error: why there is none.
+    """
+
+    ordinal: int
+    at: float
+    error: StateflowError | None = None
+
+
+class Committer:
+    """Moves a run's head from checkpoint to checkpoint, in the order of their barriers.
+
+    Asynchronously, a thread waits for the files of a checkpoint, commits and publishes it, while the next batch works;
+    the thread of the batches learns by `check` what became of it. A checkpoint that is aborted leaves all that it
+    would have published to the next one.
+
+    Args:
+        note: who or what asked for the run; for the history.
+    """
+
+    head: Head
+    """The newest log entry of the run; from its CLAIM on."""
+
+    def __init__(self, job: Job, publisher: Publisher) -> None:
+        self._job = job
+        self._settings = job.settings.checkpoints
+        self._coordinator = CheckpointCoordinator(self._settings, job.root.clock.monotonic())
+        self._publisher = publisher
+        self._collector = Collector(job.root)
+        self._pool = ThreadPoolExecutor(1, "stateflow-checkpoints") if self._settings.asynchronous else None
+        self._cancelled = threading.Event()
+        self._running: deque[Future[None]] = deque()
+        self._ended: deque[_Ended] = deque()
+        self._error: Exception | None = None
+        self._aborted = Uncommitted()
+        self._stored: set[str] = set()
+        self._completed = 0
+        self.note = ""
+
+    def restored(self, manifest: Manifest | None) -> None:
+        """A run starts from `manifest`, whose files are all stored."""
+        self._stored = {handle.key for handle in files_of(manifest)} if manifest else set()
+
+    # -- in the thread of the batches ---------------------------------------------------------------------------
+
+    def is_due(self, ordinal: int, asked: bool) -> bool:
+        """Whether the barrier that was reached becomes a checkpoint; then `submit` follows."""
+        verdict = self._coordinator.at_barrier(ordinal, self._now(), asked)
+        return isinstance(verdict, Due)
+
+    def submit(self, unit: Uncommitted) -> None:
+        """Makes `unit` a checkpoint: at once, or when everything before it is one or aborted."""
+        unit.reached_at = self._now()
+        self._coordinator.triggered(unit.ordinal, unit.reached_at)
+        if self._pool is None:
+            self._complete(unit)
+        else:
+            self._running.append(self._pool.submit(self._work, unit))
+        self._gauge_pending()
+
+    def check(self) -> None:
+        """Raises what went wrong beside the batches: what no checkpoint survives, and one failure too many."""
+        while self._running and self._running[0].done():
+            self._running.popleft()
+        if self._error is not None:
+            raise self._error
+        while self._ended:
+            self._hear(self._ended.popleft())
+        self._gauge_pending()
+
+    def wait(self, tend: Callable[[], None]) -> None:
+        """Until no checkpoint is pending; raises as `check` does.
+
+        Args:
+            tend: called now and then while it takes long.
+        """
+        while self._running:
+            try:
+                self._running[0].result(_TEND_SECONDS)
+            except TimeoutError:
+                tend()
+            else:
+                self._running.popleft()
+        self.check()
+
+    @property
+    def has_aborted(self) -> bool:
+        """Whether what was aborted is left, for the next checkpoint to take; nothing may be pending."""
+        return self._aborted.manifest is not None
+
+    def abandon(self) -> None:
+        """Ends; a checkpoint that is being committed is completed, others are not."""
+        self._coordinator.shut_down()
+        self._cancelled.set()
+        if self._pool is not None:
+            # A run that starts again in this process must not find this one at work.
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def collect(self) -> None:
+        """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
+        data is safe: it is told in the log, and `stateflow gc` fails for it."""
+        try:
+            self._collector.collect()
+        except DataError as e:
+            log.warning("nothing was collected: %s", e)
+
+    def trim_history(self) -> None:
+        """Removes history beyond what the settings keep."""
+        trim_history(self._job.root.storage, self._job.settings.history.retained)
+
+    def _hear(self, ended: _Ended) -> None:
+        if ended.error is None:
+            self._coordinator.completed(ended.ordinal, ended.at)
+            return
+        self._coordinator.aborted(ended.ordinal)
+        if self._coordinator.has_failed_too_often:
+            raise ended.error
+
+    def _gauge_pending(self) -> None:
+        self._job.recorder.gauge("number_of_in_progress_checkpoints", len(self._coordinator.pending))
+
+    def _now(self) -> float:
+        return self._job.root.clock.monotonic()
+
+    # -- in the thread of the checkpoints -----------------------------------------------------------------------
+
+    def _work(self, unit: Uncommitted) -> None:
+        if self._error is not None:
+            # Commits stay in order: behind one that failed there is none.
+            return
+        try:
+            self._complete(unit)
+        except _Cancelled:
+            log.info("the checkpoint of barrier %d is given up: the run ends", unit.ordinal)
+        except Exception as e:
+            self._error = e
+
+    def _complete(self, unit: Uncommitted) -> None:
+        unit, self._aborted = unit.behind(self._aborted), Uncommitted()
+        try:
+            if self._pool is not None:
+                self._await_files(unit)
+            failpoints.hit("commit.stored")
+            handle = self._written(unit)
+        except (StorageError, BatchFailed) as e:
+            self._abort(unit, e)
+            return
+        # Whether an append that has no answer happened is not known: nothing may go on from here.
+        self._commit(unit, handle)
+        self._publish()
+        self._ended.append(_Ended(unit.ordinal, self._now()))
+        self._record(unit)
+
+    def _await_files(self, unit: Uncommitted) -> None:
+        """Returns when each file is stored. Raises BatchFailed when one is not in time."""
+        handles = files_of(unit.document)
+        missing = [handle for handle in handles if handle.key not in self._stored]
+        delay, longest = _POLL_SECONDS
+        while missing := [handle for handle in missing if not self._is_stored(handle)]:
+            if self._coordinator.overdue(unit.ordinal, self._now()):
+                raise BatchFailed(Failure.TIMED_OUT.value, hint="was a host lost, or is the storage slow? the logs of "
+                                  "the tasks' processes tell; checkpoints.timeout is how long it may take",
+                                  barrier=unit.ordinal, missing=[h.key for h in missing[:3]])  # fmt: skip
+            if self._cancelled.wait(delay):
+                raise _Cancelled
+            delay = min(longest, 2 * delay)
+        self._stored = {handle.key for handle in handles}
+
+    def _is_stored(self, handle: FileHandle) -> bool:
+        size = self._job.root.storage.durable_size(handle.key)
+        if size is not None:
+            check_content(handle, size, handle.sha256)
+        return size is not None
+
+    def _written(self, unit: Uncommitted) -> FileHandle:
+        handle = write_manifest(self._job.root.storage, unit.folder, unit.document)
+        failpoints.hit("commit.manifest")
+        return handle
+
+    def _abort(self, unit: Uncommitted, error: StateflowError) -> None:
+        log.warning("the checkpoint of barrier %d is aborted: %s", unit.ordinal, error)
+        self._job.recorder.count("number_of_failed_checkpoints")
+        self._aborted = unit
+        self._ended.append(_Ended(unit.ordinal, self._now(), error))
+
+    def _commit(self, unit: Uncommitted, handle: FileHandle) -> None:
+        publisher = self._publisher
+        new = Commit(
+            unit.ordinal, handle, unit.document.sources, unit.output, publisher.published, publisher.settled
+        )
+        outcome = self._job.root.commit(self.head, new, self._settings.retained)
+        if isinstance(outcome, Overtaken):
+            raise Fenced("a newer run has claimed the job", hint="let the other run work; the log decides whether this "
+                         "one's last batch exists", generation=self.head.entry.generation,
+                         ordinal=unit.ordinal)  # fmt: skip
+        self.head = outcome.head
+        publisher.forget_settled(self.head)
+        failpoints.hit("commit.after")
+
+    def _publish(self) -> None:
+        # All sinks are looked at before one gets anything: what is published in one cannot be replayed for another.
+        lost = self._publisher.lost_checkpoint(self.head)
+        if lost is not None:
+            raise BatchFailed("output was deleted before it was published", hint="was a table vacuumed? a new run goes "
+                              "back to the checkpoint before it", checkpoint=lost)  # fmt: skip
+        self._publisher.publish_pending(self.head)
+
+    def _record(self, unit: Uncommitted) -> None:
+        """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
+        root, manifest = self._job.root, unit.document
+        seconds = unit.seconds + self._now() - unit.reached_at
+        self._completed += 1
+        record_checkpoint(self._job.recorder, self.head.checkpoint_id, manifest, seconds)
+        write_record(root.storage, CheckpointRecord(
+            checkpoint_id=self.head.checkpoint_id, generation=manifest.generation, ordinal=manifest.ordinal,
+            committed_at=root.clock.now().isoformat(timespec="milliseconds"), duration_ms=round(seconds * 1000, 1),
+            increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
+            full_bytes=manifest.full_bytes, files=len(files_of(manifest)), rows_in=unit.rows_in,
+            rows_out=unit.rows_out, by=root.writer, reason=self.note,
+        ))  # fmt: skip
+        if self._completed % self._settings.collect_every == 0:
+            self.collect()
+        if self._completed % _TRIM_EVERY == 0:
+            self.trim_history()
+
+
+def record_checkpoint(recorder: Recorder, checkpoint_id: int, manifest: Manifest, seconds: float) -> None:
+    """Counts a completed checkpoint, with Flink's names."""
+    recorder.count("number_of_completed_checkpoints")
+    recorder.gauge("last_completed_checkpoint_id", checkpoint_id)
+    recorder.gauge("last_checkpoint_size", manifest.increment_bytes)
+    recorder.gauge("last_checkpoint_compaction_size", manifest.compaction_bytes)
+    recorder.gauge("last_checkpoint_full_size", manifest.full_bytes)
+    recorder.gauge("last_checkpoint_duration", seconds)

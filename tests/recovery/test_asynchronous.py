@@ -1,0 +1,83 @@
+"""Checkpoints beside the batches: a kill at any moment costs a replay, and what somebody asks for is whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.failpoints import NAMES
+from tests.recovery import disk
+from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow
+from tests.recovery.process import wait_for
+
+_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+_QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")} | {
+    "batch.end",
+    "gc.deleting",
+}
+_ONCE = ("claim", "start", "run")
+KILLED = -9
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job", {"checkpoints__asynchronous": "yes"})
+    yield made
+    made.end_all()
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
+def test_a_kill_costs_a_replay_and_no_row(box: AccountsBox, point: str) -> None:
+    box.deliver(10 * SLICE)
+    time = 1 if point.partition(".")[0] in _ONCE else 2
+    # So many that the run does not outrun the point: how many checkpoints it has depends on who is faster.
+    assert box.run(f"{point}:{time}:kill", checkpoints__collect_every=1).code == KILLED
+    assert box.marker.exists()
+    box.deliver(13 * SLICE)
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+@pytest.mark.parametrize("point", ["upload.before", "commit.stored", "commit.after"])
+def test_a_kill_in_each_of_many_runs(box: AccountsBox, point: str) -> None:
+    box.deliver(30 * SLICE)
+    for _ in range(4):
+        assert box.run(f"{point}:3:kill").code == KILLED
+        box.marker.unlink()
+    box.finish()
+    box.check_results()
+    box.check_clean()
+
+
+def test_a_savepoint_is_of_a_checkpoint_that_is_whole(box: AccountsBox) -> None:
+    box.deliver(8 * SLICE)
+    run = box.start("batch.begin:2:stop", requests__interval="20ms")
+    run.wait_stopped()
+    asker = box.begin("savepoint", "create", "--name", "early", "--json", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    assert json.loads(made.out)["taken_by"] == "run"
+    assert len(disk.savepoints(box.root)) == 1
+    box.check_results()
+
+
+def test_a_stop_commits_and_publishes_what_was_worked_off(box: AccountsBox) -> None:
+    box.deliver(30 * SLICE)
+    run = box.start("batch.begin:4:stop", requests__interval="20ms")
+    run.wait_stopped()
+    asker = box.begin("stop", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    head = disk.head(box.root)
+    assert 4 * SLICE <= head.position < 30 * SLICE
+    assert len(disk.folder_rows(box.table("movements"))) == head.position
+    box.finish()
+    box.check_results()

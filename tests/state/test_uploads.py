@@ -1,0 +1,187 @@
+"""Storing beside the batches: what is handed over is stored, also when the process that owed it is gone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from stateflow.clock import Clock, ManualClock, SystemClock
+from stateflow.errors import BatchFailed, StorageError
+from stateflow.state.handles import FileHandle, StateFile
+from stateflow.state.transfer import HostCache, Traffic
+from stateflow.state.uploads import BackgroundUploads, Outbox
+from stateflow.storage import MemoryStorage
+from tests.recovery.process import wait_for
+
+KEY = "data/00000000000000000007/0000000001-t1/op-0-files"
+ID = "0" * 32
+
+
+class Flaky(MemoryStorage):
+    """Fails a number of times."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+        self.puts = 0
+
+    def put_file(self, key: str, source: Path) -> None:
+        self.puts += 1
+        if self.puts <= self.failures:
+            raise StorageError("the storage is down", key=key)
+        super().put_file(key, source)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(tmp_path / ".uploads", 7, timedelta(minutes=1))
+
+
+def files(folder: Path, *contents: bytes) -> list[Path]:
+    paths = [folder / f"file-{number}" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    return paths
+
+
+def wait_until_empty(outbox: Outbox) -> None:
+    wait_for(lambda: not list(outbox.folder.glob("*")), lambda: "an empty outbox")
+
+
+def parcel(outbox: Outbox, name: str, *contents: bytes) -> Path:
+    """What a process left that was storing these files as one object."""
+    folder = outbox.folder / name
+    folder.mkdir(parents=True)
+    (folder / "key").write_text(KEY)
+    for number, content in enumerate(contents):
+        (folder / str(number)).write_bytes(content)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dead() -> int:
+    """The number of a process that is gone."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize("contents", [[b"one"], [b"first", b"", b"third"]])
+def test_files_become_one_object_though_they_go_at_once(
+    outbox: Outbox, tmp_path: Path, contents: list[bytes]
+) -> None:
+    storage, paths = MemoryStorage(), files(tmp_path, *contents)
+    BackgroundUploads(storage, outbox, SystemClock()).put(KEY, paths)
+    for path in paths:
+        path.unlink()
+    wait_until_empty(outbox)
+    assert storage.get(KEY) == b"".join(contents)
+
+
+def test_a_storage_that_fails_is_asked_again(outbox: Outbox, tmp_path: Path) -> None:
+    storage = Flaky(5)
+    BackgroundUploads(storage, outbox, ManualClock()).put(KEY, files(tmp_path, b"one"))
+    wait_until_empty(outbox)
+    assert (storage.get(KEY), storage.puts) == (b"one", 6)
+
+
+def test_what_cannot_be_stored_in_time_is_given_up(outbox: Outbox, tmp_path: Path) -> None:
+    storage = Flaky(10**9)
+    BackgroundUploads(storage, outbox, ManualClock()).put(KEY, files(tmp_path, b"one"))
+    wait_until_empty(outbox)
+    # Tries come after 0.2 s, 0.4 s, and so on, at most 30 s apart.
+    assert storage.size(KEY) is None and 6 <= storage.puts <= 12
+
+
+def test_what_a_dead_process_owed_is_stored(outbox: Outbox, dead: int) -> None:
+    storage = MemoryStorage()
+    parcel(outbox, f"7.{dead}.{ID}", b"first", b"second")
+    BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
+    wait_until_empty(outbox)
+    assert storage.get(KEY) == b"firstsecond"
+
+
+def test_what_it_had_just_stored_is_not_stored_again(outbox: Outbox, dead: int) -> None:
+    storage = Flaky(10**9)
+    storage.put_new(KEY, b"firstsecond")
+    parcel(outbox, f"7.{dead}.{ID}", b"first", b"second")
+    BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
+    wait_until_empty(outbox)
+    assert storage.puts == 0
+
+
+def test_what_a_process_that_lives_is_storing_is_left_to_it(outbox: Outbox) -> None:
+    storage = MemoryStorage()
+    whole, draft = f"7.{os.getpid()}.{ID}", f"new-7.{os.getpid()}.{ID}"
+    parcel(outbox, whole, b"mine")
+    parcel(outbox, draft, b"half")
+    BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
+    assert sorted(os.listdir(outbox.folder)) == [whole, draft] and storage.list("") == []
+
+
+def test_what_older_runs_and_the_dead_left_unfinished_is_removed_and_nothing_else(
+    outbox: Outbox, dead: int
+) -> None:
+    storage = MemoryStorage()
+    kept = [f"8.{dead}.{ID}", "notes"]
+    for name in (
+        f"6.{os.getpid()}.{ID}",
+        f"6.{dead}.{ID}",
+        f"new-6.{dead}.{ID}",
+        f"new-7.{dead}.{ID}",
+        *kept,
+    ):
+        parcel(outbox, name, b"data")
+    BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
+    assert sorted(os.listdir(outbox.folder)) == sorted(kept) and storage.list("") == []
+
+
+def test_without_an_outbox_there_is_nothing_to_take_over(outbox: Outbox) -> None:
+    BackgroundUploads(MemoryStorage(), outbox, SystemClock()).adopt_orphans()
+    assert not outbox.folder.exists()
+
+
+class Eventful(ManualClock):
+    """Something happens while somebody sleeps for the third time."""
+
+    def __init__(self, event: Callable[[], object]) -> None:
+        super().__init__()
+        self._event = event
+        self._sleeps = 0
+
+    def sleep(self, duration: timedelta) -> None:
+        super().sleep(duration)
+        self._sleeps += 1
+        if self._sleeps == 3:
+            self._event()
+
+
+def cache(folder: Path, storage: MemoryStorage, outbox: Outbox, clock: Clock) -> HostCache:
+    traffic = Traffic(
+        storage, BackgroundUploads(storage, outbox, clock), "data/00000000000000000007/", outbox.patience
+    )
+    return HostCache(folder / "cache", traffic, clock)
+
+
+def test_a_file_that_another_host_is_storing_is_waited_for(outbox: Outbox, tmp_path: Path) -> None:
+    storage, handle = MemoryStorage(), FileHandle(key=KEY, size=3, sha256=hashlib.sha256(b"one").hexdigest())
+    clock = Eventful(lambda: storage.put_new(KEY, b"one"))
+    cache(tmp_path, storage, outbox, clock).link(StateFile(handle=handle, local_name="x"), tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"one"
+
+
+def test_one_that_does_not_come_fails_the_batch_which_a_new_run_replays(
+    outbox: Outbox, tmp_path: Path
+) -> None:
+    handle = FileHandle(key=KEY, size=3, sha256="0" * 64)
+    with pytest.raises(BatchFailed, match="another host was to store") as caught:
+        cache(tmp_path, MemoryStorage(), outbox, ManualClock()).link(
+            StateFile(handle=handle, local_name="x"), tmp_path / "x"
+        )
+    assert caught.value.retryable and KEY in str(caught.value)
