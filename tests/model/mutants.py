@@ -48,10 +48,12 @@ from stateflow.errors import DataError, StorageError
 from stateflow.recovery import savepoints
 from stateflow.runtime import publishing as runtime
 from stateflow.runtime import restoring, rewinding, run, serving
+from stateflow.runtime.committing import Committer
 from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.start_checks import StartChecks
+from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import (
     SAVEPOINT,
@@ -115,6 +117,10 @@ def _conflict_unless_created(self: CheckpointLog, entry: LogEntry) -> Head | Non
         if result is not PutResult.UNKNOWN:
             return Head(entry, digest) if result is PutResult.CREATED else None
     raise StorageError("no answer")
+
+
+def _without_waiting(self: Committer, unit: Uncommitted) -> None:
+    pass
 
 
 def _trust_any_hash(found: Head, ref: EntryRef) -> None:
@@ -328,6 +334,10 @@ MUTANTS: dict[str, Mutant] = {
     "no-pending": Mutant(
         "only the newest checkpoint's output is pending",
         ((entries, "pending_of"), (runtime, "pending_of")), _newest_pending, ("S1", "S2"),
+    ),
+    "no-waiting": Mutant(
+        "a checkpoint is committed before its files are stored",
+        ((Committer, "_await_files"),), _without_waiting, ("I3",), plan="beside",
     ),
     # Mistakes that the simulator found in the code itself.
     "two-reads": Mutant(

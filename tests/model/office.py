@@ -13,7 +13,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
 from stateflow.recovery import forks, restores, savepoints
-from stateflow.runtime import restoring, serving
+from stateflow.runtime import committing, restoring, serving
 from stateflow.runtime.job import Job
 from stateflow.runtime.restoring import RestoreOrder
 from stateflow.storage import Storage
@@ -66,7 +66,8 @@ class Office:
             (forks, "probe_storage", lambda *_: None),
             (restoring, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
-            (serving, "ThreadPoolExecutor", threads.pool),
+            (serving, "ThreadPoolExecutor", threads.pool), (committing, "threading", threads),
+            (committing, "ThreadPoolExecutor", threads.pool),
         ]  # fmt: skip
         with ExitStack() as stack:
             for place, name, replacement in places:

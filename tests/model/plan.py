@@ -37,6 +37,10 @@ class Plan:
     """How likely a checkpoint is given up, its files and output passing to the next."""
     real: bool = False
     """Whether runs are the real `JobRun`, or freer ones."""
+    asynchronous: bool = False
+    """Whether the real ones store files and commit beside their batches; a file may then never be stored."""
+    lost_uploads: float = 0.0
+    """How likely such a file is lost with its host."""
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
     people: tuple[tuple[str, int], ...] = ()
@@ -143,9 +147,16 @@ COMMANDS = Plan(
 )  # fmt: skip
 """Pins, adoptions and shortened retentions meet at the head."""
 
+BESIDE = Plan(
+    steps=600, drivers=1, batches=8, collectors=2, admins=1, sinks=2, retain=2, real=True, asynchronous=True, abort=0.0,
+    lost_uploads=0.03, pause=0.01, crash=0.003, newcomers=0.005,
+    people=(("saver", 1), ("asker", 2), ("stopper", 1), ("restorer", 1)),
+)  # fmt: skip
+"""Runs whose files come late, or never, and whose commits are beside their batches."""
+
 PLANS: dict[str, Plan | None] = {
     "": None, "held": HELD, "vacuum": VACUUM, "lost": BEREFT, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
-    "keeping": KEEPING, "given-up": GIVEN_UP,
+    "keeping": KEEPING, "given-up": GIVEN_UP, "beside": BESIDE,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""
 

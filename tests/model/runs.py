@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 from stateflow.checkpoint.barrier import Participant
+from stateflow.checkpoint.coordinator import Failure
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
 from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
@@ -15,7 +17,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.config import CheckpointSettings, Settings
-from stateflow.errors import ConfigError, DataError, Fenced, SinkDiverged, StorageError
+from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, SinkDiverged, StorageError
 from stateflow.runtime import run as runtime
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import Job, Positions
@@ -59,6 +61,10 @@ class Run:
                 site.checker.fenced(self.generation)
         except (StorageError, GaveUp):
             site.count("runs that gave up")
+        except BatchFailed as e:
+            if not site.plan.asynchronous or Failure.TIMED_OUT.value not in e.message:
+                raise
+            site.count("runs that waited in vain")
         except SinkDiverged as e:
             raise Violation("S1", f"{self.name}: {e}") from e
         except DataError as e:
@@ -309,7 +315,11 @@ class RealRun(Run):
 
 def job_of(site: Site, root: JobRoot) -> Job:
     """The job on this root, as its job file declares it."""
-    checkpoints = CheckpointSettings(retained=site.plan.retain, collect_every=3)
+    # Seconds are steps.
+    checkpoints = CheckpointSettings(
+        retained=site.plan.retain, collect_every=3, asynchronous=site.plan.asynchronous, max_in_flight=2,
+        tolerable_failures=1, timeout=timedelta(seconds=80),
+    )  # fmt: skip
     settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
     plan: Any = OneOperator()
     return Job(root, plan, settings, site.bind(root), (("source", _DESCRIPTION),))

@@ -10,6 +10,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
+from stateflow.errors import StorageError
 from stateflow.runtime.publishing import BoundSink
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage.paths import data_folder
@@ -87,8 +88,26 @@ class Site:
 
     def _state_file(self, key: str) -> FileHandle:
         content = key.encode()
-        self.storage.put_data(key, content)
+        if self.plan.asynchronous and not self.world.quiet:
+            self.world.spawn_thread(lambda: self._store_late(key, content))
+        else:
+            self.storage.put_data(key, content)
         return FileHandle(key=key, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+    def _store_late(self, key: str, content: bytes) -> None:
+        """The thread of a worker: it tries until it succeeds, unless its host is lost before."""
+        if not self.world.is_calm and self.chance(self.plan.lost_uploads):
+            self.count("uploads lost")
+            return
+        self.world.sleep(self.rng.randint(0, 40))
+        while True:
+            try:
+                self.storage.put_data(key, content)
+            except StorageError:
+                self.world.sleep(5)
+            else:
+                self.count("uploads beside a batch")
+                return
 
     def _output(self, sink: SimSink, folder: str) -> Committable:
         committable = Committable(path=f"{folder}{sink.uid}.parquet", size=1, rows=1)

@@ -15,7 +15,7 @@ from tests.model.rules import Violation
 
 _CHUNKS = 8
 _CHUNK = 2_500
-_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 1500}
+_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 1500, "beside": 600}
 _BOUND = 5_000
 
 _AT_LEAST = {
@@ -39,6 +39,10 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
         "savepoints given up": 80, "requests withdrawn": 500, "savepoints taken by the run": 10,
     },
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
+    "beside": {
+        "uploads beside a batch": 4_000, "uploads lost": 100, "runs that waited in vain": 5, "commits": 3_000,
+        "savepoints made by runs": 40, "stops": 50, "fenced": 200,
+    },
 }  # fmt: skip
 """What the directed searches are for."""
 

@@ -103,10 +103,16 @@ class _Future:
     def __init__(self, world: World) -> None:
         self._world = world
         self.error: Exception | None = None
-        self.done = False
+        self._is_done = False
 
-    def result(self) -> None:
-        while not self.done:
+    def done(self) -> bool:
+        return self._is_done
+
+    def finish(self) -> None:
+        self._is_done = True
+
+    def result(self, timeout: float | None = None) -> None:
+        while not self._is_done:
             self._world.sleep(3)
         if self.error:
             raise self.error
@@ -130,6 +136,8 @@ class _Pool:
 
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
         self._queue.clear()
+        while wait and self._working:
+            self._world.sleep(3)
 
     def _work(self) -> None:
         try:
@@ -139,7 +147,7 @@ class _Pool:
                     act()
                 except Exception as e:
                     future.error = e
-                future.done = True
+                future.finish()
         finally:
             self._working = False
 

@@ -74,6 +74,8 @@ class World:
         self.steps = 0
         self.quiet = False
         """No scheduling any more: calls are executed where they are made."""
+        self.is_calm = False
+        """No new fault strikes any more."""
         self._plan = plan
         self._trace = trace
         self._actors: list[Actor] = []
@@ -168,6 +170,7 @@ class World:
 
     def calm(self) -> None:
         """From here on no new fault strikes; what is late or asleep comes when it comes."""
+        self.is_calm = True
         self._odds = {kind: [] for kind in self._odds}
         self._total = dict.fromkeys(self._odds, 0.0)
         self._hold = 0.0
