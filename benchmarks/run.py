@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import cells, memory, micro_batch, savepoints, throughput
+from benchmarks import cells, increments, memory, micro_batch, savepoints, throughput
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints")
+NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments")
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
         "memory": memory.run,
         "throughput": partial(throughput.run, cells=chosen),
         "savepoints": savepoints.run,
+        "increments": increments.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

@@ -25,6 +25,7 @@ from stateflow.cli_status import status
 from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
+from stateflow.events import log_event
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.run import JobRun
@@ -206,7 +207,8 @@ class _Progress:
         """A batch is worked off."""
         self._batches += 1
         self._rows += result.rows_in
-        self._status.update(f"batch {self._batches}: {self._rows:,} rows, checkpoint {result.checkpoint_id}, "
+        newest = f"checkpoint {result.checkpoint_id}" if result.checkpoint_id else "no checkpoint yet"
+        self._status.update(f"batch {self._batches}: {self._rows:,} rows, {newest}, "
                             f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}")  # fmt: skip
 
     def failed(self, error: StateflowError) -> None:
@@ -232,28 +234,24 @@ class _LogProgress(_Progress):
 
     def started(self, run: JobRun) -> None:
         restored = run.restored
-        _log(logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation, at=run.stood_at,
-             checkpoint=restored.checkpoint_id, matched=list(restored.matched), new=list(restored.new))  # fmt: skip
+        log_event(log, logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
+                  at=run.stood_at, checkpoint=restored.checkpoint_id, matched=list(restored.matched),
+                  new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
         event = "committed" if result.committed else "worked off"
-        _log(logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal, rows=result.rows_in,
-             seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
-             full_bytes=result.full_bytes)  # fmt: skip
+        log_event(log, logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal,
+                  rows=result.rows_in, seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
+                  full_bytes=result.full_bytes)  # fmt: skip
 
     def failed(self, error: StateflowError) -> None:
         if self._as_json:
-            _log(logging.ERROR, "failed", code=error.code, error=str(error))
+            log_event(log, logging.ERROR, "failed", code=error.code, error=str(error))
         else:
             tell(error)
 
     def ended(self) -> None:
         log.removeHandler(self._handler)
-
-
-def _log(level: int, event: str, **facts: object) -> None:
-    text = " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
-    log.log(level, text, extra={"event": event, "facts": facts})
 
 
 class _JsonFormatter(logging.Formatter):

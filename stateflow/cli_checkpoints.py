@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from stateflow import ops, recovery
-from stateflow.checkpoint.history import CheckpointRecord
+from stateflow.checkpoint.history import ABORTED, COMPLETED, CheckpointRecord
 from stateflow.recovery import CheckpointAsk
 from stateflow.terminal import (
     JSON,
@@ -30,6 +30,14 @@ from stateflow.terminal import (
 )
 
 _NEWEST = 20
+_TITLES = (
+    "checkpoint", "kept", "run", "ended (UTC)", "ms", "sync", "async", "commit", "publish", "rows", "increment",
+    "compaction", "full", "files", "new",
+)  # fmt: skip
+_SUMMED = (
+    "duration_ms", "trigger_ms", "start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "commit_ms", "publish_ms",
+    "increment_bytes", "compaction_bytes", "full_bytes", "manifest_bytes", "files", "new_files", "rows_in",
+)  # fmt: skip
 _PERCENTILES = (50, 90, 95, 99, 99.9)
 
 
@@ -43,27 +51,18 @@ def checkpoints() -> None:
 @click.option("--newest", type=click.IntRange(min=1), default=_NEWEST, show_default=True, help="How many.")
 @JSON
 def list_(job_root: str, newest: int, as_json: bool) -> None:
-    """List the newest checkpoints, and which of them are kept."""
+    """List the newest checkpoints, aborted ones included, and which of them are kept."""
     records = or_fail(lambda: ops.history(job_root, newest))
     kept = frozenset(or_fail(lambda: ops.describe(job_root)).retained)
     if as_json:
         click.echo(json.dumps([_as_object(record, kept) for record in records]))
         return
-    titles = (
-        "checkpoint",
-        "kept",
-        "run",
-        "committed (UTC)",
-        "ms",
-        "rows",
-        "increment",
-        "compaction",
-        "full",
-        "files",
-    )
-    rows = [titles, *(_as_row(record, kept) for record in records)]
+    rows = [_TITLES, *(_as_row(record, kept) for record in records)]
     for line in aligned(rows) if records else ["no checkpoint yet"]:
         click.echo(line)
+    for record in records:
+        if record.status == ABORTED:
+            click.echo(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
 
 
 @checkpoints.command()
@@ -78,6 +77,9 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
         return
     click.echo(f"checkpoint {found.checkpoint_id} of run {found.generation}, batch {found.ordinal}, "
                f"committed at {in_utc(found.committed_at)}")  # fmt: skip
+    record = next((r for r in or_fail(lambda: ops.history(job_root)) if _is_of(r, checkpoint)), None)
+    for line in _told(record) if record else []:
+        click.echo(line)
     for uid, offset in found.offsets.items():
         click.echo(f"  source {uid} at {offset}")
     for operator in found.operators:
@@ -93,25 +95,20 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
 @JSON
 def history(job_root: str, newest: int, as_json: bool) -> None:
     """Sum up the newest checkpoints: how long they took, and how large they were."""
-    records = or_fail(lambda: ops.history(job_root, newest))
+    found = or_fail(lambda: ops.history(job_root, newest))
     or_fail(lambda: ops.require_job(job_root))
-    summary = {
-        "duration_ms": _summary([r.duration_ms for r in records]),
-        "increment_bytes": _summary([float(r.increment_bytes) for r in records]),
-        "compaction_bytes": _summary([float(r.compaction_bytes) for r in records]),
-        "full_bytes": _summary([float(r.full_bytes) for r in records]),
-        "rows_in": _summary([float(r.rows_in) for r in records]),
-    }
+    records = [record for record in found if record.status == COMPLETED]
+    aborted = len(found) - len(records)
+    summary = {what: _summary([float(getattr(r, what)) for r in records]) for what in _SUMMED}
     if as_json:
-        click.echo(json.dumps({"checkpoints": len(records), **summary}))
+        click.echo(json.dumps({"checkpoints": len(records), "aborted": aborted, **summary}))
         return
-    click.echo(f"{len(records)} checkpoints")
+    click.echo(f"{len(records)} checkpoints" + (f", {aborted} aborted" if aborted else ""))
     names = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
     rows = [("", *names)]
     for what, figures in summary.items():
-        shown = human_bytes if what.endswith("bytes") else lambda value: f"{value:,.0f}"
         rows.append(
-            (what.removesuffix("_bytes"), *(shown(round(figures[n])) if figures else "-" for n in names))
+            (what.removesuffix("_bytes"), *(_shown(what, figures[n]) if figures else "-" for n in names))
         )
     for line in aligned(rows):
         click.echo(line)
@@ -137,14 +134,42 @@ def trigger(job_root: str, as_json: bool, **options: Any) -> None:
 
 def _as_row(r: CheckpointRecord, kept: frozenset[int]) -> tuple[str, ...]:
     sizes = map(human_bytes, (r.increment_bytes, r.compaction_bytes, r.full_bytes))
+    took = (f"{ms:.0f}" for ms in (r.duration_ms, r.sync_ms, r.async_ms, r.commit_ms, r.publish_ms))
+    aborted = r.status == ABORTED
     return (
-        str(r.checkpoint_id), "yes" if r.checkpoint_id in kept else "", str(r.generation),
-        r.committed_at[:19].replace("T", " "), f"{r.duration_ms:.0f}", f"{r.rows_in:,}", *sizes, str(r.files),
+        "aborted" if aborted else str(r.checkpoint_id), "yes" if r.checkpoint_id in kept and not aborted else "",
+        str(r.generation), r.committed_at[:19].replace("T", " "), *took, f"{r.rows_in:,}", *sizes, str(r.files),
+        str(r.new_files),
     )  # fmt: skip
 
 
+def _shown(what: str, value: float) -> str:
+    if what.endswith("_bytes"):
+        return human_bytes(round(value))
+    return f"{value:,.1f}" if what.endswith("_ms") and value < 100 else f"{value:,.0f}"
+
+
+def _is_of(record: CheckpointRecord, checkpoint: int) -> bool:
+    return record.status == COMPLETED and record.checkpoint_id == checkpoint
+
+
+def _told(r: CheckpointRecord) -> list[str]:
+    """What the history says of how it was made."""
+    lines = [f"  {r.rows_in:,} rows, {r.duration_ms:.0f} ms: trigger {r.trigger_ms:.0f}, start delay "
+             f"{r.start_delay_ms:.0f}, alignment {r.alignment_ms:.0f}, sync {r.sync_ms:.0f}, async {r.async_ms:.0f}, "
+             f"commit {r.commit_ms:.0f}, publish {r.publish_ms:.0f}",
+             f"  stored for it: {human_bytes(r.increment_bytes)}, compaction {human_bytes(r.compaction_bytes)}, "
+             f"{r.new_files} of {r.files} files, manifest {human_bytes(r.manifest_bytes)}"]  # fmt: skip
+    for what, spread in sorted(r.subtasks.items()):
+        figures = (("min", spread.min), ("avg", spread.avg), ("max", spread.max))
+        shown = ", ".join(f"{name} {_shown(what, value)}" for name, value in figures)
+        lines.append(f"  per subtask, {what.removesuffix('_bytes')}: {shown}")
+    return lines
+
+
 def _as_object(record: CheckpointRecord, kept: frozenset[int]) -> dict[str, Any]:
-    return {**msgspec.to_builtins(record), "kept": record.checkpoint_id in kept}
+    is_kept = record.status == COMPLETED and record.checkpoint_id in kept
+    return {**msgspec.to_builtins(record), "kept": is_kept}
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from typing import Any
 from stateflow.errors import ConfigError
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
+COMPACTIONS = ("universal", "leveled")
 BACKENDS = ("rocksdb", "filesystem", "memory")
 LARGEST_INLINE = 1 << 20
 LARGEST_SORT = 1 << 31
@@ -78,7 +79,7 @@ class CheckpointSettings:
     interval_batches: int | None = None
     interval: timedelta | None = None
     min_pause: timedelta | None = None
-    asynchronous: bool = False
+    asynchronous: bool = True
     timeout: timedelta = timedelta(minutes=10)
     max_in_flight: int = 1
     tolerable_failures: Count = 0
@@ -211,13 +212,28 @@ class RocksDBSettings:
     Attributes:
         write_buffer_bytes: how much is collected in memory before a file is written.
         block_cache_bytes: memory for blocks of files, shared by all stores of a worker process.
-        compact_at_files: a store with this many uncompacted files is compacted, in the task, before its snapshot;
-            subtasks take turns by adding their number to it.
+        compaction: ``universal`` merges files of similar size, and all of them when those beside the largest have
+            grown; ``leveled`` keeps files without overlap below the newest ones, and merges a part of them at a time.
+        compact_at_files: when a look-up may have to ask so many files, some are merged, in the task, before its
+            snapshot: one merge per batch and subtask.
+        max_size_amplification_percent: universal merges everything when the other files reach this share of the
+            largest one.
+        level_base_bytes: leveled keeps up to so much on the first level, and ten times that on each one below.
+        target_file_bytes: leveled begins another file behind so many bytes.
     """
 
     write_buffer_bytes: int = 64 << 20
     block_cache_bytes: int = 64 << 20
-    compact_at_files: int = 20
+    compaction: str = "universal"
+    compact_at_files: int = 10
+    max_size_amplification_percent: int = 66
+    level_base_bytes: int = 256 << 20
+    target_file_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.compaction not in COMPACTIONS:
+            raise ConfigError("there is no such kind of compaction", hint=f"one of {', '.join(COMPACTIONS)}",
+                              name="rocksdb.compaction", value=self.compaction)  # fmt: skip
 
 
 @dataclass(frozen=True)

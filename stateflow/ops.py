@@ -25,9 +25,11 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
 from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, find_savepoint, list_savepoints
+from stateflow.checkpoint.untold import told_at
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
-from stateflow.storage import BlobInfo, open_storage
+from stateflow.storage import BlobInfo, Storage, open_storage
+from stateflow.storage.paths import FORMAT
 
 
 @dataclass(frozen=True)
@@ -304,13 +306,24 @@ def drop_pin(job_root: str, pin_id: str) -> None:
 
 
 def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
-    """Records of committed checkpoints, oldest first."""
-    return read_records(open_storage(job_root), newest)
+    """Records of the newest checkpoints, also of aborted ones, oldest first; none when there is no job."""
+    storage = open_storage(job_root)
+    return read_records(storage, newest, _told(storage))
 
 
 def timeline(job_root: str, newest: int = 1000) -> list[Record]:
     """The newest records of checkpoints and of actions, in order. Raises ConfigError when there is no job."""
-    return read_history(_open(job_root).storage)[-newest:]
+    root = _open(job_root)
+    return read_history(root.storage, _told(root.storage))[-newest:]
+
+
+def _told(storage: Storage) -> list[CheckpointRecord]:
+    """What only the newest manifest says."""
+    if storage.size(FORMAT) is None:
+        return []
+    root = JobRoot.open(storage, SystemClock())
+    head = root.log.read_head()
+    return told_at(root, head) if head else []
 
 
 def require_job(job_root: str) -> None:

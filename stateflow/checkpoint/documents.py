@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec.structs import replace
+
+from stateflow.checkpoint.history import CheckpointRecord
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -123,6 +126,20 @@ class Manifest(Document, frozen=True, kw_only=True):
     appends to has it in its keys, and so keeps its order."""
     columns: dict[str, dict[str, str]] = {}
     """By source uid: the columns that the job declared, with their Spark types; empty where it was not recorded."""
+    record: CheckpointRecord | None = None
+    """Of this checkpoint, as far as it was known before the COMMIT; None in older ones, and in what a restore brought
+    from elsewhere."""
+    history: list[CheckpointRecord] = []
+    """Of checkpoints before it that are in no object of the history yet."""
+
+    def told(self, checkpoint_id: int) -> list[CheckpointRecord]:
+        """Its records, its own included.
+
+        Args:
+            checkpoint_id: its own.
+        """
+        own = [replace(self.record, checkpoint_id=checkpoint_id)] if self.record else []
+        return [*self.history, *own]
 
 
 class PendingOutput(Document, frozen=True, kw_only=True):

@@ -19,15 +19,20 @@ from stateflow.storage.paths import check_key
 _READERS = min(8, os.cpu_count() or 1)
 
 
-def write_manifest(storage: Storage, folder: str, manifest: Manifest) -> FileHandle:
+def write_manifest(
+    storage: Storage, folder: str, manifest: Manifest, name: str = "manifest.json"
+) -> FileHandle:
     """Stores the manifest below `folder` (a data folder of its own attempt) and returns its handle.
+
+    Args:
+        name: another one for another content.
 
     Raises InternalError for one that could never be read: a checkpoint that has it would be the end of the job.
     """
     data, _ = seal(manifest)
     if len(data) > LIMIT:
         raise InternalError("a manifest is larger than what is read of one", size=len(data), limit=LIMIT)
-    return write_bytes(storage, f"{folder}manifest.json", data)
+    return write_bytes(storage, f"{folder}{name}", data)
 
 
 def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import takewhile
 
@@ -17,17 +18,35 @@ from stateflow.storage.paths import HISTORY, history
 
 log = logging.getLogger(__name__)
 
-_CHECKPOINT = "-checkpoint.json"
+_CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
+COMPLETED, ABORTED = "completed", "aborted"
+
+
+class Spread(Document, frozen=True, kw_only=True):
+    """How a figure of the subtasks is spread."""
+
+    min: float
+    avg: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return cls(min=min(values), avg=round(sum(values) / len(values), 3), max=max(values))
 
 
 class CheckpointRecord(Document, frozen=True, kw_only=True):
-    """What one committed checkpoint was like."""
+    """What one checkpoint was like, completed or aborted."""
 
     checkpoint_id: int
+    """Of an aborted one that of the checkpoint before it, 0 when there was none; 0 in the record that a manifest has of
+    its own checkpoint, which is known to its log entry only."""
     generation: int
     ordinal: int
     committed_at: str
+    """When it ended; of one that is known from its manifest only, when that was written."""
     duration_ms: float
+    """Of its batches, and from its barrier to its end."""
     increment_bytes: int
     full_bytes: int
     files: int
@@ -38,6 +57,29 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     """Host and process id of the run's driver; empty in records of older versions."""
     reason: str = ""
     """Who or what asked for the run."""
+    status: str = COMPLETED
+    failure: str = ""
+    """Why it was aborted."""
+    triggered_at: str = ""
+    """When its last batch began."""
+    trigger_ms: float = 0
+    """From there until the positions were captured."""
+    start_delay_ms: float = 0
+    """From the beginning of its last batch until the first subtask was at the barrier."""
+    alignment_ms: float = 0
+    """From there until the last subtask was."""
+    sync_ms: float = 0
+    """The longest that a subtask worked on nothing but its snapshot."""
+    async_ms: float = 0
+    """From the last report until all files were stored; 0 when they are stored before a task reports."""
+    commit_ms: float = 0
+    """Of writing the manifest and the COMMIT."""
+    publish_ms: float = 0
+    new_files: int = 0
+    """Of state, among `files`: stored for this checkpoint."""
+    manifest_bytes: int = 0
+    subtasks: dict[str, Spread] = {}
+    """Over the subtasks that have state: ``sync_ms``, ``increment_bytes``, ``full_bytes``."""
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):
@@ -115,7 +157,7 @@ def _time(text: str) -> datetime:
 
 
 def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
-    """Adds a record of an action; as `write_record`.
+    """Adds a record of an action; a storage that fails is told in the log of this process, and fails nothing.
 
     Args:
         unique: tells it from another action at the same entry.
@@ -127,39 +169,89 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
         log.warning("the history record of a %s was not written: %s", record.kind, e)
 
 
-def write_record(storage: Storage, record: CheckpointRecord) -> None:
-    """Adds a record. One that cannot be written is told in the log of this process, and fails nothing."""
+def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> bool:
+    """Stores records as one object, named after the newest; returns whether it is there. A storage that fails is told
+    in the log of this process, and fails nothing.
+
+    Args:
+        unique: hexadecimal, tells the object from others.
+    """
+    if not records:
+        return True
+    newest = max(record.checkpoint_id for record in records)
     try:
-        storage.put_new(history(record.checkpoint_id, "checkpoint"), msgspec.json.encode(record))
+        name = f"checkpoints-{len(records)}-{unique[:8]}"
+        storage.put_new(history(newest, name), msgspec.json.encode(records))
     except StorageError as e:
-        log.warning("the history record of checkpoint %d was not written: %s", record.checkpoint_id, e)
+        log.warning("the history of the checkpoints up to %d was not written: %s", newest, e)
+        return False
+    return True
 
 
 def trim_history(storage: Storage, keep: int) -> None:
-    """Removes all but the newest records. A storage that fails is told in the log of this process."""
+    """Removes all but the newest objects, which have at least so many records. A storage that fails is told in the log
+    of this process."""
     try:
-        storage.delete(blob.key for blob in storage.list(HISTORY)[:-keep])
+        storage.delete(_superfluous(storage, keep))
     except StorageError as e:
         log.warning("old history records were not removed: %s", e)
 
 
-def read_records(storage: Storage, newest: int | None = None) -> list[CheckpointRecord]:
-    """The newest records of checkpoints, oldest first; all of them without a number."""
-    keys = [blob.key for blob in storage.list(HISTORY) if blob.key.endswith(_CHECKPOINT)]
-    found = [_read(storage, key) for key in (keys[-newest:] if newest else keys)]
-    return [r for r in found if isinstance(r, CheckpointRecord)]
+def _superfluous(storage: Storage, keep: int) -> list[str]:
+    keys = []
+    for blob in reversed(storage.list(HISTORY)):
+        if keep <= 0:
+            keys.append(blob.key)
+        matched = _CHECKPOINTS.fullmatch(blob.key)
+        keep -= int(matched[1] or 1) if matched else 1
+    return keys
 
 
-def read_history(storage: Storage) -> list[Record]:
-    """All records, in order, which their names alone do not tell."""
-    found = [_read(storage, blob.key) for blob in storage.list(HISTORY)]
-    return in_order(r for r in found if r is not None)
+def read_records(
+    storage: Storage, newest: int | None = None, told: Iterable[CheckpointRecord] = ()
+) -> list[CheckpointRecord]:
+    """The newest records of checkpoints, oldest first; all of them without a number.
+
+    Args:
+        told: what is known besides the objects, from the newest manifest.
+    """
+    found = {_identity(record): record for record in told}
+    enough = None if newest is None else newest + len(found)
+    for blob in reversed(storage.list(HISTORY)):
+        if enough is not None and len(found) >= enough:
+            break
+        found |= {_identity(r): r for r in _read(storage, blob.key) if isinstance(r, CheckpointRecord)}
+    ordered = sorted(found.values(), key=lambda r: (r.checkpoint_id, r.generation, r.ordinal, r.status))
+    return ordered[-newest:] if newest is not None else ordered
 
 
-def _read(storage: Storage, key: str) -> Record | None:
-    """None for one that does not decode, or was just trimmed: history is never needed for safety."""
-    kind: type[Record] = CheckpointRecord if key.endswith(_CHECKPOINT) else ActionRecord
+def read_history(storage: Storage, told: Iterable[CheckpointRecord] = ()) -> list[Record]:
+    """All records of completed checkpoints and of actions, in order, which their names alone do not tell.
+
+    Args:
+        told: as for `read_records`.
+    """
+    found: dict[object, Record] = {_identity(record): record for record in told}
+    for blob in storage.list(HISTORY):
+        for record in _read(storage, blob.key):
+            key = _identity(record) if isinstance(record, CheckpointRecord) else blob.key
+            found[key] = record
+    return in_order(r for r in found.values() if isinstance(r, ActionRecord) or r.status == COMPLETED)
+
+
+def _identity(record: CheckpointRecord) -> tuple[int, int, str]:
+    return record.generation, record.ordinal, record.status
+
+
+def _read(storage: Storage, key: str) -> Sequence[Record]:
+    """Nothing for one that does not decode, or was just trimmed: history is never needed for safety."""
+    matched = _CHECKPOINTS.fullmatch(key)
     try:
-        return msgspec.json.decode(storage.get(key, 1 << 20), type=kind)
+        data = storage.get(key, 1 << 24)
+        if matched is None:
+            return [msgspec.json.decode(data, type=ActionRecord)]
+        if matched[1] is None:
+            return [msgspec.json.decode(data, type=CheckpointRecord)]
+        return msgspec.json.decode(data, type=list[CheckpointRecord])
     except (msgspec.DecodeError, UnicodeDecodeError, DataError):
-        return None
+        return []

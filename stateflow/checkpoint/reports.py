@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from stateflow import errors
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.state.handles import Committable, Document, OperatorPart, StateSchema, SubtaskState
@@ -63,6 +65,10 @@ class TaskReport(Document, frozen=True, kw_only=True):
     """What was wrong with the last of them."""
     event_times: dict[str, int] = {}
     """The latest event time of the rows that came from each source, by uid."""
+    barrier_at: datetime | None = None
+    """When the subtask had worked off its input."""
+    sync_ms: float = 0.0
+    """How long it then worked on nothing but its snapshot."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, on their way to the driver."""

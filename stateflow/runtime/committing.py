@@ -9,25 +9,29 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, Failure
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import files_of, write_manifest
-from stateflow.checkpoint.history import CheckpointRecord, trim_history, write_record
+from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError, StorageError
+from stateflow.events import log_event
 from stateflow.metrics import Recorder
 from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content
+from stateflow.storage.paths import data_prefixes
 
 log = logging.getLogger(__name__)
 
-_TRIM_EVERY = 100
+_TELL_EVERY, _TRIM_EVERY = 20, 100
 _POLL_SECONDS = (0.002, 0.25)
 _TEND_SECONDS = 20
 
@@ -78,6 +82,7 @@ class Committer:
         self._aborted = Uncommitted()
         self._stored: set[str] = set()
         self._completed = 0
+        self._untold: list[CheckpointRecord] = []
         self.note = ""
 
     def restored(self, manifest: Manifest | None) -> None:
@@ -147,6 +152,11 @@ class Committer:
         except DataError as e:
             log.warning("nothing was collected: %s", e)
 
+    def tell_history(self) -> None:
+        """Stores what only manifests have of the history."""
+        if write_records(self._job.root.storage, self._untold, self._job.root.clock.new_id()):
+            self._untold = []
+
     def trim_history(self) -> None:
         """Removes history beyond what the settings keep."""
         trim_history(self._job.root.storage, self._job.settings.history.retained)
@@ -180,19 +190,23 @@ class Committer:
 
     def _complete(self, unit: Uncommitted) -> None:
         unit, self._aborted = unit.behind(self._aborted), Uncommitted()
+        stages = _Stages(self._now())
         try:
             if self._pool is not None:
                 self._await_files(unit)
             failpoints.hit("commit.stored")
-            handle = self._written(unit)
+            stages.async_ms = stages.lap(self._now())
+            handle = self._written(unit, stages)
         except (StorageError, BatchFailed) as e:
-            self._abort(unit, e)
+            self._abort(unit, stages, e)
             return
         # Whether an append that has no answer happened is not known: nothing may go on from here.
         self._commit(unit, handle)
+        stages.commit_ms = stages.lap(self._now())
         self._publish()
+        stages.publish_ms = stages.lap(self._now())
         self._ended.append(_Ended(unit.ordinal, self._now()))
-        self._record(unit)
+        self._tell(unit, handle, stages)
 
     def _await_files(self, unit: Uncommitted) -> None:
         """Returns when each file is stored. Raises BatchFailed when one is not in time."""
@@ -215,15 +229,23 @@ class Committer:
             check_content(handle, size, handle.sha256)
         return size is not None
 
-    def _written(self, unit: Uncommitted) -> FileHandle:
-        handle = write_manifest(self._job.root.storage, unit.folder, unit.document)
+    def _written(self, unit: Uncommitted, stages: _Stages) -> FileHandle:
+        document = replace(unit.document, record=self._record(unit, stages), history=self._untold)
+        # The try before may have arrived all the same, and had another record in it.
+        name = f"manifest-{unit.tries + 1}.json" if unit.tries else "manifest.json"
+        handle = write_manifest(self._job.root.storage, unit.folder, document, name)
         failpoints.hit("commit.manifest")
         return handle
 
-    def _abort(self, unit: Uncommitted, error: StateflowError) -> None:
+    def _abort(self, unit: Uncommitted, stages: _Stages, error: StateflowError) -> None:
         log.warning("the checkpoint of barrier %d is aborted: %s", unit.ordinal, error)
         self._job.recorder.count("number_of_failed_checkpoints")
         self._aborted = unit
+        record = self._record(unit, stages)
+        before = self.head.checkpoint_id
+        self._untold = [
+            *self._untold, replace(record, checkpoint_id=before, status=ABORTED, failure=error.sentence)
+        ]  # fmt: skip
         self._ended.append(_Ended(unit.ordinal, self._now(), error))
 
     def _commit(self, unit: Uncommitted, handle: FileHandle) -> None:
@@ -248,30 +270,69 @@ class Committer:
                               "back to the checkpoint before it", checkpoint=lost)  # fmt: skip
         self._publisher.publish_pending(self.head)
 
-    def _record(self, unit: Uncommitted) -> None:
-        """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
-        root, manifest = self._job.root, unit.document
-        seconds = unit.seconds + self._now() - unit.reached_at
-        self._completed += 1
-        record_checkpoint(self._job.recorder, self.head.checkpoint_id, manifest, seconds)
-        write_record(root.storage, CheckpointRecord(
-            checkpoint_id=self.head.checkpoint_id, generation=manifest.generation, ordinal=manifest.ordinal,
-            committed_at=root.clock.now().isoformat(timespec="milliseconds"), duration_ms=round(seconds * 1000, 1),
+    def _record(self, unit: Uncommitted, stages: _Stages) -> CheckpointRecord:
+        """As far as it is known by now; without the id, which the COMMIT brings."""
+        root, manifest, took = self._job.root, unit.document, unit.measures
+        files = files_of(manifest)
+        prefixes = data_prefixes(manifest.generation, range(self.head.entry.ordinal + 1, unit.ordinal + 1))
+        return CheckpointRecord(
+            checkpoint_id=0, generation=manifest.generation, ordinal=manifest.ordinal,
+            committed_at=root.clock.now().isoformat(timespec="milliseconds"),
+            duration_ms=round((unit.seconds + self._now() - unit.reached_at) * 1000, 1),
             increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
-            full_bytes=manifest.full_bytes, files=len(files_of(manifest)), rows_in=unit.rows_in,
-            rows_out=unit.rows_out, by=root.writer, reason=self.note,
-        ))  # fmt: skip
+            full_bytes=manifest.full_bytes, files=len(files), rows_in=unit.rows_in, rows_out=unit.rows_out,
+            by=root.writer, reason=self.note, new_files=sum(h.key.startswith(prefixes) for h in files),
+            triggered_at=took.triggered_at, trigger_ms=took.trigger_ms, start_delay_ms=took.start_delay_ms,
+            alignment_ms=took.alignment_ms, sync_ms=took.sync_ms, subtasks=dict(took.subtasks),
+            async_ms=stages.async_ms, commit_ms=stages.commit_ms, publish_ms=stages.publish_ms,
+        )  # fmt: skip
+
+    def _tell(self, unit: Uncommitted, handle: FileHandle, stages: _Stages) -> None:
+        """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
+        record = self._record(unit, stages)
+        record = replace(record, checkpoint_id=self.head.checkpoint_id, manifest_bytes=handle.size)
+        self._untold = [*self._untold, record]
+        self._completed += 1
+        record_checkpoint(self._job.recorder, record)
+        if self._pool is not None:
+            log_event(log, logging.INFO, "committed", checkpoint=record.checkpoint_id, batch=record.ordinal,
+                      rows=record.rows_in, seconds=round(record.duration_ms / 1000, 3),
+                      increment_bytes=record.increment_bytes, full_bytes=record.full_bytes)  # fmt: skip
+        if len(self._untold) >= _TELL_EVERY:
+            self.tell_history()
         if self._completed % self._settings.collect_every == 0:
             self.collect()
         if self._completed % _TRIM_EVERY == 0:
             self.trim_history()
 
 
-def record_checkpoint(recorder: Recorder, checkpoint_id: int, manifest: Manifest, seconds: float) -> None:
+@dataclass
+class _Stages:
+    """How long the parts of a checkpoint took that follow each other behind its barrier, in milliseconds.
+
+    Attributes:
+        since: when the one that is under way began, in seconds of the clock that never goes back.
+    """
+
+    since: float
+    async_ms: float = 0.0
+    commit_ms: float = 0.0
+    publish_ms: float = 0.0
+
+    def lap(self, now: float) -> float:
+        """How long the one that is over took."""
+        took, self.since = (now - self.since) * 1000, now
+        return round(took, 3)
+
+
+def record_checkpoint(recorder: Recorder, record: CheckpointRecord) -> None:
     """Counts a completed checkpoint, with Flink's names."""
     recorder.count("number_of_completed_checkpoints")
-    recorder.gauge("last_completed_checkpoint_id", checkpoint_id)
-    recorder.gauge("last_checkpoint_size", manifest.increment_bytes)
-    recorder.gauge("last_checkpoint_compaction_size", manifest.compaction_bytes)
-    recorder.gauge("last_checkpoint_full_size", manifest.full_bytes)
-    recorder.gauge("last_checkpoint_duration", seconds)
+    recorder.gauge("last_completed_checkpoint_id", record.checkpoint_id)
+    recorder.gauge("last_checkpoint_size", record.increment_bytes)
+    recorder.gauge("last_checkpoint_compaction_size", record.compaction_bytes)
+    recorder.gauge("last_checkpoint_full_size", record.full_bytes)
+    recorder.gauge("last_checkpoint_duration", record.duration_ms / 1000)
+    recorder.gauge("last_checkpoint_manifest_size", record.manifest_bytes)
+    recorder.gauge("last_checkpoint_files", record.files)
+    recorder.gauge("last_checkpoint_new_files", record.new_files)

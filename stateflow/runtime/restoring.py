@@ -18,6 +18,7 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_outdated
 from stateflow.checkpoint.stored_savepoints import open_savepoint
 from stateflow.checkpoint.targets import Target
+from stateflow.checkpoint.untold import tell_history
 from stateflow.errors import ConfigError, DataError, Fenced, PlanOutdated
 from stateflow.runtime.job import Job
 from stateflow.runtime.planned import check_fits, check_planned_job, check_whole, look_up, without
@@ -98,6 +99,9 @@ def _carry_out(job: Job, head: Head, proposal: Proposal, order: RestoreOrder) ->
     if claimed is None:
         raise _overtaken(proposal, root.head(), order)
     failpoints.hit("restore.claimed")
+    # The manifest that it is in goes out of sight.
+    if not head.entry.ended:
+        tell_history(root, head)
     adoption = _adoption(job, claimed, target, proposal)
     adoption = dataclasses.replace(adoption, restore=_facts(root, proposal, order))
     failpoints.hit("restore.imported")

@@ -20,12 +20,14 @@ from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
+from stateflow.checkpoint.untold import tell_history
 from stateflow.errors import Fenced, StateflowError
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
+from stateflow.runtime.measures import measured
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
@@ -76,12 +78,14 @@ class JobRun:
 
         Raises Fenced; MissingFile or CorruptFile naming a damaged file; ConfigError when job and state do not fit.
         """
-        checked = self._checks.before_claim()
+        found = self._checks.before_claim()
         self._committer.note = note
         self._committer.head = self.job.root.claim(note)
         with self.fenced_first():
+            if found.told != self.head.checkpoint_id:
+                tell_history(self.job.root, self.head)
             self._prepare_sinks()
-            self._restore(checked)
+            self._restore(found.files)
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._committer.trim_history()
             self._desk = RequestDesk(
@@ -170,17 +174,21 @@ class JobRun:
     def _run_to_end(self, rows: Any, capture: Capture, watermarks: dict[str, int | None]) -> BatchResult:
         self._committer.check()
         clock = self.job.root.clock
-        began = clock.monotonic()
+        began, began_at = clock.monotonic(), clock.now()
         ordinal = self._ordinal + 1
         folder = data_folder(self.head.entry.generation, ordinal, DRIVER_ATTEMPT)
         positions = capture(folder)
+        trigger_ms = round((clock.monotonic() - began) * 1000, 3)
         failpoints.hit("batch.begin")
         info = self.batch_info(ordinal)
         pending = self._execute(rows, info, watermarks)
         failpoints.hit("batch.reported")
         manifest = self._manifest(pending, positions, info)
         self._advance(pending, manifest, folder)
-        self._uncommitted.count(self._rows_in(pending), _rows_out(pending), clock.monotonic() - began)
+        measures = measured(began_at, trigger_ms, pending.reports.values())
+        self._uncommitted.count(
+            self._rows_in(pending), _rows_out(pending), clock.monotonic() - began, measures
+        )
         self._checkpoint_if_due()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self.totals.count(result.rows_in, result.rows_out)
@@ -245,6 +253,7 @@ class JobRun:
         with self.fenced_first():
             self._settle()
             self._desk.close(self._point())
+            self._committer.tell_history()
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
             self._committer.trim_history()

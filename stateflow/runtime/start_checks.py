@@ -14,6 +14,19 @@ from stateflow.runtime.job import Job
 
 
 @dataclass(frozen=True)
+class Found:
+    """What was there before the claim.
+
+    Attributes:
+        files: keys of the files that were checked.
+        told: id of the newest checkpoint, if a run that ended well stored its history; else 0.
+    """
+
+    files: frozenset[str] = frozenset()
+    told: int = 0
+
+
+@dataclass(frozen=True)
 class StartChecks:
     """Changes nothing.
 
@@ -24,12 +37,11 @@ class StartChecks:
     job: Job
     reads_by_spark: bool
 
-    def before_claim(self) -> frozenset[str]:
+    def before_claim(self) -> Found:
         """Checks what a claim would find now, so that a damaged or unfit checkpoint is told before anything changes.
 
-        Returns the keys of the files that were checked. Until the claim another run may go on and collect them, and a
-        driver that slept may write a collected entry's slot anew: what is found then does not count, and the check
-        after the claim decides.
+        Until the claim another run may go on and collect the files, and a driver that slept may write a collected
+        entry's slot anew: what is found then does not count, and the check after the claim decides.
         """
         head = self.job.root.log.read_head()
         if head is None:
@@ -37,7 +49,7 @@ class StartChecks:
                 # Its first entry is what brings the state.
                 raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork",
                                   of=self.job.root.job.forked_from)  # fmt: skip
-            return frozenset()
+            return Found()
         self._check_sinks(head)
         try:
             manifest = self.job.root.manifest(head)
@@ -45,8 +57,9 @@ class StartChecks:
         except (MissingFile, CorruptFile):
             if self.job.root.log.read_head() == head:
                 raise
-            return frozenset()
-        return frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
+            return Found()
+        files = frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
+        return Found(files, head.checkpoint_id if head.entry.ended else 0)
 
     def restorable(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
         """What the head's checkpoint gives to each operator; compares its files, but for those that are `checked`.

@@ -46,7 +46,9 @@ def import_state(root: JobRoot, manifest: Manifest, place: Place | None, generat
         unique = {f.key: f for f in files_of(manifest)}.values()
         linked = {to for key, to in names.items() if place.checked and _is_link(place, key, root, to)}
         check_stored(root.storage, [f for f in unique if f.key not in linked])
-    manifest = replace(manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal)
+    manifest = replace(
+        manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal, record=None, history=[]
+    )
     return write_manifest(root.storage, into, manifest)
 
 

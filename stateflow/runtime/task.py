@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from stateflow.api.functions import TaskInfo
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
+from stateflow.clock import SystemClock
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
@@ -50,6 +52,8 @@ from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
+
+_clock = SystemClock()
 
 
 class Barrier(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,6 +115,8 @@ class _Task:
         self._event_times: dict[str, int] = {}
         self._fired = False
         self._compaction_bytes = 0
+        self._barrier_at: datetime | None = None
+        self._sync_ms = 0.0
         self._rows_in = 0
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -127,6 +133,7 @@ class _Task:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Ends the batch: the operator's end, snapshot, sink files, report."""
         self._check_barriers()
+        self._barrier_at = _clock.now()
         yield from self._fire()
         if self._operator is not None:
             yield from self._end(self._operator)
@@ -137,7 +144,10 @@ class _Task:
         self._outlets.end_rows()
         failpoints.hit("task.processed")
         part = self._operator_part()
-        report = self._report(self._snapshot(), self._outlets.close_writers(), part)
+        began = _clock.monotonic()
+        state = self._snapshot()
+        self._sync_ms = round((_clock.monotonic() - began) * 1000, 3)
+        report = self._report(state, self._outlets.close_writers(), part)
         failpoints.hit("task.sink-closed")
         yield from self._send(report)
 
@@ -320,7 +330,7 @@ class _Task:
             operator_states=rows_operator.operator_states if rows_operator else [],
             dead_letters=count, last_dead_letter=last,
             increment_bytes=sum(new) - self._compaction_bytes, compaction_bytes=self._compaction_bytes,
-            carried=self._carried, event_times=self._event_times,
+            carried=self._carried, event_times=self._event_times, barrier_at=self._barrier_at, sync_ms=self._sync_ms,
         )  # fmt: skip
 
     def _send(self, report: TaskReport) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.barrier import PendingBarrier
 from stateflow.checkpoint.documents import Manifest, PendingOutput
+from stateflow.runtime.measures import Measures
 from stateflow.state.handles import Committable
 
 
@@ -17,19 +18,23 @@ class Uncommitted:
 
     Attributes:
         folder: of the driver's files of the newest barrier.
+        tries: how many checkpoints of this very barrier were aborted.
         increment_bytes, compaction_bytes: stored since the last checkpoint.
         seconds: that the batches took.
         committables: files to publish, by sink.
+        measures: of the newest barrier's batch.
         reached_at: when the checkpoint that all of it becomes was triggered, by the clock that never goes back.
     """
 
     manifest: Manifest | None = None
     folder: str = ""
+    tries: int = 0
     increment_bytes: int = 0
     compaction_bytes: int = 0
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    measures: Measures = field(default_factory=Measures)
     reached_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
 
@@ -40,8 +45,9 @@ class Uncommitted:
         self.compaction_bytes += manifest.compaction_bytes
         _add_files(self.committables, pending.output())
 
-    def count(self, rows_in: int, rows_out: dict[str, int], seconds: float) -> None:
+    def count(self, rows_in: int, rows_out: dict[str, int], seconds: float, measures: Measures) -> None:
         """What the newest barrier's batch did."""
+        self.measures = measures
         self.rows_in += rows_in
         self.seconds += seconds
         _add_rows(self.rows_out, rows_out)
@@ -50,11 +56,11 @@ class Uncommitted:
         """Both together, as what stands behind an aborted checkpoint takes over what that would have published."""
         if older.manifest is None:
             return self
-        newest = self if self.manifest is not None else older
+        newest, tries = (self, 0) if self.manifest is not None else (older, older.tries + 1)
         both = Uncommitted(
-            newest.manifest, newest.folder, older.increment_bytes + self.increment_bytes,
+            newest.manifest, newest.folder, tries, older.increment_bytes + self.increment_bytes,
             older.compaction_bytes + self.compaction_bytes, older.rows_in + self.rows_in,
-            seconds=older.seconds + self.seconds, reached_at=self.reached_at,
+            seconds=older.seconds + self.seconds, measures=newest.measures, reached_at=self.reached_at,
         )  # fmt: skip
         for each in (older, self):
             _add_rows(both.rows_out, each.rows_out)

@@ -1,8 +1,9 @@
 """Keyed state in RocksDB: larger than memory, and snapshots that write only what is new.
 
 The write-ahead log is off: the checkpoint is the log. Files are immutable once RocksDB has written them, so a snapshot
-uploads those that its base did not have. RocksDB never compacts by itself here, because a compaction in the
-background would turn old data into new files at a moment that nobody chose; see `RocksDBSettings`.
+uploads those that its base did not have. RocksDB never compacts in the background here, because that would turn old
+data into new files at a moment that nobody chose: before a snapshot it may do one merge, which it chooses; see
+`RocksDBSettings`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -19,15 +21,18 @@ from rocksdict import (
     BottommostLevelCompaction,
     Cache,
     CompactOptions,
+    DBCompactionStyle,
     DBCompressionType,
     Options,
     Rdict,
     ReadOptions,
+    UniversalCompactOptions,
     WriteBatch,
     WriteOptions,
 )
 
 from stateflow import failpoints
+from stateflow.clock import SystemClock
 from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
@@ -37,6 +42,9 @@ from stateflow.state.rescaling import assemble, read_store_manifest, write_manif
 from stateflow.state.store_manifest import ManifestFollower, compose
 from stateflow.state.transfer import HostCache, remove_tree
 
+_BEGIN_SECONDS = 1.0
+_POLL = timedelta(milliseconds=0.5)
+_clock = SystemClock()
 _NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
 
 
@@ -67,7 +75,7 @@ class RocksDBBackend(KeyedStateBackend):
         self._folder = folder
         self._cache = cache
         self._settings = settings
-        self._turn = base.subtask
+        self._compact_at = settings.compact_at_files
         self._files: dict[str, StateFile] = {}
         self._changed = base.rescales
         self._incremental = incremental
@@ -78,6 +86,9 @@ class RocksDBBackend(KeyedStateBackend):
             remove_tree(folder)
             raise
         self._db = _open(folder, settings)
+        if all(file["level"] == 0 for file in self._db.live_files()):
+            # Else all subtasks would do their first merge in the same batch, and all later ones as well.
+            self._compact_at -= base.subtask % max(1, settings.compact_at_files // 2)
         self._manifest = ManifestFollower(folder)
         self._store_manifest = base.own.store_manifest if base.own else b""
         _hide(self._db, excess)
@@ -188,11 +199,41 @@ class RocksDBBackend(KeyedStateBackend):
         return [str(file["name"]).removeprefix("/") for file in self._db.live_files()]
 
     def _compact_when_due(self) -> bool:
-        files = int(self._db.property_value("rocksdb.num-files-at-level0") or 0)
-        due = files >= self._settings.compact_at_files + self._turn
-        if due:
-            self._db.compact_range(None, None)
-        return due
+        """Lets RocksDB do one merge, of its own choice, if one is due; returns whether it did."""
+        names = self._live_files()
+        if not self._is_compaction_due():
+            return False
+        self._db.set_options(self._window(opens=True))
+        until = _clock.monotonic() + _BEGIN_SECONDS
+        # One that is over before it was seen at work has changed the files.
+        while not self._is_compacting and self._live_files() == names and _clock.monotonic() < until:
+            _clock.sleep(_POLL)
+        self._compact_at = self._settings.compact_at_files
+        # What is at work is completed; nothing else begins, so that files and manifest stay as they are from here on.
+        self._db.set_options(self._window(opens=False))
+        while self._is_compacting:
+            _clock.sleep(_POLL)
+        return self._live_files() != names
+
+    def _is_compaction_due(self) -> bool:
+        levels = [file["level"] for file in self._db.live_files()]
+        if self._settings.compaction == "leveled":
+            return levels.count(0) >= self._compact_at or self._property("compaction-pending") > 0
+        # Files of level 0, and each level below as a whole, are sorted runs.
+        return levels.count(0) + len({*levels} - {0}) >= self._compact_at
+
+    def _window(self, opens: bool) -> dict[str, str]:
+        return {
+            "disable_auto_compactions": "false" if opens else "true",
+            "level0_file_num_compaction_trigger": str(_trigger(self._settings, self._compact_at)),
+        }
+
+    @property
+    def _is_compacting(self) -> bool:
+        return self._property("num-running-compactions") > 0
+
+    def _property(self, name: str) -> int:
+        return int(self._db.property_value(f"rocksdb.{name}") or 0)
 
     def _bytes_of_new_files(self) -> int:
         """Of data files that the base does not have."""
@@ -242,15 +283,31 @@ def _options(settings: RocksDBSettings) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_disable_auto_compactions(True)
+    _choose_compaction(options, settings)
     options.set_write_buffer_size(settings.write_buffer_bytes)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_block_based_table_factory(table)
-    options.set_level_zero_file_num_compaction_trigger(1 << 20)
     options.set_level_zero_slowdown_writes_trigger(1 << 20)
     options.set_level_zero_stop_writes_trigger(1 << 20)
     options.set_max_open_files(256)
     options.set_keep_log_file_num(1)
     return options
+
+
+def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
+    options.set_level_zero_file_num_compaction_trigger(_trigger(settings, settings.compact_at_files))
+    options.set_target_file_size_base(settings.target_file_bytes)
+    options.set_max_bytes_for_level_base(settings.level_base_bytes)
+    if settings.compaction == "universal":
+        options.set_compaction_style(DBCompactionStyle.universal())
+        universal = UniversalCompactOptions()
+        universal.max_size_amplification_percent = settings.max_size_amplification_percent
+        options.set_universal_compaction_options(universal)
+
+
+def _trigger(settings: RocksDBSettings, compact_at: int) -> int:
+    """RocksDB's own threshold: leveled merges at so many files of level 0, universal at one run more."""
+    return compact_at if settings.compaction == "leveled" else max(1, compact_at - 1)
 
 
 def _without_wal() -> WriteOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stateflow.errors import DataError
@@ -52,6 +53,11 @@ def generation_folder(generation: int) -> str:
 def data_folder(generation: int, ordinal: int, attempt: str) -> str:
     """Prefix of everything that one attempt writes towards one barrier; ends with a slash."""
     return f"{generation_folder(generation)}{ordinal:010d}-{attempt}/"
+
+
+def data_prefixes(generation: int, ordinals: Iterable[int]) -> tuple[str, ...]:
+    """Prefixes of everything that is written towards these barriers."""
+    return tuple(f"{generation_folder(generation)}{ordinal:010d}-" for ordinal in ordinals)
 
 
 def parse_data(key: str) -> DataKey | None:

@@ -148,8 +148,11 @@ def test_a_wrong_command_line_is_a_configuration_error(arguments: list[str]) -> 
 # -- run ----------------------------------------------------------------------------------------------------------
 
 
+SYNCHRONOUS = ("--set", "checkpoints.asynchronous=no")
+
+
 def test_a_run_tells_what_it_did(bench: Bench) -> None:
-    shown = invoke(*bench.command())
+    shown = invoke(*bench.command(*SYNCHRONOUS))
     assert shown.exit_code == 0
     assert re.fullmatch(
         r"job: 3 batches, 12 rows, from the beginning to checkpoint \d+, caught-up, [\d.]+ s\n", shown.stdout
@@ -161,6 +164,19 @@ def test_a_run_tells_what_it_did(bench: Bench) -> None:
     assert re.search(
         r"INFO committed checkpoint=\d+ batch=1 rows=4 seconds=[\d.]+ increment_bytes=\d+", lines[1]
     )
+
+
+def test_checkpoints_beside_the_batches_are_told_of_by_themselves(bench: Bench) -> None:
+    shown = invoke(*bench.command("--log-format", "json"))
+    assert shown.exit_code == 0
+    _, *told = _json_lines(shown.stderr)
+    worked_off = [t["facts"] for t in told if t["event"] == "worked off"]
+    committed = [t["facts"] for t in told if t["event"] == "committed"]
+    assert len(worked_off) + len(committed) == len(told)
+    # Two batches may share a checkpoint, when the one before is still on its way.
+    assert [f["batch"] for f in worked_off] == [1, 2, 3] and committed[-1]["batch"] == 3
+    assert sum(f["rows"] for f in committed) == sum(f["rows"] for f in worked_off) == 12
+    assert f"to checkpoint {committed[-1]['checkpoint']}, caught-up" in shown.stdout
 
 
 def test_a_run_goes_on_where_the_last_one_ended(bench: Bench) -> None:
@@ -195,7 +211,7 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def test_json_logs_are_one_object_a_line(bench: Bench) -> None:
-    shown = invoke(*bench.command("--log-format", "json"))
+    shown = invoke(*bench.command("--log-format", "json", *SYNCHRONOUS))
     first, *batches = _json_lines(shown.stderr)
     assert (first["event"], first["level"]) == ("restored", "INFO")
     assert first["facts"] == {

@@ -122,7 +122,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def terminal(bench: Bench) -> Iterator[Terminal]:
-    terminal = Terminal(bench.command(), bench.folder)
+    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder)
     yield terminal
     terminal.close()
 
@@ -147,7 +147,7 @@ def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal
 
 def test_an_error_stays_and_the_line_goes(bench: Bench) -> None:
     bench.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
-    terminal = Terminal(bench.command(), bench.folder)
+    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder)
     try:
         terminal.go_on()
         terminal.wait_for("batch 1: 4 rows, ")

@@ -16,7 +16,7 @@ import pytest
 from stateflow import errors
 from stateflow.checkpoint import documents
 from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.history import ActionRecord, CheckpointRecord
+from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Spread
 from stateflow.config import Settings
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
@@ -96,7 +96,7 @@ def _stored() -> list[type[msgspec.Struct]]:
     found = [v for module in (documents, handles) for v in vars(module).values() if isinstance(v, type)]
     return [
         c
-        for c in {*found, ActionRecord, CheckpointRecord}
+        for c in {*found, ActionRecord, CheckpointRecord, Spread}
         if issubclass(c, handles.Document) and c is not handles.Document
     ]
 
@@ -144,6 +144,7 @@ def test_the_examples_of_bytes_are_right() -> None:
 _TYPES = {
     "str": "text",
     "int": "whole number",
+    "Count": "whole number, also 0",
     "bool": "true or false",
     "timedelta": "duration",
     "float": "number",

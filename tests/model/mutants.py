@@ -52,7 +52,7 @@ from stateflow.runtime.committing import Committer
 from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.serving import Point, RequestDesk
-from stateflow.runtime.start_checks import StartChecks
+from stateflow.runtime.start_checks import Found, StartChecks
 from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import (
@@ -298,8 +298,8 @@ def _sweep_no_leftovers(storage: Storage, folder: str, files: dict[str, int]) ->
 _before_claim = StartChecks.before_claim
 
 
-def _start_on_half_a_fork(self: StartChecks) -> frozenset[str]:
-    return _before_claim(self) if self.job.root.log.read_head() else frozenset()
+def _start_on_half_a_fork(self: StartChecks) -> Found:
+    return _before_claim(self) if self.job.root.log.read_head() else Found()
 
 
 def _never_outrun(self: RequestDesk, asked: Request, point: Point) -> bool:

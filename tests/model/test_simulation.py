@@ -24,7 +24,7 @@ _AT_LEAST = {
     "entries in stale slots": 300, "late writes landed": 500,
     "savepoints complete": 300, "savepoints made by runs": 15, "savepoints given up": 30, "savepoints disposed": 10,
     "requests done": 200, "requests withdrawn": 300, "stops": 50, "intents": 30, "intents to an older checkpoint": 5,
-    "tables rewound (restore)": 50, "forks that went on": 20, "forks half made": 5,
+    "tables rewound (restore)": 35, "forks that went on": 20, "forks half made": 5,
 } | dict.fromkeys(VERDICTS[1:], 200)  # fmt: skip
 """What so many histories must have seen, or they show nothing."""
 
@@ -36,7 +36,7 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
     },
     "keeping": {
         "savepoints complete": 500, "savepoints made by runs": 80, "savepoints disposed": 60,
-        "savepoints given up": 80, "requests withdrawn": 500, "savepoints taken by the run": 10,
+        "savepoints given up": 80, "requests withdrawn": 500, "savepoints taken by the run": 5,
     },
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
     "beside": {
@@ -48,11 +48,11 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
 
 _SEEDS = [
     ("plain-none", 29),
-    ("unasked-savepoint", 4),
-    ("late-copies", 7),
+    ("unasked-savepoint", 8),
+    ("late-copies", 122),
     ("outrun-request", 3),
     ("half-fork", 128),
-    ("untold-savepoint", 46),
+    ("untold-savepoint", 8),
     ("kept-unpublished", 15),
 ]
 """Histories that showed a mistake in the code, by the mutant that brings the mistake back."""

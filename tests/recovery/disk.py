@@ -265,7 +265,7 @@ class Chain:
         self._check_history()
 
     def _check_history(self) -> None:
-        records = [r for r in history(self._root) if "checkpoint_id" in r]
+        records = [r for r in history(self._root) if "rows_in" in r]
         assert [r["checkpoint_id"] for r in records] == sorted({r["checkpoint_id"] for r in records})
         for record in records:
             entry = self.seen.get(record["checkpoint_id"])
@@ -293,9 +293,27 @@ def _check_next(before: Entry, after: Entry) -> None:
 
 
 def history(root: Path) -> list[Document]:
-    """The records of committed checkpoints and of actions, in order of names."""
+    """The records of committed checkpoints and of actions, in order of the entries that they are about: of objects, and
+    of the newest manifest."""
+    found: dict[Any, Document] = {}
+    for record in _told_at_head(root):
+        found[record["generation"], record["ordinal"]] = record
     folder = root / "history"
-    return [json.loads(p.read_bytes()) for p in sorted(folder.iterdir())] if folder.is_dir() else []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        content = json.loads(path.read_bytes())
+        for record in content if isinstance(content, list) else [content]:
+            found[(record["generation"], record["ordinal"]) if "rows_in" in record else path.name] = record
+    known = [r for r in found.values() if r.get("status", "completed") == "completed"]
+    return sorted(known, key=lambda r: int(r["checkpoint_id"] if "rows_in" in r else r["seq"]))
+
+
+def _told_at_head(root: Path) -> list[Document]:
+    newest = head(root) if entries(root) else None
+    if newest is None or newest.doc["manifest"] is None:
+        return []
+    manifest = read_manifest(root, newest.doc["manifest"])
+    own = manifest.get("record")
+    return [*manifest.get("history", []), *([{**own, "checkpoint_id": newest.checkpoint}] if own else [])]
 
 
 # -- state ------------------------------------------------------------------------------------------------------------

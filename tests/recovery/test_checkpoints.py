@@ -68,7 +68,9 @@ def test_one_that_is_kept_is_shown_with_its_state_and_another_one_is_not(box: Ac
     assert sum(o["bytes"] for o in shown["operators"]) == sum(
         size for key, (size, _) in disk.live_files(box.root).items() if "manifest.json" not in key
     )
-    assert f"checkpoint {newest} of run 1" in box.command("checkpoints", "show", str(newest)).out
+    told = box.command("checkpoints", "show", str(newest)).out
+    assert f"checkpoint {newest} of run 1" in told
+    assert "alignment" in told and "per subtask, sync_ms: min" in told and "1 B" not in told
     refused = box.command("checkpoints", "show", str(newest - 1))
     assert refused.code == 2 and "kept are" in refused.err
 
@@ -92,3 +94,31 @@ def test_the_summary_is_that_of_the_records(box: AccountsBox) -> None:
 def test_a_job_that_never_ran_is_told(box: AccountsBox) -> None:
     for command in ("list", "history"):
         assert box.command("checkpoints", command).code == 2
+
+
+def test_what_a_killed_run_committed_is_told_of_as_well(box: AccountsBox) -> None:
+    box.deliver(10 * SLICE)
+    assert box.run("batch.end:5", checkpoints__retained=100).code == -9
+    told = json.loads(box.command("checkpoints", "list", "--json").out)
+    commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
+    assert [t["checkpoint_id"] for t in told] == commits and len(commits) == 5
+    assert [t["status"] for t in told] == ["completed"] * 5
+    for each in told:
+        assert each["sync_ms"] > 0 and (each["commit_ms"] > 0 or each is told[-1])
+        assert each["subtasks"]["sync_ms"]["max"] == each["sync_ms"]
+        assert each["subtasks"]["increment_bytes"]["min"] <= each["subtasks"]["increment_bytes"]["max"]
+
+
+def test_a_checkpoint_adds_one_object_per_subtask_and_two(box: AccountsBox) -> None:
+    """The manifest and the COMMIT; sinks apart."""
+    box.deliver(2 * SLICE)
+    box.finish(checkpoints__retained=100)
+    box.deliver(12 * SLICE)
+    before = disk.files_below(box.root)
+    assert box.run("batch.end:10", checkpoints__retained=100, checkpoints__collect_every=100).code == -9
+    added = [key for key in disk.files_below(box.root) if key not in before]
+    manifest = disk.read_manifest(box.root, disk.head(box.root).doc["manifest"])
+    subtasks = sum(len(o["subtasks"]) for o in manifest["operators"])
+    # The CLAIM is one more; the run before it ended well, so it had no history to store.
+    assert len(added) <= 10 * (subtasks + 2) + 1
+    assert sum(1 for key in added if key.startswith("log/")) == 11

@@ -47,32 +47,44 @@ def test_ten_thousand_records_are_kept_unless_set() -> None:
     assert resolve({"history.retained": "7"}).history.retained == 7
 
 
-def test_a_run_that_ends_well_keeps_the_newest_records(box: AccountsBox) -> None:
-    box.deliver(80)
-    box.finish(history__retained=5, checkpoints__retained=100)
+def test_runs_that_end_well_keep_the_newest_records(box: AccountsBox) -> None:
+    for rows in (30, 60, 90, 120):
+        box.deliver(rows)
+        box.finish(history__retained=5, checkpoints__retained=100)
     commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
-    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-5:]
+    # Those of a run are one object, and of objects so many are kept as it takes.
+    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-6:]
+    assert len(_keys(box)) == 2
 
 
-def test_a_job_whose_runs_all_end_badly_keeps_no_more_either(box: AccountsBox) -> None:
+def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(
+    box: AccountsBox,
+) -> None:
     box.deliver(200)
-    box.settings = {"history__retained": 4}
-    for _ in range(3):
+    box.settings = {"history__retained": 4, "checkpoints__retained": 100}
+    for _ in range(5):
         box.marker.unlink(missing_ok=True)
         assert box.run("batch.end:3").code == -9
-        # What was there at its start, trimmed, and its own three.
-        assert len(_keys(box)) <= 4 + 3
-    assert [r["checkpoint_id"] for r in disk.history(box.root)] == sorted(
-        r["checkpoint_id"] for r in disk.history(box.root)
-    )
-    assert len(_keys(box)) == 7
+    assert len(_keys(box)) == 2
+    commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
+    # The newest three are in a manifest only.
+    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-9:]
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsBox) -> None:
     box.deliver(1020)
     assert box.run("batch.end:101", history__retained=4, checkpoints__collect_every=100).code == -9
-    assert len(_keys(box)) == 4 + 1
+    assert len(_keys(box)) == 1
+
+
+def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsBox) -> None:
+    box.deliver(300)
+    assert box.run("batch.end:20").code == -9
+    box.finish(checkpoints__retained=100)
+    records = [r["checkpoint_id"] for r in disk.history(box.root)]
+    shown = json.loads(box.command("checkpoints", "list", "--newest", "100", "--json").out)
+    assert len(records) == 30 and [r["checkpoint_id"] for r in shown] == records
 
 
 # -- what is in it ----------------------------------------------------------------------------------------------------
@@ -146,7 +158,8 @@ def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsBox) -> None:
     box.finish()
     (record,) = _records(box, "rewind")
     assert record["facts"]["from_checkpoint"] == str(newest.seq) and "deleted" in record["reason"]
-    assert _graph(box) == ["●"] * 3 + ["↶"] + ["●"] * 3
+    # Also of the checkpoint that it left, which nobody lived to tell of: its manifest does.
+    assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
     box.check_results()
 
 

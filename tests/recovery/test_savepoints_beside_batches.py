@@ -49,7 +49,12 @@ class SlowCopies(PosixStorage):
 def _run(box: AccountsBox, storage: Storage, on_batch: Callable[[BatchResult], None]) -> None:
     file = Path(box.job_file)
     layer = parse_assignments(
-        (f"job.folder={box.folder}", f"local_dir={box.local}", "requests.interval=20ms")
+        (
+            f"job.folder={box.folder}",
+            f"local_dir={box.local}",
+            "requests.interval=20ms",
+            "checkpoints.asynchronous=no",
+        )
     )
     env, settings = declare(load_job(file).build, file.stem, (layer,))
     run = JobRun(assemble(env.graph, settings, storage, SystemClock()), LocalExecutor())

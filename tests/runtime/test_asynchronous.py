@@ -203,7 +203,10 @@ def test_the_next_checkpoint_has_what_an_aborted_one_would_have_published(job: J
     job.gate.opened.set()
     job.batch(run)
     run.finish()
-    assert [(r.ordinal, r.rows_in) for r in read_records(job.gate)] == [(2, 2 * SLICE)]
+    aborted, completed = read_records(job.gate)
+    assert (aborted.status, aborted.ordinal, aborted.rows_in) == ("aborted", 1, SLICE)
+    assert "were not stored in time" in aborted.failure
+    assert (completed.status, completed.ordinal, completed.rows_in) == ("completed", 2, 2 * SLICE)
     job.check(2 * SLICE)
 
 

@@ -35,6 +35,10 @@ INTS = ListStateDescriptor("ints", int)
 RULES = MapStateDescriptor("rules", str, int)
 
 
+SYNCHRONOUS = {"checkpoints.asynchronous": "no"}
+"""So that each batch knows that the one before it is committed."""
+
+
 @pytest.fixture
 def box(tmp_path: Path) -> Box:
     return Box(tmp_path)
@@ -74,7 +78,7 @@ class Calls(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointList
 
 
 def test_each_batch_initializes_opens_is_told_and_snapshots(box: Box) -> None:
-    box.run(_job(box, Calls()), **{"source.max_rows_per_batch": "2"})
+    box.run(_job(box, Calls()), **{"source.max_rows_per_batch": "2", **SYNCHRONOUS})
     first = ["initialize", "open", "snapshot"]
     later = ["initialize, restored", "open", "complete", "snapshot"]
     assert [(json.loads(log), count) for log, count, _ in box.rows("out")] == [
@@ -134,7 +138,7 @@ class Fails(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointList
 @pytest.mark.parametrize("where", ["initialize_state", "snapshot_state", "notify_checkpoint_complete"])
 def test_an_error_names_operator_and_method(box: Box, where: str) -> None:
     with pytest.raises(UserCodeError, match=f"^{where} of an operator raised ValueError") as raised:
-        box.run(_job(box, Fails(where)))
+        box.run(_job(box, Fails(where)), **SYNCHRONOUS)
     assert raised.value.facts["operator"] == "op"
     assert len(box.results) == (1 if where.startswith("notify") else 0)
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.environment import declare
 from stateflow.metrics import MemoryRecorder
@@ -62,7 +63,9 @@ class Ran:
             stream = env.from_source(source, uid="rows").key_by("key")
             stream.process(Stamp(), output=Stamped, uid="stamp").sink_to(self.table, uid="table")
 
-        env, settings = declare(build, "job", ({"local_dir": str(folder / "scratch")},))
+        env, settings = declare(
+            build, "job", ({"local_dir": str(folder / "scratch"), "checkpoints.asynchronous": "no"},)
+        )
         job = assemble(env.graph, settings, open_storage(str(folder / "root")), self.clock)
         self.run = JobRun(replace(job, recorder=self.recorder), LocalExecutor())
         self.run.start()
@@ -83,6 +86,7 @@ def ran(tmp_path: Path) -> Iterator[Ran]:
 def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
     assert ran.recorder.counters == {"number_of_completed_checkpoints": 3, "num_records_in": 25}
     assert [r.rows_in for r in ran.results] == [10, 10, 5]
+    records = read_records(ran.run.job.root.storage)
     assert ran.gauges == [
         {
             "last_completed_checkpoint_id": r.checkpoint_id,
@@ -91,8 +95,11 @@ def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
             "last_checkpoint_full_size": r.full_bytes,
             "last_checkpoint_duration": r.seconds,
             "number_of_in_progress_checkpoints": 0,
+            "last_checkpoint_manifest_size": told.manifest_bytes,
+            "last_checkpoint_files": told.files,
+            "last_checkpoint_new_files": told.new_files,
         }
-        for r in ran.results
+        for r, told in zip(ran.results, records, strict=True)
     ]
     first, *_, last = (g["last_completed_checkpoint_id"] for g in ran.gauges)
     assert (first, last) == (2, ran.run.head.checkpoint_id)

@@ -37,12 +37,14 @@ CHOICES = {
     "filesystem-inline": StateSettings(backend="filesystem", inline_below_bytes=1 << 20),
     "rocksdb": StateSettings(),
     "rocksdb-full": StateSettings(incremental=False),
+    "rocksdb-leveled": StateSettings(),
 }
+LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096, target_file_bytes=1024)
 
 
-def _opener(settings: StateSettings) -> Opener:
+def _opener(settings: StateSettings, rocksdb: RocksDBSettings = ROCKSDB) -> Opener:
     def open_store(folder: Path, cache: HostCache, base: Base) -> KeyedStateBackend:
-        return open_backend(Place(folder, cache, ROCKSDB), base, settings)
+        return open_backend(Place(folder, cache, rocksdb), base, settings)
 
     return open_store
 
@@ -79,6 +81,14 @@ class TestRocksDBWithFullSnapshots(_Conformance):
     @pytest.fixture
     def opener(self) -> Opener:
         return _opener(CHOICES["rocksdb-full"])
+
+
+class TestRocksDBWithLeveledCompaction(_Conformance):
+    backend = "rocksdb"
+
+    @pytest.fixture
+    def opener(self) -> Opener:
+        return _opener(CHOICES["rocksdb"], LEVELED)
 
 
 # -- one backend after another ------------------------------------------------------------------------------------
@@ -137,7 +147,8 @@ def test_state_of_a_backend_that_is_not_known_is_refused(tmp_path: Path) -> None
 
 
 def _fleet(folder: Path, choice: str, storage: MemoryStorage | None = None) -> Fleet:
-    fleet = Fleet(_opener(CHOICES[choice]), folder, CHOICES[choice].backend)
+    rocksdb = LEVELED if choice.endswith("leveled") else ROCKSDB
+    fleet = Fleet(_opener(CHOICES[choice], rocksdb), folder, CHOICES[choice].backend)
     fleet.storage = storage or fleet.storage
     return fleet
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from stateflow.config import RocksDBSettings
+from stateflow.config import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError, StorageError
 from stateflow.state.backend import Snapshot
 from stateflow.state.handles import FileHandle, StateFile
@@ -34,6 +35,10 @@ def _content(store: RocksDBBackend) -> dict[bytes, bytes]:
 
 def _keys(shelf: RocksShelf) -> set[str]:
     return {blob.key for blob in shelf.storage.list("")}
+
+
+def _stored_bytes(shelf: RocksShelf) -> int:
+    return sum(blob.size for blob in shelf.storage.list(""))
 
 
 def _data_files(files: list[StateFile]) -> list[StateFile]:
@@ -303,17 +308,71 @@ def test_a_handle_that_leaves_the_job_root_is_refused(shelf: RocksShelf) -> None
 # -- compaction ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("turn", [0, 1])
-def test_a_store_is_compacted_when_it_has_enough_files(shelf: RocksShelf, turn: int) -> None:
-    settings = RocksDBSettings(compact_at_files=3)
+@pytest.mark.parametrize("compaction", COMPACTIONS)
+@pytest.mark.parametrize("turn", [0, 1, 2, 3])
+def test_a_store_is_compacted_when_it_has_enough_files_and_subtasks_take_turns(
+    shelf: RocksShelf, turn: int, compaction: str
+) -> None:
+    settings = RocksDBSettings(compact_at_files=6, compaction=compaction)
     store = RocksDBBackend(shelf.folder / "store", shelf.cache(), base_of(Snapshot(), turn), settings)
     counts = []
-    for number in range(4):
+    for number in range(6):
         store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})
         counts.append(len(_data_files(store.snapshot(shelf.prefix()).files)))
-    assert counts == ([1, 2, 1, 2] if turn == 0 else [1, 2, 3, 1])
-    assert _content(store) == {b"a": b"3", b"m0": b"", b"m1": b"", b"m2": b"", b"m3": b"", b"z": b""}
+    first = 6 - turn % 3
+    assert counts == [*range(1, first), 1, *range(2, 8 - first)]
+    assert _content(store) == {b"a": b"5", b"z": b"", **{b"m%d" % number: b"" for number in range(6)}}
     store.close()
+
+
+@pytest.mark.parametrize("compaction", COMPACTIONS)
+def test_many_snapshots_upload_a_few_times_what_changed_and_keep_few_files(
+    shelf: RocksShelf, compaction: str
+) -> None:
+    shelf.settings = RocksDBSettings(compaction=compaction, level_base_bytes=1 << 20)
+    keys = [b"\0%c%08d" % (n % 128, n) for n in range(4000)]
+    store, dice = shelf.new(), random.Random(1)
+    expected = {key: dice.randbytes(200) for key in keys}
+    store.write(expected)
+    store.snapshot(shelf.prefix())
+    changed, before, runs = 0, _stored_bytes(shelf), []
+    for _ in range(100):
+        change = {key: dice.randbytes(200) for key in dice.sample(keys, 40)}
+        changed += sum(len(key) + len(value) for key, value in change.items())
+        expected |= change
+        store.write(change)
+        runs.append(len(_data_files(store.snapshot(shelf.prefix()).files)))
+    # Blocks and filters are some of it here, where an increment is but 40 entries.
+    assert (_stored_bytes(shelf) - before) / changed < (6 if compaction == "universal" else 14)
+    assert max(runs) <= 12
+    assert _content(store) == expected
+    store.close()
+
+
+def test_a_store_may_have_another_kind_of_compaction_each_time_it_is_opened(shelf: RocksShelf) -> None:
+    expected: dict[bytes, bytes] = {}
+    taken = Snapshot()
+    for turn in range(8):
+        shelf.settings = RocksDBSettings(
+            compaction=COMPACTIONS[turn % 2],
+            compact_at_files=3,
+            level_base_bytes=4096,
+            target_file_bytes=1024,
+        )
+        store = shelf.open(taken)
+        for number in range(5):
+            change = {b"\0\1key%d" % (7 * turn + n): b"%d-%d" % (turn, number) * 50 for n in range(20)}
+            expected |= change
+            store.write(change)
+            taken = store.snapshot(shelf.prefix())
+        assert _content(store) == expected
+        store.close()
+
+
+def test_a_kind_of_compaction_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no such kind of compaction") as refused:
+        RocksDBSettings(compaction="fifo")
+    assert refused.value.hint == "one of universal, leveled"
 
 
 # -- the host -----------------------------------------------------------------------------------------------------

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stateflow.checkpoint import files
 from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.envelope import seal, unseal
 from stateflow.checkpoint.files import read_manifest, write_manifest
-from stateflow.checkpoint.history import CheckpointRecord, read_records, trim_history, write_record
+from stateflow.checkpoint.history import (
+    ABORTED,
+    CheckpointRecord,
+    read_history,
+    read_records,
+    seq_of,
+    trim_history,
+    write_records,
+)
 from stateflow.errors import CorruptFile, InternalError, MissingFile, StorageError
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import data_folder, history
@@ -129,17 +139,46 @@ def _record(checkpoint: int) -> CheckpointRecord:
     )  # fmt: skip
 
 
+def _ids(records: Iterable[CheckpointRecord]) -> list[int]:
+    return [record.checkpoint_id for record in records]
+
+
 def test_history_is_for_people_so_a_record_that_is_damaged_is_left_out() -> None:
     storage = MemoryStorage()
-    for number in range(1, 5):
-        write_record(storage, _record(number))
-    write_record(storage, _record(4))
-    for number, data in ((5, b"{}"), (6, b'{"committed_at": "\xff"}'), (7, b"x" * (2 << 20))):
+    # As older versions stored them, and as this one does.
+    storage.put_new(history(1, "checkpoint"), msgspec.json.encode(_record(1)))
+    assert write_records(storage, [_record(2), _record(3)], "ab" * 16)
+    assert write_records(storage, [_record(4)], "cd" * 16)
+    assert write_records(storage, [], "ef" * 16)
+    for number, data in ((5, b"{}"), (6, b'{"committed_at": "\xff"}'), (7, b"x" * (17 << 20))):
         storage.put_new(history(number, "checkpoint"), data)
-    assert [r.checkpoint_id for r in read_records(storage)] == [1, 2, 3, 4]
-    assert read_records(storage, newest=3) == []
-    trim_history(storage, keep=4)
-    assert [r.checkpoint_id for r in read_records(storage)] == [4]
+        storage.put_new(history(number, "checkpoints-2-01234567"), data)
+    assert _ids(read_records(storage)) == [1, 2, 3, 4]
+    assert _ids(read_records(storage, newest=2)) == [3, 4]
+
+
+def test_of_the_history_at_least_so_many_records_are_kept() -> None:
+    storage = MemoryStorage()
+    for first in range(1, 31, 3):
+        write_records(storage, [_record(n) for n in range(first, first + 3)], "ab" * 16)
+    trim_history(storage, keep=30)
+    assert _ids(read_records(storage)) == list(range(1, 31))
+    trim_history(storage, keep=7)
+    assert _ids(read_records(storage)) == list(range(22, 31))
+
+
+def test_a_record_that_is_told_twice_is_one_and_the_stored_one_counts() -> None:
+    storage = MemoryStorage()
+    write_records(storage, [_record(1), _record(2)], "ab" * 16)
+    write_records(storage, [_record(2), _record(3)], "cd" * 16)
+    told = [replace(_record(n), duration_ms=9) for n in (3, 4)]
+    assert [(r.checkpoint_id, r.duration_ms) for r in read_records(storage, told=told)] == [
+        (1, 1.5), (2, 1.5), (3, 1.5), (4, 9),
+    ]  # fmt: skip
+    assert _ids(read_records(storage, newest=3, told=told)) == [2, 3, 4]
+    aborted = replace(_record(5), status=ABORTED)
+    assert _ids(read_records(storage, told=[aborted])) == [1, 2, 3, 5]
+    assert [seq_of(r) for r in read_history(storage, [aborted, *told])] == [1, 2, 3, 4]
 
 
 class _Mute(MemoryStorage):
