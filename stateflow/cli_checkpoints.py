@@ -120,13 +120,16 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
               help="How long to wait for the run's next barrier.")  # fmt: skip
 @click.option("--patience", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
               help="How long to wait for a sign of a run.")  # fmt: skip
+@click.option(
+    "--full", is_flag=True, help="Store all state anew: it shares no file with any checkpoint before it."
+)
 @with_options(WHO)
 @JSON
-def trigger(job_root: str, as_json: bool, **options: Any) -> None:
+def trigger(job_root: str, as_json: bool, full: bool, **options: Any) -> None:
     """Make the next barrier of the job's run a checkpoint, whatever its interval."""
     ask = CheckpointAsk(
         by=options["by"] or user(), reason=options["reason"], timeout=timedelta(seconds=options["timeout"]),
-        patience=timedelta(seconds=options["patience"]),
+        patience=timedelta(seconds=options["patience"]), full=full,
     )  # fmt: skip
     made = or_fail(lambda: recovery.trigger_checkpoint(job_root, ask))
     click.echo(json.dumps({"checkpoint_id": made}) if as_json else f"checkpoint {made}")

@@ -16,6 +16,7 @@ from typing import Any
 from stateflow.errors import ConfigError
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
+EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 COMPACTIONS = ("universal", "leveled")
 BACKENDS = ("rocksdb", "filesystem", "memory")
 LARGEST_INLINE = 1 << 20
@@ -66,6 +67,8 @@ class CheckpointSettings:
     """When there is a checkpoint, how many of them stay restorable, and after how many of them garbage is collected.
 
     Attributes:
+        mode: ``exactly-once``: output becomes visible with the checkpoint that has it. ``at-least-once``: at its
+            barrier; state is exact all the same, and what was not committed when a run died comes again.
         interval_batches, interval: a checkpoint behind so many batches, or so much time after the last one, whatever
             comes first; with neither, behind each batch.
         min_pause: a checkpoint is no sooner than this after the last one.
@@ -76,6 +79,7 @@ class CheckpointSettings:
         tolerable_failures: how many checkpoints may fail one after the other; the next one fails the run.
     """
 
+    mode: str = EXACTLY_ONCE
     interval_batches: int | None = None
     interval: timedelta | None = None
     min_pause: timedelta | None = None
@@ -85,6 +89,11 @@ class CheckpointSettings:
     tolerable_failures: Count = 0
     retained: int = 3
     collect_every: int = 10
+
+    def __post_init__(self) -> None:
+        if self.mode not in (EXACTLY_ONCE, AT_LEAST_ONCE):
+            raise ConfigError("there is no such mode of checkpoints", hint=f"{EXACTLY_ONCE} or {AT_LEAST_ONCE}",
+                              name="checkpoints.mode", value=self.mode)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -225,8 +234,8 @@ class RocksDBSettings:
     write_buffer_bytes: int = 64 << 20
     block_cache_bytes: int = 64 << 20
     compaction: str = "universal"
-    compact_at_files: int = 10
-    max_size_amplification_percent: int = 66
+    compact_at_files: int = 12
+    max_size_amplification_percent: int = 50
     level_base_bytes: int = 256 << 20
     target_file_bytes: int = 64 << 20
 

@@ -353,6 +353,8 @@ class Request(Document, frozen=True, kw_only=True):
     by: str
     reason: str = ""
     drain: bool = False
+    full: bool = False
+    """Of a checkpoint: whether it must have no file in common with any before it."""
     at: str
     until: str = ""
     """When nobody waits for it any more, by the asker's clock; a run withdraws it then. Empty: never."""

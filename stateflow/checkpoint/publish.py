@@ -8,6 +8,7 @@ committing the next use one handle of the table, so that the pair is a compare-a
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,13 +99,40 @@ def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head
         SinkDiverged: the table went back, was replaced, or knows checkpoints that the log does not.
         MissingFile: a file to be published is gone.
     """
+    known = output.known.checkpoint_id
+    return _published(
+        sink, output, log, lambda token: decide(token, known, output.checkpoint_id, head.entry.seq)
+    )
+
+
+def publish_early(
+    sink: PublishingSink, committables: list[Committable], known: PublishedOutput, log: CheckpointLog, head: Head
+) -> PublishedOutput:  # fmt: skip
+    """Makes output visible that no checkpoint has yet; it comes again when none ever does.
+
+    Returns where the sink stands then: behind the same checkpoint as before, one version later.
+
+    Raises as `publish` does.
+    """
+
+    def judge(token: int) -> Decision:
+        if token == known.checkpoint_id:
+            return Decision.PUBLISH
+        # As for the next checkpoint, which will have a higher number than everything that is known.
+        return decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
+
+    # The token stays: of what is published now, no checkpoint knows.
+    return _published(sink, Output(known.checkpoint_id, committables, known), log, judge)
+
+
+def _published(
+    sink: PublishingSink, output: Output, log: CheckpointLog, judge: Callable[[int], Decision]
+) -> PublishedOutput:
     for _ in range(_TRIES):
         table = sink.open_table()
         _check_identity(sink.uid, table, output.known)
         failpoints.hit("publish.before")
-        decision = decide(
-            _token(table, output.known), output.known.checkpoint_id, output.checkpoint_id, head.entry.seq
-        )
+        decision = judge(_token(table, output.known))
         if decision is Decision.ALREADY:
             return _standing(table, table.version, output)
         if decision is not Decision.PUBLISH:

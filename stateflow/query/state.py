@@ -108,13 +108,29 @@ def _subtask_entries(
 ) -> Iterator[StateEntry]:
     names, columns = layout
     for stored, data in read_entries(place, Base.of(subtask)):
-        state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
-        if state not in names:
-            raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
-        schema = names[state]
-        if schema is None:
-            continue
-        end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
-        parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
-        map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-        yield StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])
+        entry = check_entry(names, columns, stored, data)
+        if entry is not None:
+            yield entry
+
+
+def check_entry(
+    names: dict[bytes, StateSchema | None], columns: int, stored: bytes, data: bytes
+) -> StateEntry | None:
+    """What a stored key and its value say; None for an entry of the engine's own, such as a timer.
+
+    Args:
+        names: what `state_names` gives for the operator.
+        columns: how many key columns there are.
+
+    Raises CorruptFile for a key that belongs to no state, StateError for what does not decode.
+    """
+    state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
+    if state not in names:
+        raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+    schema = names[state]
+    if schema is None:
+        return None
+    end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
+    parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
+    map_key = parts[columns + 1] if len(parts) > columns + 1 else None
+    return StateEntry(schema.name, parts[:columns], map_key, decode_untyped(data), parts[columns])

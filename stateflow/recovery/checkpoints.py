@@ -17,6 +17,7 @@ class CheckpointAsk:
 
     Attributes:
         request: id; asking again with the same one gives the same answer. Made up when empty.
+        full: whether it must have no file in common with any before it: all state is stored anew.
         patience: for a sign that there is a run, and for each later sign that it still is.
         timeout: for the run's barrier.
     """
@@ -24,6 +25,7 @@ class CheckpointAsk:
     by: str = ""
     reason: str = ""
     request: str = ""
+    full: bool = False
     patience: timedelta = timedelta(seconds=5)
     timeout: timedelta = timedelta(minutes=10)
 
@@ -40,7 +42,8 @@ def trigger_checkpoint(job_root: str, ask: CheckpointAsk) -> int:
     given = None
     if not head.entry.ended:
         asked = Request(id=ask.request or root.clock.new_id(), kind=RequestKind.CHECKPOINT, savepoint="",
-                        origin=Origin.MANUAL, by=ask.by or root.writer, reason=ask.reason, at=now(root))  # fmt: skip
+                        origin=Origin.MANUAL, by=ask.by or root.writer, reason=ask.reason, full=ask.full,
+                        at=now(root))  # fmt: skip
         given = ask_run(root, asked, Patience(ask.patience, ask.timeout))
     if given is None:
         raise ConfigError("no run works on the job, or none gave a sign", hint="its newest checkpoint has all that it "

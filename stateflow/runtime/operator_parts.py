@@ -12,6 +12,7 @@ from stateflow.checkpoint.files import write_bytes
 from stateflow.checkpoint.redistribution import Assigned, Written, assign
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.specs import BatchInfo, UnitSpec
+from stateflow.serializers import decode_key, decode_untyped
 from stateflow.state.handles import Document, OperatorContent, OperatorPart, StateSchema
 from stateflow.state.transfer import check_content
 from stateflow.storage import Storage
@@ -75,7 +76,7 @@ class OperatorParts:
         """The part of a subtask that has not worked."""
         if self.base is None or not self.base.parts:
             return None
-        if self.base.parallelism == self.parallelism:
+        if self.base.parallelism == self.parallelism and not self.batch.full:
             return self._own()
         return self.written(self.assigned().own, attempt)
 
@@ -88,7 +89,7 @@ class OperatorParts:
             return None
         data = msgspec.msgpack.encode(content)
         before = self._own() if self.base and self.base.parallelism == self.parallelism else None
-        if before is not None and _is_same(before, data):
+        if before is not None and _is_same(before, data) and not self.batch.full:
             return before
         if len(data) <= INLINE_BYTES:
             return OperatorPart(subtask=self.subtask, content=data)
@@ -121,6 +122,18 @@ def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
     except (msgspec.DecodeError, RecursionError) as e:
         raise CorruptFile("stored operator state cannot be read", hint="go back to an older checkpoint", file=name,
                           subtask=part.subtask, reason=str(e)) from e  # fmt: skip
+
+
+def check_part(storage: Storage, part: OperatorPart) -> None:
+    """Decodes all that a part has. Raises MissingFile or CorruptFile, naming the file."""
+    content = read_part(storage, part)
+    for elements in (*content.lists.values(), *content.unions.values()):
+        for element in elements:
+            decode_untyped(element)
+    for entries in content.broadcasts.values():
+        for key, value in entries.items():
+            decode_key(key)
+            decode_untyped(value)
 
 
 def _is_same(part: OperatorPart, data: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from stateflow.api.sink import Sink, SinkContext, SinkTable
@@ -10,8 +10,9 @@ from stateflow.checkpoint.documents import EntryRef, PendingOutput, PublishedOut
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.publish import Decision, Output, check_standing, decide, publish
+from stateflow.checkpoint.publish import Decision, Output, check_standing, decide, publish, publish_early
 from stateflow.errors import MissingFile
+from stateflow.state.handles import Committable
 
 Selection = Callable[[PendingOutput], bool]
 
@@ -57,6 +58,14 @@ class Publisher:
             output = Output(pending.checkpoint_id, pending.committables, self._known(head, pending.sink))
             self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
             self.settled |= {(pending.checkpoint_id, pending.sink)}
+
+    def publish_early(self, head: Head, output: Mapping[str, list[Committable]]) -> None:
+        """Makes visible what no checkpoint has yet, by sink; raises as `publish_pending` does."""
+        for uid, committables in output.items():
+            known = self._known(head, uid)
+            standing = publish_early(self._sinks[uid], committables, known, self._root.log, head)
+            # Anew each time: another thread may be reading it for a COMMIT.
+            self.published = {**self.published, uid: standing}
 
     def check_standing(self, head: Head) -> None:
         """Raises Fenced or SinkDiverged unless every sink stands where the log says that it does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stateflow import failpoints
@@ -21,6 +22,7 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import tell_history
+from stateflow.config import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
@@ -42,6 +44,23 @@ from stateflow.storage.paths import DataKey, data_folder
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What there is to work off.
+
+    Attributes:
+        rows: what the executor takes.
+        capture: gives the positions at its end.
+        watermarks: of each operator.
+        full: whether all state is stored anew.
+    """
+
+    rows: Any
+    capture: Capture
+    watermarks: dict[str, int | None]
+    full: bool = False
 
 
 class JobRun:
@@ -89,7 +108,7 @@ class JobRun:
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._committer.trim_history()
             self._desk = RequestDesk(
-                self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self._drain
+                self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self
             )
             self._desk.open(self._point())
 
@@ -139,17 +158,25 @@ class JobRun:
             self._serve(result)
         return result
 
-    def _drain(self) -> Point:
+    def drain(self) -> Point:
         """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
         if self.manifest is not None:
             self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
             self._settle()
         return self._point()
 
-    def _run_tick(self, watermarks: dict[str, int | None]) -> BatchResult:
-        assert self.manifest is not None  # without a checkpoint there are no timers
+    def take_full(self) -> Point:
+        """Stores all state anew, in one batch without rows: the checkpoint has no file in common with others."""
+        if self.manifest is not None:
+            self._run_tick(self._watermarks(), full=True)
+            self._settle()
+        return self._point()
+
+    def _run_tick(self, watermarks: dict[str, int | None], full: bool = False) -> BatchResult:
+        assert self.manifest is not None  # without a barrier before there is nothing to fire, or to store
         here = Positions(self.manifest.sources, self.manifest.spark)
-        return self._run_to_end(self._executor.no_rows(self.job.plan), lambda _: here, watermarks)
+        no_rows = self._executor.no_rows(self.job.plan)
+        return self._run_to_end(_Batch(no_rows, lambda _: here, watermarks, full))
 
     def _watermarks(self) -> dict[str, int | None]:
         """That of each operator in the next batch."""
@@ -161,7 +188,7 @@ class JobRun:
         return watermarks
 
     def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
-        result = self._run_to_end(rows, capture, self._watermarks())
+        result = self._run_to_end(_Batch(rows, capture, self._watermarks()))
         self._serve(result)
         failpoints.hit("batch.end")
         return result
@@ -171,17 +198,17 @@ class JobRun:
         if result.committed:
             self._desk.serve(self._point())
 
-    def _run_to_end(self, rows: Any, capture: Capture, watermarks: dict[str, int | None]) -> BatchResult:
+    def _run_to_end(self, batch: _Batch) -> BatchResult:
         self._committer.check()
         clock = self.job.root.clock
         began, began_at = clock.monotonic(), clock.now()
         ordinal = self._ordinal + 1
         folder = data_folder(self.head.entry.generation, ordinal, DRIVER_ATTEMPT)
-        positions = capture(folder)
+        positions = batch.capture(folder)
         trigger_ms = round((clock.monotonic() - began) * 1000, 3)
         failpoints.hit("batch.begin")
-        info = self.batch_info(ordinal)
-        pending = self._execute(rows, info, watermarks)
+        info = replace(self.batch_info(ordinal), full=batch.full)
+        pending = self._execute(batch.rows, info, batch.watermarks)
         failpoints.hit("batch.reported")
         manifest = self._manifest(pending, positions, info)
         self._advance(pending, manifest, folder)
@@ -212,7 +239,11 @@ class JobRun:
 
     def _advance(self, pending: PendingBarrier, manifest: Manifest, folder: str) -> None:
         """The next batch starts from here, whether this barrier becomes a checkpoint or not."""
-        self._uncommitted.add(pending, manifest, folder)
+        output = pending.output()
+        if self.job.settings.checkpoints.mode == AT_LEAST_ONCE:
+            self._publisher.publish_early(self.head, output)
+            output = {}
+        self._uncommitted.add(manifest, folder, output)
         self._ordinal = pending.ordinal
         self._base = {o.uid: o for o in manifest.operators}
         self._epoch = manifest.epoch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
@@ -39,6 +39,16 @@ class Point:
     sinks: dict[str, PublishedOutput]
 
 
+class BatchesOnRequest(Protocol):
+    """Batches without rows that somebody asked for; each returns where the job stands then, committed and published."""
+
+    def drain(self) -> Point:
+        """Fires every event-time timer."""
+
+    def take_full(self) -> Point:
+        """Stores all state anew."""
+
+
 class RequestDesk:
     """Looks for requests now and then, and serves them between two batches.
 
@@ -48,17 +58,17 @@ class RequestDesk:
     Args:
         generation: of the run.
         interval: between two looks.
-        drain: runs a batch that fires every event-time timer; returns where the job stands then.
+        batches: what runs batches of its own.
     """
 
     def __init__(
-        self, root: JobRoot, generation: int, interval: timedelta, drain: Callable[[], Point]
+        self, root: JobRoot, generation: int, interval: timedelta, batches: BatchesOnRequest
     ) -> None:
         self.stopped = False
         self._root = root
         self._generation = generation
         self._interval = interval
-        self._drain = drain
+        self._batches = batches
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._known: set[str] = set()
@@ -147,7 +157,7 @@ class RequestDesk:
             return
         began = clock.monotonic()
         try:
-            point = self._drain() if asked.drain and asked.savepoint else point
+            point = self._point_of(asked, point)
             made = self._made(asked, point)
         except Fenced as e:
             # The newer run finds the request open, and serves it.
@@ -171,6 +181,12 @@ class RequestDesk:
             settle_savepoint(self._root, made, counts, round((clock.monotonic() - began) * 1000, 1))
         elif counts.status == DONE and asked.kind is RequestKind.STOP:
             self._note_stop(asked, point)
+
+    def _point_of(self, asked: Request, point: Point) -> Point:
+        """Where what was asked for is to be found: as the job stands, or behind a batch of its own."""
+        if asked.drain and asked.savepoint:
+            return self._batches.drain()
+        return self._batches.take_full() if asked.full else point
 
     def _note_stop(self, asked: Request, point: Point) -> None:
         """A stop with a savepoint is in the history as that savepoint."""

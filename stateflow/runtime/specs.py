@@ -61,6 +61,7 @@ class BatchInfo:
         credentials: the driver's, for the job root.
         upload_patience: how long files of a snapshot may take to be stored, beside the batches that follow; None when
             they are stored before the task reports.
+        full: whether every subtask stores all of its state anew, also one without rows.
     """
 
     job_uuid: str
@@ -77,6 +78,7 @@ class BatchInfo:
     sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
     credentials: Credentials = field(default_factory=Credentials)
     upload_patience: timedelta | None = None
+    full: bool = False
 
     @property
     def storage(self) -> Storage:

@@ -138,8 +138,9 @@ class _Task:
         if self._operator is not None:
             yield from self._end(self._operator)
             self._remove_expired(self._operator)
-        elif self._base.rescales:
-            # With rows or without: the next manifest must not mix the states of two parallelisms.
+        elif self._base.rescales or (self._level.batch.full and self._base.parts):
+            # With rows or without: the next manifest must not mix the states of two parallelisms, nor a full
+            # checkpoint refer to what others did.
             self._opened_backend()
         self._outlets.end_rows()
         failpoints.hit("task.processed")
@@ -286,7 +287,7 @@ class _Task:
         name = f"{self._unit.uid}-{self._subtask}-"
         batch, owned = self._level.batch, self._base.owned
         snapshot = f"{batch.data_folder(self._attempt)}{name}"
-        taken = self._backend.snapshot(snapshot)
+        taken = self._backend.snapshot(snapshot, batch.full)
         earliest = stores.timers_of(self._backend, self._base).earliest
         self._compaction_bytes = taken.compaction_bytes
         state = SubtaskState(subtask=self._subtask, first_group=owned.first, last_group=owned.last, snapshot=snapshot,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.barrier import PendingBarrier
 from stateflow.checkpoint.documents import Manifest, PendingOutput
 from stateflow.runtime.measures import Measures
 from stateflow.state.handles import Committable
@@ -38,12 +37,16 @@ class Uncommitted:
     reached_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
 
-    def add(self, pending: PendingBarrier, manifest: Manifest, folder: str) -> None:
-        """One more barrier, whose state replaces that of the one before."""
+    def add(self, manifest: Manifest, folder: str, output: dict[str, list[Committable]]) -> None:
+        """One more barrier, whose state replaces that of the one before.
+
+        Args:
+            output: to publish with the checkpoint, by sink.
+        """
         self.manifest, self.folder = manifest, folder
         self.increment_bytes += manifest.increment_bytes
         self.compaction_bytes += manifest.compaction_bytes
-        _add_files(self.committables, pending.output())
+        _add_files(self.committables, output)
 
     def count(self, rows_in: int, rows_out: dict[str, int], seconds: float, measures: Measures) -> None:
         """What the newest barrier's batch did."""

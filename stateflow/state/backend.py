@@ -55,10 +55,13 @@ class KeyedStateBackend(ABC):
         """Sets entries, and removes those whose value is None; all or nothing."""
 
     @abstractmethod
-    def snapshot(self, name: str) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> Snapshot:
         """Stores the present content, under keys that begin with `name`, and returns all that it consists of.
 
         What the base already had may be returned as it is, not written again.
+
+        Args:
+            full: whether all of it is stored anew.
         """
 
     @abstractmethod

@@ -46,8 +46,8 @@ class FilesystemBackend(DictBackend):
         if changes:
             self._stored = None
 
-    def snapshot(self, name: str) -> Snapshot:
-        if self._stored is None:
+    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+        if self._stored is None or full:
             self._stored = self._store(name)
             self._cache.keep_only(self._stored.files)
         return self._stored

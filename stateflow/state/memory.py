@@ -52,7 +52,7 @@ class DictBackend(KeyedStateBackend):
             elif entries.pop(key, None) is not None and order is not None:
                 order.remove(key)
 
-    def snapshot(self, name: str) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> Snapshot:
         return Snapshot(inline=b"".join(self.encoded()))
 
     def encoded(self) -> Iterator[bytes]:

@@ -119,16 +119,17 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.write(batch)
         self._changed = True
 
-    def snapshot(self, name: str) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> Snapshot:
         """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
-        if not self._changed:
+        full = full and bool(self._live_files())
+        if not self._changed and not full:
             return self._snapshot()
         self._db.flush()
         changed = self._bytes_of_new_files()
         compacted = self._compact_when_due()
         rewritten = max(0, self._bytes_of_new_files() - changed) if compacted else 0
         failpoints.hit("task.snapshot")
-        self._keep_or_store(name)
+        self._keep_or_store(name, self._incremental and not full)
         self._changed = False
         self._cache.keep_only(self._files.values())
         return self._snapshot(rewritten)
@@ -171,7 +172,7 @@ class RocksDBBackend(KeyedStateBackend):
         finally:
             store.close()
 
-    def _keep_or_store(self, prefix: str) -> None:
+    def _keep_or_store(self, prefix: str, incremental: bool) -> None:
         """Takes the store's files as they are now, and what its manifest says of them, which is small.
 
         RocksDB's own checkpoint links all of that into a folder first, and syncs and removes it: 4 ms, for what nothing
@@ -183,7 +184,7 @@ class RocksDBBackend(KeyedStateBackend):
             raise InternalError(
                 "RocksDB's manifest does not name the files that RocksDB has", files=names[:5]
             )
-        kept = {name: self._files[name] for name in names if self._is_kept(name)}
+        kept = {name: self._files[name] for name in names if self._is_kept(name) and incremental}
         new = [self._folder / name for name in names if name not in kept]
         stored = self._cache.store(new, prefix) if new else []
         self._files = kept | {file.local_name: file for file in stored}
@@ -193,7 +194,7 @@ class RocksDBBackend(KeyedStateBackend):
         known = self._files.get(name)
         if known is not None and known.size != (self._folder / name).stat().st_size:
             raise InternalError("RocksDB used a file name twice", file=name)
-        return known is not None and self._incremental
+        return known is not None
 
     def _live_files(self) -> list[str]:
         return [str(file["name"]).removeprefix("/") for file in self._db.live_files()]

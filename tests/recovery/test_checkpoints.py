@@ -122,3 +122,28 @@ def test_a_checkpoint_adds_one_object_per_subtask_and_two(box: AccountsBox) -> N
     # The CLAIM is one more; the run before it ended well, so it had no history to store.
     assert len(added) <= 10 * (subtasks + 2) + 1
     assert sum(1 for key in added if key.startswith("log/")) == 11
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+def test_a_full_one_has_no_file_in_common_with_any_before_it(box: AccountsBox, backend: str) -> None:
+    box.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
+    box.deliver(30 * SLICE)
+    run = box.start("batch.begin:4:stop", requests__interval="20ms")
+    run.wait_stopped()
+    asker = box.begin("checkpoints", "trigger", "--full", "--json", "--timeout", "60")
+    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
+    run.resume()
+    made, ended = asker.wait(), run.wait()
+    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    full = json.loads(made.out)["checkpoint_id"]
+    files = {e.seq: _state_files(box, e) for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"}
+    before = set[str]().union(*(keys for seq, keys in files.items() if seq < full))
+    assert files[full] and not files[full] & before
+    assert any(files[seq] & files[full] for seq in files if seq > full) or backend == "filesystem"
+    box.check_results()
+    box.check_clean()
+
+
+def _state_files(box: AccountsBox, entry: disk.Entry) -> set[str]:
+    manifest = disk.read_manifest(box.root, entry.doc["manifest"])
+    return {f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}

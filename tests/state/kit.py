@@ -112,8 +112,8 @@ class Watched(KeyedStateBackend):
         self.written += len(changes)
         self.inside.write(changes)
 
-    def snapshot(self, name: str) -> Snapshot:
-        return self.inside.snapshot(name)
+    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+        return self.inside.snapshot(name, full)
 
     def close(self) -> None:
         self.inside.close()

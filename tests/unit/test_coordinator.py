@@ -139,7 +139,9 @@ def test_a_run_that_is_shut_down_takes_no_checkpoints() -> None:
 def test_no_interval_is_overrun_but_for_the_pause_and_no_pause_is_cut_short(
     gaps: list[float], batches: int | None, interval: int | None, pause: int | None
 ) -> None:
-    settings = CheckpointSettings(batches, interval and interval * SECOND, pause and pause * SECOND)
+    settings = CheckpointSettings(
+        interval_batches=batches, interval=interval and interval * SECOND, min_pause=pause and pause * SECOND
+    )
     times = [sum(gaps[: n + 1]) for n in range(len(gaps))]
     last, since, paused = 0.0, 0, None
     for now, verdict in zip(times, verdicts(settings, times), strict=True):
