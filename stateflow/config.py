@@ -76,6 +76,8 @@ class CheckpointSettings:
             not, a batch ends when all of that is done.
         timeout: a checkpoint whose files are not stored by then is aborted.
         max_in_flight: no barrier becomes a checkpoint while so many of them are not completed.
+        retained, max_age: checkpoints that can be restored: this many of the newest, and of these the ones that are not
+            older; the newest always.
         tolerable_failures: how many checkpoints may fail one after the other; the next one fails the run.
     """
 
@@ -88,6 +90,7 @@ class CheckpointSettings:
     max_in_flight: int = 1
     tolerable_failures: Count = 0
     retained: int = 3
+    max_age: timedelta | None = None
     collect_every: int = 10
 
     def __post_init__(self) -> None:
@@ -235,7 +238,7 @@ class RocksDBSettings:
     block_cache_bytes: int = 64 << 20
     compaction: str = "universal"
     compact_at_files: int = 12
-    max_size_amplification_percent: int = 50
+    max_size_amplification_percent: int = 60
     level_base_bytes: int = 256 << 20
     target_file_bytes: int = 64 << 20
 

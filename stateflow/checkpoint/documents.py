@@ -291,6 +291,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """Whether the run ended in good order: nobody works on the job then."""
     ancestry: Ancestry | None = None
     """None in entries of versions that did not record it."""
+    times: dict[str, str] = {}
+    """When kept checkpoints were committed, by id, where it is known; for retention by age."""
 
     @property
     def is_checkpoint(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -138,20 +139,44 @@ def _older(base: Head | None) -> list[EntryRef]:
     return [*base.entry.retained, *([base.checkpoint] if base.checkpoint else [])]
 
 
-def commit(job: JobFormat, base: Head, author: Author, new: Commit, retain: int) -> LogEntry:
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay restorable, beside the newest.
+
+    Attributes:
+        number: this many, the newest included.
+        max_age: of these, those that are not older, by the clocks of those who committed them.
+    """
+
+    number: int
+    max_age: timedelta | None = None
+
+
+def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retention) -> LogEntry:
     """The COMMIT that makes a checkpoint exist after `base`.
 
     Args:
-        retain: how many checkpoints stay restorable, this one included.
+        kept: which checkpoints stay restorable, this one included.
     """
     entry = _successor(job, base, author, EntryKind.COMMIT)
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
+    retained = _young(newest(_older(base), kept.number - 1), entry.times, author.at, kept.max_age)
     return replace(
         entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources, savepoint="",
         claimed_for="",
-        retained=newest(_older(base), retain - 1), pending=[*unsettled, *new.output],
-        published={**entry.published, **new.published},
+        retained=retained, pending=[*unsettled, *new.output], published={**entry.published, **new.published},
+        times={id: at for id, at in entry.times.items() if id in {str(ref.id) for ref in retained}},
     )  # fmt: skip
+
+
+def _young(
+    refs: list[EntryRef], times: dict[str, str], now: str, max_age: timedelta | None
+) -> list[EntryRef]:
+    """Those that are not too old; one whose time is not known never is."""
+    if max_age is None:
+        return refs
+    oldest = datetime.fromisoformat(now) - max_age
+    return [ref for ref in refs if datetime.fromisoformat(times.get(str(ref.id), now)) >= oldest]
 
 
 def pin(job: JobFormat, base: Head, author: Author, new: Pin) -> LogEntry:
@@ -201,10 +226,11 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
                         nonce=author.nonce, parent="", at=author.at, note=author.note,
                         ancestry=Ancestry(since=1))  # fmt: skip
     seq = base.entry.seq + 1
+    own = {str(base.entry.seq): base.entry.at} if base.entry.is_checkpoint else {}
     return replace(
         base.entry, seq=seq, kind=kind, writer=author.writer, nonce=author.nonce, parent=base.sha256,
         at=author.at, note=author.note, checkpoint=base.checkpoint, pending=pending_of(base),
-        ancestry=base.entry.ancestry or Ancestry(since=seq),
+        ancestry=base.entry.ancestry or Ancestry(since=seq), times={**base.entry.times, **own},
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from stateflow.checkpoint.documents import (
     Manifest,
     Pin,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
@@ -145,12 +145,12 @@ class JobRoot:
 
         return self.log.append(base, draft)
 
-    def commit(self, parent: Head, new: Commit, retain: int) -> Appended | Overtaken:
+    def commit(self, parent: Head, new: Commit, kept: Retention) -> Appended | Overtaken:
         """Makes a checkpoint exist. Overtaken means that this run is fenced."""
 
         def draft(base: Head | None) -> LogEntry:
             assert base is not None
-            return entries.commit(self.job, base, self._author(), new, retain)
+            return entries.commit(self.job, base, self._author(), new, kept)
 
         return self.log.append(parent, draft)
 

@@ -15,7 +15,7 @@ from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, Failure
 from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import files_of, write_manifest
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
@@ -253,7 +253,8 @@ class Committer:
         new = Commit(
             unit.ordinal, handle, unit.document.sources, unit.output, publisher.published, publisher.settled
         )
-        outcome = self._job.root.commit(self.head, new, self._settings.retained)
+        kept = Retention(self._settings.retained, self._settings.max_age)
+        outcome = self._job.root.commit(self.head, new, kept)
         if isinstance(outcome, Overtaken):
             raise Fenced("a newer run has claimed the job", hint="let the other run work; the log decides whether this "
                          "one's last batch exists", generation=self.head.entry.generation,

@@ -66,12 +66,14 @@ def assemble(folder: Path, cache: HostCache, base: Base, cut_out: CutOut) -> Ass
             rooms.append(folder.with_name(f"{folder.name}.part-{number}"))
             part, pieces = _Part(rooms[-1], cache, state, base.owned).taken(cut_out)
             added = _renumbered(pieces, merged)
+            taken = {}
             for piece, file in zip(pieces, added, strict=True):
                 if piece.stored is None:
                     os.link(piece.path, folder / file.name)
                 else:
-                    cache.link(piece.stored, folder / file.name)
+                    taken[folder / file.name] = piece.stored
                     files[file.name] = replace(piece.stored, local_name=file.name)
+            cache.link_all(taken)
             merged = StoreManifest((*merged.files, *added), max(merged.last_sequence, part.last_sequence))
     finally:
         for room in rooms:
@@ -150,8 +152,7 @@ class _Part:
 
     def _cut(self, manifest: StoreManifest, foreign: list[KeyGroupRange], cut_out: CutOut) -> StoreManifest:
         self._room.mkdir(mode=0o700)
-        for file in manifest.files:
-            self._cache.link(self._stored[file.name], self._room / file.name)
+        self._cache.link_all({self._room / f.name: self._stored[f.name] for f in manifest.files})
         write_manifest(self._room, manifest)
         cut_out(self._room, foreign)
         current = (self._room / "CURRENT").read_text().strip()

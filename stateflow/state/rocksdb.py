@@ -156,8 +156,7 @@ class RocksDBBackend(KeyedStateBackend):
             _check_name(stored.local_name)
         self._files = {file.local_name: file for file in state.files}
         manifest = read_store_manifest(self._cache, state)
-        for file in manifest.files:
-            self._cache.link(self._files[file.name], self._folder / file.name)
+        self._cache.link_all({self._folder / f.name: self._files[f.name] for f in manifest.files})
         write_manifest(self._folder, manifest)
 
     def _cut_out(self, folder: Path, ranges: Sequence[KeyGroupRange]) -> None:

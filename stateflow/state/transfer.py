@@ -12,7 +12,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -58,6 +59,8 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
 
 
 _INCOMING = "incoming"
+_FETCHERS = 4
+_WORTH_THREADS = 1 << 20
 _POLL = timedelta(milliseconds=50)
 PACKED = "files"
 """What an object with several files is called."""
@@ -118,6 +121,16 @@ class HostCache:
         except FileNotFoundError:
             if not self._borrow(path.name, target):
                 self._fetch(file, target)
+
+    def link_all(self, wanted: Mapping[Path, StateFile]) -> None:
+        """As `link`, of many files at once: by target. Waiting for a storage and hashing let go of the interpreter."""
+        if len(wanted) < 2 or sum(file.size for file in wanted.values()) < _WORTH_THREADS:
+            for target, file in wanted.items():
+                self.link(file, target)
+            return
+        with ThreadPoolExecutor(_FETCHERS) as pool:
+            for done in [pool.submit(self.link, file, target) for target, file in wanted.items()]:
+                done.result()
 
     def read(self, file: StateFile) -> bytes:
         """The content of a small file. Raises as `link` does."""

@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.checkpoint.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.entries import Commit, pending_of
+from stateflow.checkpoint.entries import Commit, Retention, pending_of
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.publish import Output, TableHandle, publish
@@ -139,7 +139,7 @@ class Job:
         files = write(self.sink, self.about, rows, Writing(parent.entry.generation, ordinal, 0, "a"))
         output = [PendingOutput(checkpoint_id=0, sink=self.about.uid, committables=files)]
         new = Commit(ordinal, FileHandle(key="data/x", size=0, sha256=""), [], output)
-        appended = self.root.commit(parent, new, retain=5)
+        appended = self.root.commit(parent, new, Retention(5))
         assert isinstance(appended, Appended)
         return appended.head
 

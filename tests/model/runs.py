@@ -11,7 +11,7 @@ from typing import Any
 from stateflow.checkpoint.barrier import Participant
 from stateflow.checkpoint.coordinator import Failure
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
-from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
@@ -211,7 +211,7 @@ class FreeRun(Run):
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
         new = Commit(self.ordinal, write_manifest(site.storage, folder, manifest), manifest.sources, output,
                      self.publisher.published, self.publisher.settled)  # fmt: skip
-        outcome = self.root.commit(parent, new, site.plan.retain)
+        outcome = self.root.commit(parent, new, Retention(site.plan.retain))
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
         site.count("commits")

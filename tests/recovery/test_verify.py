@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.documents import Manifest, OperatorState
-from stateflow.checkpoint.entries import Commit
+from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.checkpoint.log import Appended
@@ -144,7 +144,7 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
     manifest = Manifest(job_uuid=root.job.job_uuid, generation=head.entry.generation, ordinal=1, operators=[operator],
                         sources=[])  # fmt: skip
     handle = write_manifest(storage, into, manifest)
-    assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), 3), Appended)
+    assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), Retention(3)), Appended)
 
 
 def test_what_cannot_be_read_is_an_error_of_ours(ran: AccountsBox, monkeypatch: pytest.MonkeyPatch) -> None:

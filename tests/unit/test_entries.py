@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -13,6 +15,7 @@ from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import (
     Ancestry,
     EntryKind,
+    EntryRef,
     LogEntry,
     PendingOutput,
     Pin,
@@ -21,11 +24,12 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     WentBack,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit, pending_of
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention, pending_of
 from stateflow.checkpoint.log import Head
 from tests.unit.kit import JOB, entry, handle, head, ref
 
 AUTHOR = Author("writer", "nonce", "2026-01-01", "why")
+HOUR = timedelta(hours=1)
 SOURCES = [SourcePosition(uid="rows", description="d", offset="7")]
 
 
@@ -52,9 +56,11 @@ ADMIN = head(8, EntryKind.ADMIN, checkpoint=ref(7), pending=[_pending(7)], **FUL
 
 
 def _changes(found: LogEntry, base: Head) -> dict[str, Any]:
-    """What differs from the entry before, apart from who wrote it."""
+    """What differs from the entry before, apart from who wrote it, and when a checkpoint was that it stands on."""
     ours = {"kind", "writer", "nonce", "at", "note", "seq", "parent"}
     before, after = asdict(base.entry), asdict(found)
+    if found.kind is not EntryKind.COMMIT:
+        assert after.pop("times") == ({"7": "now"} if base.entry.is_checkpoint else {})
     return {name: value for name, value in after.items() if value != before[name] and name not in ours}
 
 
@@ -123,7 +129,7 @@ def test_every_entry_knows_what_its_state_came_from(steps: list[int | None]) -> 
     for step in steps:
         if step is None or not ids:
             new = Commit(base.entry.ordinal + 1, handle(1, 1), SOURCES)
-            base = Head(entries.commit(JOB, base, AUTHOR, new, retain=1), "sha")
+            base = Head(entries.commit(JOB, base, AUTHOR, new, Retention(1)), "sha")
         else:
             back = None if step == 30 else step % len(ids)
             present = frozenset() if back is None else made[back]
@@ -151,30 +157,67 @@ def test_on_top_of_an_entry_that_does_not_know_it_is_known_from_there_on() -> No
 
 def test_a_commit_brings_a_checkpoint_and_retains_the_one_before() -> None:
     new = Commit(3, handle(4, 3), SOURCES, [_pending(0, "a")], {"a": _published(7)}, frozenset({(7, "out")}))
-    found = entries.commit(JOB, COMMITTED, AUTHOR, new, retain=3)
+    found = entries.commit(JOB, COMMITTED, AUTHOR, new, Retention(3))
     _check_link(found, COMMITTED, EntryKind.COMMIT)
     assert _changes(found, COMMITTED) == {
         "ordinal": 3, "manifest": handle(4, 3), "retained": [ref(6), ref(7)],
         "pending": [_pending(6), _pending(0, "a")], "published": {"out": _published(6), "a": _published(7)},
+        "times": {"7": "now"},
     }  # fmt: skip
 
 
 def test_a_checkpoint_id_is_the_sequence_number_of_its_commit() -> None:
-    found = entries.commit(JOB, ADMIN, AUTHOR, Commit(3, handle(4, 3), SOURCES), retain=2)
+    found = entries.commit(JOB, ADMIN, AUTHOR, Commit(3, handle(4, 3), SOURCES), Retention(2))
     assert Head(found, "x").checkpoint_id == 9
     assert found.retained == [ref(7)]
 
 
+def test_of_those_that_are_retained_the_old_ones_go_by_the_time_of_their_own_commit() -> None:
+    """One commit an hour; with pins, claims and the like in between, which have times of their own."""
+    base = Head(entries.claim(JOB, None, replace(AUTHOR, at=_hour(0)), None), "sha1")
+    kept = Retention(6, timedelta(hours=3))
+    for hour in range(1, 9):
+        base = Head(
+            entries.commit(
+                JOB, base, replace(AUTHOR, at=_hour(hour)), Commit(hour, handle(1, hour), SOURCES), kept
+            ),
+            f"sha{hour}",
+        )
+        assert [entry_hour(base, ref) for ref in base.entry.retained] == list(range(max(1, hour - 3), hour))
+        # Long after it: what counts is when the checkpoint was committed.
+        base = Head(entries.pin(JOB, base, replace(AUTHOR, at=_hour(hour + 50)), _pin(1)), f"pin{hour}")
+        base = Head(entries.claim(JOB, base, replace(AUTHOR, at=_hour(hour + 60)), None), f"claim{hour}")
+    assert len(base.entry.times) <= 6
+
+
+def test_one_whose_time_nobody_knows_is_not_too_old() -> None:
+    base = head(7, EntryKind.COMMIT, **{**FULL, "at": _hour(0)})
+    found = entries.commit(JOB, base, replace(AUTHOR, at=_hour(99)), Commit(3, handle(4, 3), SOURCES),
+                           Retention(9, timedelta(hours=1)))  # fmt: skip
+    assert found.retained == FULL["retained"]
+
+
+def _hour(hour: int) -> str:
+    return (datetime(2026, 1, 1, tzinfo=UTC) + hour * timedelta(hours=1)).isoformat()
+
+
+def entry_hour(base: Head, ref: EntryRef) -> int:
+    """When a retained checkpoint was committed."""
+    return int(
+        (datetime.fromisoformat(base.entry.times[str(ref.id)]) - datetime.fromisoformat(_hour(0))) / HOUR
+    )
+
+
 def test_the_first_commit_retains_nothing() -> None:
     claim = Head(entries.claim(JOB, None, AUTHOR, None), "sha1")
-    found = entries.commit(JOB, claim, AUTHOR, Commit(1, handle(1, 1), SOURCES), retain=3)
+    found = entries.commit(JOB, claim, AUTHOR, Commit(1, handle(1, 1), SOURCES), Retention(3))
     assert (found.seq, found.retained, found.checkpoint) == (2, [], None)
 
 
 @given(st.integers(1, 6), st.integers(0, 6))
 def test_so_many_are_retained_as_are_asked_for_and_the_newest(retain: int, older: int) -> None:
     base = head(20, EntryKind.COMMIT, retained=[ref(n) for n in range(1, older + 1)])
-    found = entries.commit(JOB, base, AUTHOR, Commit(1, handle(1, 1), SOURCES), retain)
+    found = entries.commit(JOB, base, AUTHOR, Commit(1, handle(1, 1), SOURCES), Retention(retain))
     assert (
         found.retained == [*(ref(n) for n in range(1, older + 1)), ref(20)][-(retain - 1) :]
         if retain > 1
