@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import cells, increments, memory, micro_batch, savepoints, throughput
+from benchmarks import asynchronous, cells, increments, memory, micro_batch, savepoints, throughput
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments")
+NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async")
 
 
 def main(arguments: list[str]) -> int:
@@ -37,6 +37,7 @@ def main(arguments: list[str]) -> int:
         "throughput": partial(throughput.run, cells=chosen),
         "savepoints": savepoints.run,
         "increments": increments.run,
+        "async": asynchronous.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

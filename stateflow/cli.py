@@ -15,17 +15,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from stateflow import ops, verification
+from stateflow import examination, ops, verification
 from stateflow.checkpoint.collector import FileFate
 from stateflow.cli_check import check
 from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
 from stateflow.cli_status import status
-from stateflow.config import parse_assignments, read_toml
+from stateflow.clock import SystemClock
+from stateflow.config import Settings, parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.events import log_event
+from stateflow.examination import Health
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.run import JobRun
@@ -175,6 +177,34 @@ def _tell_verified(verified: Verified) -> None:
                f"all as recorded{decoded}")  # fmt: skip
 
 
+@main.command()
+@click.option("--job-root", default="", metavar="URI", envvar="STATEFLOW_JOB_ROOT",
+              help="Also look at the storage of this job root.")  # fmt: skip
+@click.option(
+    "--local-dir", type=click.Path(path_type=Path), help="Scratch space, when a job sets local_dir."
+)
+@JSON
+def doctor(job_root: str, local_dir: Path | None, as_json: bool) -> None:
+    """Look whether this machine and a job root's storage are as a run needs them.
+
+    Works beside a run; what it writes below probe/ in the storage it removes again.
+
+    Exit code 0: nothing is wrong, though somebody may have to look at something. 6: something is.
+    """
+    folder = local_dir or Settings().local_folder
+    findings = or_fail(lambda: examination.examine(job_root, folder, SystemClock()))
+    if as_json:
+        click.echo(json.dumps([{**dataclasses.asdict(f), "health": f.health.value} for f in findings]))
+    else:
+        width = max(len(f.what) for f in findings)
+        for f in findings:
+            click.echo(f"{f.health.value:5}{f.what:{width}}  {f.found}")
+            if f.hint:
+                click.echo(f"{'':5}{'':{width}}  hint: {f.hint}")
+    if any(f.health is Health.BAD for f in findings):
+        sys.exit(_UNWELL)
+
+
 @main.command("can-delete")
 @click.argument("path")
 @ROOT
@@ -215,6 +245,7 @@ for command in (status, check, checkpoints, savepoint, stop, restore, fork, hist
 
 
 _MUST_STAY = 6
+_UNWELL = 6
 
 
 class _Progress:

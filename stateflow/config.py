@@ -230,8 +230,8 @@ class RocksDBSettings:
             snapshot: one merge per batch and subtask.
         max_size_amplification_percent: universal merges everything when the other files reach this share of the
             largest one.
-        level_base_bytes: leveled keeps up to so much on the first level, and ten times that on each one below.
-        target_file_bytes: leveled begins another file behind so many bytes.
+        level_base_bytes: leveled keeps up to so much on the first level, in four files, and ten times that on each one
+            below.
     """
 
     write_buffer_bytes: int = 64 << 20
@@ -239,8 +239,7 @@ class RocksDBSettings:
     compaction: str = "universal"
     compact_at_files: int = 12
     max_size_amplification_percent: int = 60
-    level_base_bytes: int = 256 << 20
-    target_file_bytes: int = 64 << 20
+    level_base_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         if self.compaction not in COMPACTIONS:

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _TELL_EVERY, _TRIM_EVERY = 20, 100
 _POLL_SECONDS = (0.002, 0.25)
-_TEND_SECONDS = 20
+_TEND_SECONDS, _LOOK_SECONDS = 20, 5.0
 
 
 class _Cancelled(Exception):
@@ -61,7 +61,7 @@ class Committer:
     the thread of the batches learns by `check` what became of it. A checkpoint that is aborted leaves all that it
     would have published to the next one.
 
-    Args:
+    Attributes:
         note: who or what asked for the run; for the history.
     """
 
@@ -213,15 +213,26 @@ class Committer:
         handles = files_of(unit.document)
         missing = [handle for handle in handles if handle.key not in self._stored]
         delay, longest = _POLL_SECONDS
+        looked = self._now()
         while missing := [handle for handle in missing if not self._is_stored(handle)]:
             if self._coordinator.overdue(unit.ordinal, self._now()):
                 raise BatchFailed(Failure.TIMED_OUT.value, hint="was a host lost, or is the storage slow? the logs of "
                                   "the tasks' processes tell; checkpoints.timeout is how long it may take",
                                   barrier=unit.ordinal, missing=[h.key for h in missing[:3]])  # fmt: skip
+            if self._now() - looked >= _LOOK_SECONDS:
+                looked = self._now()
+                self._check_fenced()
             if self._cancelled.wait(delay):
                 raise _Cancelled
             delay = min(longest, 2 * delay)
         self._stored = {handle.key for handle in handles}
+
+    def _check_fenced(self) -> None:
+        # A newer run collects what this one has stored and not committed: it would be waited for in vain.
+        newest, own = self._job.root.log.read_head(), self.head.entry.generation
+        if newest is not None and newest.entry.generation > own:
+            raise Fenced("a newer run has claimed the job", hint="let the other run work", generation=own,
+                         newer=newest.entry.generation)  # fmt: skip
 
     def _is_stored(self, handle: FileHandle) -> bool:
         size = self._job.root.storage.durable_size(handle.key)

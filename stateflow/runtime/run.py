@@ -162,14 +162,14 @@ class JobRun:
         """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
         if self.manifest is not None:
             self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
-            self._settle()
+            self.settle()
         return self._point()
 
     def take_full(self) -> Point:
         """Stores all state anew, in one batch without rows: the checkpoint has no file in common with others."""
         if self.manifest is not None:
             self._run_tick(self._watermarks(), full=True)
-            self._settle()
+            self.settle()
         return self._point()
 
     def _run_tick(self, watermarks: dict[str, int | None], full: bool = False) -> BatchResult:
@@ -229,7 +229,7 @@ class JobRun:
             self._submit()
         if asked:
             # Whoever asked gets what is committed and published, never what is on its way.
-            self._settle()
+            self.settle()
         else:
             self._committer.check()
 
@@ -250,7 +250,7 @@ class JobRun:
         self._sources = manifest.watermarks
         self.manifest = manifest
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending."""
         self._wait()
         while self._uncommitted.manifest is not None or self._committer.has_aborted:
@@ -282,7 +282,7 @@ class JobRun:
         """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
         the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
         with self.fenced_first():
-            self._settle()
+            self.settle()
             self._desk.close(self._point())
             self._committer.tell_history()
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)

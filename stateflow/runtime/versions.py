@@ -31,8 +31,8 @@ def check_spark(version: str) -> None:
         )
 
 
-def check_java() -> None:
-    """Raises EnvironmentUnsupported when there is no Java, or one that Spark does not run on."""
+def check_java() -> str:
+    """Which Java Spark would run on. Raises EnvironmentUnsupported when there is none, or not one that is supported."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
@@ -43,6 +43,7 @@ def check_java() -> None:
     if major not in JAVA:
         raise EnvironmentUnsupported("this Java is not supported", hint="use Java 17 or 21; JAVA_HOME chooses it",
                                      found=major, java=java)  # fmt: skip
+    return f"{major}, {java}"
 
 
 def java_major(text: str) -> int:

@@ -43,6 +43,7 @@ from stateflow.state.store_manifest import ManifestFollower, compose
 from stateflow.state.transfer import HostCache, remove_tree
 
 _BEGIN_SECONDS = 1.0
+_LARGE_FILE = 256 << 20
 _POLL = timedelta(milliseconds=0.5)
 _clock = SystemClock()
 _NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
@@ -296,9 +297,12 @@ def _options(settings: RocksDBSettings) -> Options:
 
 def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
     options.set_level_zero_file_num_compaction_trigger(_trigger(settings, settings.compact_at_files))
-    options.set_target_file_size_base(settings.target_file_bytes)
-    options.set_max_bytes_for_level_base(settings.level_base_bytes)
-    if settings.compaction == "universal":
+    if settings.compaction == "leveled":
+        options.set_max_bytes_for_level_base(settings.level_base_bytes)
+        # A merge into the next level takes one file, and all that it overlaps there: ten times as much.
+        options.set_target_file_size_base(max(1, settings.level_base_bytes // 4))
+    else:
+        options.set_target_file_size_base(_LARGE_FILE)
         options.set_compaction_style(DBCompactionStyle.universal())
         universal = UniversalCompactOptions()
         universal.max_size_amplification_percent = settings.max_size_amplification_percent

@@ -40,6 +40,20 @@ def test_kills_at_failpoints(flights: FlightsBox) -> None:
     _check(flights)
 
 
+def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batches(
+    flights: FlightsBox,
+) -> None:
+    flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
+    flights.deliver(6)
+    # A worker dies with files that it owed: another process stores them, and the run goes on.
+    flights.reach("upload.before:3", 0)
+    _check(flights)
+    flights.deliver(12)
+    flights.reach("commit.stored:3", -9)
+    flights.finish()
+    _check(flights)
+
+
 def test_kills_at_random_moments(flights: FlightsBox) -> None:
     _random_kills(flights, drivers=2, workers=1)
 
@@ -47,6 +61,12 @@ def test_kills_at_random_moments(flights: FlightsBox) -> None:
 @pytest.mark.slow
 def test_many_kills_at_random_moments(flights: FlightsBox) -> None:
     _random_kills(flights, drivers=30, workers=20)
+
+
+@pytest.mark.slow
+def test_many_kills_at_random_moments_beside_the_batches(flights: FlightsBox) -> None:
+    flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
+    _random_kills(flights, drivers=15, workers=10)
 
 
 def test_two_drivers(flights: FlightsBox) -> None:

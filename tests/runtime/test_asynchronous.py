@@ -20,11 +20,12 @@ from stateflow import (
 )
 from stateflow.checkpoint.documents import SourcePosition
 from stateflow.checkpoint.history import read_records
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
-from stateflow.errors import BatchFailed, StorageError
+from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.metrics import MemoryRecorder
-from stateflow.runtime import stores
+from stateflow.runtime import committing, stores
 from stateflow.runtime.assembly import assemble
 from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.local import LocalExecutor
@@ -229,7 +230,7 @@ def test_one_failure_more_than_is_borne_fails_the_run_with_its_reason(
     job.gate.opened.set()
     run = job.start(tolerable_failures=str(tolerable), asynchronous=asynchronous)
     job.batch(run)
-    run._settle()
+    run.settle()
     job.gate.refuses_manifests = True
     with pytest.raises(StorageError, match="the storage is down"):
         for _ in range(tolerable + 1):
@@ -238,6 +239,19 @@ def test_one_failure_more_than_is_borne_fails_the_run_with_its_reason(
             run._committer.check()
     assert job.recorder.counters["number_of_failed_checkpoints"] == tolerable + 1
     job.check(SLICE)
+
+
+def test_a_run_that_waits_for_files_learns_that_it_is_fenced(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files may have been collected; it does not wait until the timeout for them."""
+    monkeypatch.setattr(committing, "_LOOK_SECONDS", 0.05)
+    run = job.start()
+    job.batch(run)
+    newer = JobRoot.open(job.gate, SystemClock(), "another run").claim()
+    with pytest.raises(Fenced) as caught:
+        run.finish()
+    assert caught.value.facts["newer"] == newer.entry.generation
 
 
 def test_a_storage_that_fails_is_tried_again_until_the_time_is_over(job: Job) -> None:

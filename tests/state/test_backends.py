@@ -39,7 +39,7 @@ CHOICES = {
     "rocksdb-full": StateSettings(incremental=False),
     "rocksdb-leveled": StateSettings(),
 }
-LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096, target_file_bytes=1024)
+LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096)
 
 
 def _opener(settings: StateSettings, rocksdb: RocksDBSettings = ROCKSDB) -> Opener:

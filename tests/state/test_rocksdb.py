@@ -357,7 +357,6 @@ def test_a_store_may_have_another_kind_of_compaction_each_time_it_is_opened(shel
             compaction=COMPACTIONS[turn % 2],
             compact_at_files=3,
             level_base_bytes=4096,
-            target_file_bytes=1024,
         )
         store = shelf.open(taken)
         for number in range(5):

@@ -1,0 +1,152 @@
+"""What asynchronous checkpoints add to a batch: beside a storage that takes nothing, and with ten times the state.
+
+Jobs without Spark, two subtasks, one value of 200 random bytes per key, so many keys written anew in each batch. Three
+runs are alive at once and work in turns, block by block: so the machine's mood is the same for all. Between two blocks
+nothing is pending; within one, what a run does beside its batches takes their time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.jobs.large_state import Keys
+from benchmarks.results import write_result
+from stateflow.checkpoint.documents import SourcePosition
+from stateflow.checkpoint.history import read_records
+from stateflow.clock import SystemClock
+from stateflow.environment import declare
+from stateflow.runtime import specs, stores
+from stateflow.runtime.assembly import assemble, load_job
+from stateflow.runtime.job import Positions
+from stateflow.runtime.local import LocalExecutor
+from stateflow.runtime.run import JobRun
+from stateflow.storage import PosixStorage, Storage, open_storage
+
+JOB = Path(__file__).parent / "jobs" / "large_state.py"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to do.
+
+    Attributes:
+        changed: keys that a batch writes anew.
+        slice: rows of a batch while keys come.
+    """
+
+    keys: int = 5_000_000
+    changed: int = 50_000
+    slice: int = 250_000
+    blocks: int = 6
+    batches: int = 10
+
+
+class NullStorage(PosixStorage):
+    """Takes files of state and forgets all but their sizes."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._sizes: dict[str, int] = {}
+
+    def put_file(self, key: str, source: Path) -> None:
+        self._sizes[key] = source.stat().st_size
+
+    def size(self, key: str) -> int | None:
+        return self._sizes.get(key) or super().size(key)
+
+    def durable_size(self, key: str) -> int | None:
+        return self._sizes.get(key) or super().durable_size(key)
+
+
+def run(folder: Path, size: Size = Size()) -> Path:
+    """Builds the state, measures, and writes ``async.json``."""
+    storages = {name: kind(folder / name) for name, kind in
+                (("stored", PosixStorage), ("null", NullStorage), ("tenth", PosixStorage))}  # fmt: skip
+    with _used(storages.values()):
+        runs = {name: _Timed(folder / f"{name}-local", storage, size, size.keys // (10 if name == "tenth" else 1))
+                for name, storage in storages.items()}  # fmt: skip
+        for each in runs.values():
+            each.load()
+        for _ in range(size.blocks):
+            for each in (*runs.values(), *reversed(runs.values())):
+                each.block()
+        for each in runs.values():
+            each.run.abandon()
+        stores.close_all()
+    return write_result("async", _figures(runs, size))
+
+
+def _figures(runs: dict[str, _Timed], size: Size) -> dict[str, Any]:
+    batch = {name: statistics.fmean(timed.seconds) / size.batches for name, timed in runs.items()}
+    records = [r for r in read_records(runs["stored"].storage) if r.rows_in == size.changed]
+    calm = [r.sync_ms for r in records if not r.compaction_bytes]
+    return {
+        "added_fraction": round(batch["stored"] / batch["null"] - 1, 3),
+        "state_10x_batch_time": round(batch["stored"] / batch["tenth"], 2),
+        "sync_ms_per_subtask_median": round(statistics.median(calm), 1),
+        "sync_ms_per_subtask_p90": round(statistics.quantiles(calm, n=10)[-1], 1),
+        "async_ms_median": round(statistics.median(r.async_ms for r in records), 1),
+        "commit_ms_median": round(statistics.median(r.commit_ms for r in records), 1),
+        "batch_ms": {name: round(1000 * seconds, 1) for name, seconds in batch.items()},
+        "keys": size.keys,
+        "keys_changed_per_batch": size.changed,
+        "value_bytes": 200,
+    }
+
+
+@contextmanager
+def _used(storages: Any) -> Iterator[None]:
+    """Tasks find these very storages by their addresses."""
+    known: dict[str, Storage] = {storage.uri: storage for storage in storages}
+    with patch.object(specs, "open_storage", lambda uri: known.get(uri) or open_storage(uri)):
+        yield
+
+
+@dataclass
+class _Timed:
+    """A run that works block by block."""
+
+    local: Path
+    storage: PosixStorage
+    size: Size
+    keys: int
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = {"local_dir": str(self.local), "job.keys": str(self.keys), "job.updates": "1000000000",
+                    "job.slice": str(self.size.slice), "job.small": str(self.size.changed),
+                    "parallelism": "2"}  # fmt: skip
+        env, resolved = declare(load_job(JOB).build, JOB.stem, (settings,))
+        self.run = JobRun(assemble(env.graph, resolved, self.storage, SystemClock()), LocalExecutor())
+        self.run.start()
+        self._source = Keys(self.keys, 1_000_000_000, self.size.slice, self.size.changed)
+        self._position: str | None = None
+
+    def load(self) -> None:
+        """Writes each key once."""
+        for _ in range(-(-self.keys // self.size.slice)):
+            self._batch()
+        self.run.settle()
+
+    def block(self) -> None:
+        """Works off some batches, then waits for the last one's checkpoint, which another batch would run beside."""
+        began = time.perf_counter()
+        for _ in range(self.size.batches):
+            self._batch()
+        self.seconds.append(time.perf_counter() - began)
+        self.run.settle()
+
+    def _batch(self) -> None:
+        found = self._source.read(self._position, self.run.job.settings.source)
+        assert found is not None
+        self._position = found.position
+        ((uid, description),) = self.run.job.sources
+        here = SourcePosition(uid=uid, description=description, offset=found.position)
+        self.run.run_batch({uid: found.rows}, lambda _: Positions([here]))
