@@ -18,10 +18,11 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
+from stateflow.checkpoint.history import write_records
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
-from stateflow.checkpoint.untold import tell_history
+from stateflow.checkpoint.untold import told_at
 from stateflow.config import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -101,10 +102,11 @@ class JobRun:
         self._committer.note = note
         self._committer.head = self.job.root.claim(note)
         with self.fenced_first():
-            if found.told != self.head.checkpoint_id:
-                tell_history(self.job.root, self.head)
+            # Read now, because a start may go back by itself; a start that fails leaves nothing but its CLAIM.
+            told = told_at(self.job.root, self.head) if found.told != self.head.checkpoint_id else []
             self._prepare_sinks()
             self._restore(found.files)
+            write_records(self.job.root.storage, told, self.job.root.clock.new_id())
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._committer.trim_history()
             self._desk = RequestDesk(

@@ -49,6 +49,8 @@ class Stage:
             str(box.root),
         ]
         argv += ["--set", f"job.folder={box.folder}", "--set", f"local_dir={box.local}"]
+        # Else a run of ten rows a batch may be killed before its first commit.
+        argv += ["--set", "checkpoints.asynchronous=no"]
         argv += ["--run-id", f"flights/{run}/run/{number}"]
         once = "../failpoint-reached" if number == 1 else f"../failpoint-reached-{number}"
         environment = {"STATEFLOW_FAILPOINT": failpoint, "STATEFLOW_FAILPOINT_ONCE": once}
@@ -80,11 +82,11 @@ def test_the_kill_is_seen_whether_or_not_the_next_try_has_begun(stage: Stage) ->
 
 
 @pytest.mark.parametrize(
-    ("failpoint", "retried"), [("batch.reported:2", False), ("commit.after:3", True), ("claim.after", False)]
+    ("failpoint", "retried"), [("commit.after:3", False), ("commit.after:3", True), ("claim.after", False)]
 )
 def test_another_kill_than_the_promised_one_is_told(stage: Stage, failpoint: str, retried: bool) -> None:
     stage.next_try(failpoint)
     if retried:
         stage.next_try("claim.after")
-    with pytest.raises(NotAsPromised, match="had committed all batches before"):
+    with pytest.raises(NotAsPromised, match="had committed batches before, and not its own"):
         stage.look()

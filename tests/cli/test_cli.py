@@ -63,9 +63,9 @@ def _commands() -> dict[str, click.Command]:
 def test_each_command_says_what_it_does_and_takes(words: str) -> None:
     shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
-    # The one command that looks at a job file alone needs no root.
+    # A job file alone is looked at without a root, and so is a machine.
     where = {"check": "--against URI", "plan": "JOB"}.get(words, "--job-root URI")
-    assert where in shown.output and ("[required]" in shown.output) == (words != "plan")
+    assert where in shown.output and ("[required]" in shown.output) == (words not in ("plan", "doctor"))
     for option in command.params:
         if isinstance(option, click.Argument):
             assert (option.metavar or option.human_readable_name) in shown.output
@@ -287,6 +287,7 @@ def test_a_result_file_that_cannot_be_written_is_told_before_anything_runs(bench
 
 
 def test_status_shows_where_a_job_stands_and_changes_nothing(bench: Bench) -> None:
+    bench.settings["checkpoints.asynchronous"] = "no"
     bench.run()
     before = contents(bench.folder)
     shown = invoke("status", *_root(bench))

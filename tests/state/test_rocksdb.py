@@ -344,7 +344,8 @@ def test_many_snapshots_upload_a_few_times_what_changed_and_keep_few_files(
         runs.append(len(_data_files(store.snapshot(shelf.prefix()).files)))
     # Blocks and filters are some of it here, where an increment is but 40 entries.
     assert (_stored_bytes(shelf) - before) / changed < (6 if compaction == "universal" else 14)
-    assert max(runs) <= 12
+    # Of a level below the first, a look-up asks one file.
+    assert max(runs) <= (12 if compaction == "universal" else 24)
     assert _content(store) == expected
     store.close()
 
