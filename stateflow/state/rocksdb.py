@@ -43,7 +43,7 @@ from stateflow.state.store_manifest import ManifestFollower, compose
 from stateflow.state.transfer import HostCache, remove_tree
 
 _BEGIN_SECONDS = 1.0
-_LARGE_FILE = 256 << 20
+_FILE_BYTES = 64 << 20
 _POLL = timedelta(milliseconds=0.5)
 _clock = SystemClock()
 _NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
@@ -302,7 +302,8 @@ def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
         # A merge into the next level takes one file, and all that it overlaps there: ten times as much.
         options.set_target_file_size_base(max(1, settings.level_base_bytes // 4))
     else:
-        options.set_target_file_size_base(_LARGE_FILE)
+        # The index of a file is one block of the cache: of larger files it would push out all others.
+        options.set_target_file_size_base(_FILE_BYTES)
         options.set_compaction_style(DBCompactionStyle.universal())
         universal = UniversalCompactOptions()
         universal.max_size_amplification_percent = settings.max_size_amplification_percent
