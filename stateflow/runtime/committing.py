@@ -97,7 +97,12 @@ class Committer:
         return isinstance(verdict, Due)
 
     def submit(self, unit: Uncommitted) -> None:
-        """Makes `unit` a checkpoint: at once, or when everything before it is one or aborted."""
+        """Makes `unit` a checkpoint: at once, or when everything before it is one or aborted. An empty one stands for
+        what was aborted, and nothing may be pending then."""
+        if unit.manifest is None:
+            # Here, not in the other thread: the coordinator must know the barrier that is tried again by its number, or
+            # it would neither end nor be overdue.
+            unit, self._aborted = unit.behind(self._aborted), Uncommitted()
         unit.reached_at = self._now()
         self._coordinator.triggered(unit.ordinal, unit.reached_at)
         if self._pool is None:

@@ -222,6 +222,33 @@ def test_a_run_does_not_end_with_an_aborted_checkpoint_when_it_may_try_again(job
     job.check(SLICE)
 
 
+def test_a_run_whose_files_never_come_ends_when_more_tries_have_failed_than_are_borne(job: Job) -> None:
+    run = job.start(timeout="50ms", tolerable_failures="2")
+    job.batch(run)
+    with pytest.raises(BatchFailed, match="were not stored in time"):
+        run.finish()
+    assert job.recorder.counters["number_of_failed_checkpoints"] == 3
+
+
+@pytest.mark.parametrize("asynchronous", ["yes", "no"])
+def test_behind_a_checkpoint_that_was_tried_again_barriers_become_checkpoints_as_before(
+    job: Job, asynchronous: str
+) -> None:
+    job.gate.opened.set()
+    job.gate.refuses_manifests = True
+    run = job.start(tolerable_failures="100", asynchronous=asynchronous)
+    job.batch(run)
+    wait_for(lambda: job.recorder.counters["number_of_failed_checkpoints"] == 1, lambda: "an abort")
+    job.gate.refuses_manifests = False
+    run.settle()
+    assert job.recorder.gauges["number_of_in_progress_checkpoints"] == 0
+    for _ in range(3):
+        job.batch(run)
+        # What was asked for does not count: each is one by itself.
+        wait_for(lambda: run.head.entry.ordinal == run._ordinal, lambda: "its checkpoint")
+    job.check(4 * SLICE)
+
+
 @pytest.mark.parametrize("asynchronous", ["yes", "no"])
 @pytest.mark.parametrize("tolerable", [0, 2])
 def test_one_failure_more_than_is_borne_fails_the_run_with_its_reason(
