@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.files import check_stored, files_of
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.clock import SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
-from stateflow.query.state import check_entry
+from stateflow.query.state import check_entry, stored_entries
 from stateflow.runtime.operator_parts import check_part
-from stateflow.state.backends import Place, read_entries
-from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.handles import SubtaskState
 from stateflow.state.keyed import state_names
-from stateflow.state.transfer import HostCache
 from stateflow.storage import open_storage
 
 _OWNER = "verify"
@@ -63,20 +58,11 @@ def verify(
     known: set[str] = set()
     found = []
     for ref in wanted:
-        with _pinned(root, ref):
+        # A run that goes on would collect what is being read.
+        with root.pinned(ref, _OWNER, f"verifying checkpoint {ref.id}"):
             found.append(_verified(root, ref, known, deep))
         tell(found[-1])
     return found
-
-
-@contextmanager
-def _pinned(root: JobRoot, ref: EntryRef) -> Iterator[None]:
-    # A run that goes on would collect what is being read.
-    pin = root.pin(ref, _OWNER, f"verifying checkpoint {ref.id}")
-    try:
-        yield
-    finally:
-        root.unpin(pin.id)
 
 
 def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Verified:
@@ -92,26 +78,29 @@ def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Veri
 
 def _entries(root: JobRoot, manifest: Manifest) -> int:
     count = 0
-    with tempfile.TemporaryDirectory(prefix="stateflow-verify-") as scratch:
-        for number, operator in enumerate(manifest.operators):
-            for part in operator.parts:
-                check_part(root.storage, part)
-            for subtask in operator.subtasks:
-                folder = Path(scratch) / f"{number}-{subtask.subtask}"
-                cache = HostCache.direct(folder / "cache", root.storage, root.clock)
-                count += _read_all(Place(folder / "work", cache, RocksDBSettings()), operator, subtask)
+    for operator in manifest.operators:
+        for part in operator.parts:
+            check_part(root.storage, part)
+        names, columns = state_names(operator.states), len(operator.key_types)
+        for subtask, entries in stored_entries(operator, root.storage, root.clock):
+            with _told_of(operator, subtask):
+                for key, value in entries:
+                    _check_group(subtask, key)
+                    check_entry(names, columns, key, value)
+                    count += 1
     return count
 
 
-def _read_all(place: Place, operator: OperatorState, subtask: SubtaskState) -> int:
-    names, count = state_names(operator.states), 0
-    groups = range(subtask.first_group, subtask.last_group + 1)
+def _check_group(subtask: SubtaskState, key: bytes) -> None:
+    if not subtask.first_group <= int.from_bytes(key[:2], "big") <= subtask.last_group:
+        raise CorruptFile("a stored key is in a key group of another subtask", key=key.hex()[:80])
+
+
+@contextmanager
+def _told_of(operator: OperatorState, subtask: SubtaskState) -> Iterator[None]:
+    """Names operator and subtask in whatever is wrong."""
     try:
-        for key, value in read_entries(place, Base.of(subtask)):
-            if int.from_bytes(key[:2], "big") not in groups:
-                raise CorruptFile("a stored key is in a key group of another subtask", key=key.hex()[:80])
-            check_entry(names, len(operator.key_types), key, value)
-            count += 1
+        yield
     except StateflowError as e:
         raise type(e)(
             e.message, hint=e.hint, operator=operator.uid, subtask=subtask.subtask, **e.facts
@@ -120,4 +109,3 @@ def _read_all(place: Place, operator: OperatorState, subtask: SubtaskState) -> i
         # RocksDB tells of a bad block by an error of its own.
         raise CorruptFile("a subtask's state cannot be read", operator=operator.uid, subtask=subtask.subtask,
                           reason=str(e)) from e  # fmt: skip
-    return count

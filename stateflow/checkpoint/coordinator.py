@@ -27,14 +27,6 @@ class NotDue(enum.Enum):
     SHUT_DOWN = "the run takes no checkpoints any more"
 
 
-class Failure(enum.Enum):
-    """Why a checkpoint is aborted; what it has done passes on to the next one."""
-
-    TIMED_OUT = "its files were not stored in time"
-    NOT_STORED = "a file of it could not be stored"
-    NOT_WRITTEN = "its manifest could not be written"
-
-
 class Status(enum.Enum):
     """What has become of a checkpoint."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stateflow import failpoints
@@ -210,6 +212,15 @@ class JobRoot:
             if self._admin(head, draft):
                 return new
         raise _busy()
+
+    @contextmanager
+    def pinned(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Iterator[Pin]:
+        """Keeps a checkpoint while somebody reads it. Arguments and errors are those of `pin`."""
+        pin = self.pin(ref, owner, reason, generation)
+        try:
+            yield pin
+        finally:
+            self.unpin(pin.id)
 
     def unpin(self, pin_id: str) -> None:
         """Lets a pinned checkpoint go; nothing happens when there is no such pin."""

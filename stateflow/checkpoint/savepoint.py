@@ -98,12 +98,11 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
     began = root.clock.monotonic()
     if found := _made_before(root, order):
         return found
-    pin = root.pin(order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation)
-    try:
+    with root.pinned(
+        order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation
+    ) as pin:
         failpoints.hit("savepoint.pinned")
         made = _make_pinned(root, order, pin.id)
-    finally:
-        root.unpin(pin.id)
     # What a run has made is in the history when its answer names it: until then nobody has it.
     if not order.generation:
         note_savepoint(root, made, round((root.clock.monotonic() - began) * 1000, 1))

@@ -21,6 +21,7 @@ from stateflow.state.backends import Place, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.keyed import state_names
 from stateflow.state.list_state import POSITION_BYTES
+from stateflow.state.snapshots import Entry
 from stateflow.state.transfer import HostCache
 from stateflow.storage import Storage, open_storage
 
@@ -59,13 +60,10 @@ def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Ite
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
     ref = _find(root, checkpoint_id)
-    pin = root.pin(ref, "read_state", f"reading the state of {uid}")
-    try:
+    with root.pinned(ref, "read_state", f"reading the state of {uid}"):
         handle = root.log.read_checkpoint(ref).manifest
         assert handle is not None
         yield from entries_of(_operator(root.read_manifest(handle), uid), root.storage, root.clock)
-    finally:
-        root.unpin(pin.id)
 
 
 def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
@@ -93,24 +91,28 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
     Args:
         storage: with the files.
     """
-    names = state_names(operator.states)
+    names, columns = state_names(operator.states), len(operator.key_types)
+    for _, entries in stored_entries(operator, storage, clock):
+        for key, value in entries:
+            entry = check_entry(names, columns, key, value)
+            if entry is not None:
+                yield entry
+
+
+def stored_entries(
+    operator: OperatorState, storage: Storage, clock: Clock
+) -> Iterator[tuple[SubtaskState, Iterator[Entry]]]:
+    """The state of each subtask and its entries as they are stored, to be read before the next one is asked for; the
+    files must stay meanwhile. Raises as `read_state` does.
+
+    Args:
+        storage: with the files.
+    """
     with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
         for subtask in operator.subtasks:
             folder = Path(scratch) / str(subtask.subtask)
-            place = Place(
-                folder / "work", HostCache.direct(folder / "cache", storage, clock), RocksDBSettings()
-            )
-            yield from _subtask_entries(place, subtask, (names, len(operator.key_types)))
-
-
-def _subtask_entries(
-    place: Place, subtask: SubtaskState, layout: tuple[dict[bytes, StateSchema | None], int]
-) -> Iterator[StateEntry]:
-    names, columns = layout
-    for stored, data in read_entries(place, Base.of(subtask)):
-        entry = check_entry(names, columns, stored, data)
-        if entry is not None:
-            yield entry
+            cache = HostCache.direct(folder / "cache", storage, clock)
+            yield subtask, read_entries(Place(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
 
 
 def check_entry(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from stateflow import failpoints
@@ -154,14 +154,10 @@ def _pinned(source: JobRoot, point: Target, ask: ForkAsk) -> Iterator[None]:
     """
     owner, purpose = ask.by or source.writer, f"fork into {ask.into}"
     old = pins_of(source, owner, purpose)
-    pin = source.pin(point.ref, owner, purpose) if point.ref else None
-    try:
+    with source.pinned(point.ref, owner, purpose) if point.ref else nullcontext():
         for left in old:
             source.unpin(left)
         yield
-    finally:
-        if pin is not None:
-            source.unpin(pin.id)
 
 
 def _forked_before(source: JobRoot, storage: Storage, ask: ForkAsk) -> ForkReport | None:

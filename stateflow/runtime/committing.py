@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, Failure
+from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import files_of, write_manifest
@@ -31,6 +31,7 @@ from stateflow.storage.paths import data_prefixes
 
 log = logging.getLogger(__name__)
 
+NOT_IN_TIME = "its files were not stored in time"
 _TELL_EVERY, _TRIM_EVERY = 20, 100
 _POLL_SECONDS = (0.002, 0.25)
 _TEND_SECONDS, _LOOK_SECONDS = 20, 5.0
@@ -201,7 +202,8 @@ class Committer:
                 self._await_files(unit)
             failpoints.hit("commit.stored")
             stages.async_ms = stages.lap(self._now())
-            handle = self._written(unit, stages)
+            record = self._record(unit, stages)
+            handle = self._written(unit, record)
         except (StorageError, BatchFailed) as e:
             self._abort(unit, stages, e)
             return
@@ -211,7 +213,10 @@ class Committer:
         self._publish()
         stages.publish_ms = stages.lap(self._now())
         self._ended.append(_Ended(unit.ordinal, self._now()))
-        self._tell(unit, handle, stages)
+        self._tell(replace(
+            record, checkpoint_id=self.head.checkpoint_id, committed_at=self._date(), duration_ms=self._duration(unit),
+            commit_ms=stages.commit_ms, publish_ms=stages.publish_ms, manifest_bytes=handle.size,
+        ))  # fmt: skip
 
     def _await_files(self, unit: Uncommitted) -> None:
         """Returns when each file is stored. Raises BatchFailed when one is not in time."""
@@ -221,7 +226,7 @@ class Committer:
         looked = self._now()
         while missing := [handle for handle in missing if not self._is_stored(handle)]:
             if self._coordinator.overdue(unit.ordinal, self._now()):
-                raise BatchFailed(Failure.TIMED_OUT.value, hint="was a host lost, or is the storage slow? the logs of "
+                raise BatchFailed(NOT_IN_TIME, hint="was a host lost, or is the storage slow? the logs of "
                                   "the tasks' processes tell; checkpoints.timeout is how long it may take",
                                   barrier=unit.ordinal, missing=[h.key for h in missing[:3]])  # fmt: skip
             if self._now() - looked >= _LOOK_SECONDS:
@@ -245,8 +250,8 @@ class Committer:
             check_content(handle, size, handle.sha256)
         return size is not None
 
-    def _written(self, unit: Uncommitted, stages: _Stages) -> FileHandle:
-        document = replace(unit.document, record=self._record(unit, stages), history=self._untold)
+    def _written(self, unit: Uncommitted, record: CheckpointRecord) -> FileHandle:
+        document = replace(unit.document, record=record, history=self._untold)
         # The try before may have arrived all the same, and had another record in it.
         name = f"manifest-{unit.tries + 1}.json" if unit.tries else "manifest.json"
         handle = write_manifest(self._job.root.storage, unit.folder, document, name)
@@ -294,20 +299,23 @@ class Committer:
         prefixes = data_prefixes(manifest.generation, range(self.head.entry.ordinal + 1, unit.ordinal + 1))
         return CheckpointRecord(
             checkpoint_id=0, generation=manifest.generation, ordinal=manifest.ordinal,
-            committed_at=root.clock.now().isoformat(timespec="milliseconds"),
-            duration_ms=round((unit.seconds + self._now() - unit.reached_at) * 1000, 1),
+            committed_at=self._date(), duration_ms=self._duration(unit),
             increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
             full_bytes=manifest.full_bytes, files=len(files), rows_in=unit.rows_in, rows_out=unit.rows_out,
             by=root.writer, reason=self.note, new_files=sum(h.key.startswith(prefixes) for h in files),
             triggered_at=took.triggered_at, trigger_ms=took.trigger_ms, start_delay_ms=took.start_delay_ms,
             alignment_ms=took.alignment_ms, sync_ms=took.sync_ms, subtasks=dict(took.subtasks),
-            async_ms=stages.async_ms, commit_ms=stages.commit_ms, publish_ms=stages.publish_ms,
+            async_ms=stages.async_ms,
         )  # fmt: skip
 
-    def _tell(self, unit: Uncommitted, handle: FileHandle, stages: _Stages) -> None:
+    def _date(self) -> str:
+        return self._job.root.clock.now().isoformat(timespec="milliseconds")
+
+    def _duration(self, unit: Uncommitted) -> float:
+        return round((unit.seconds + self._now() - unit.reached_at) * 1000, 1)
+
+    def _tell(self, record: CheckpointRecord) -> None:
         """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
-        record = self._record(unit, stages)
-        record = replace(record, checkpoint_id=self.head.checkpoint_id, manifest_bytes=handle.size)
         self._untold = [*self._untold, record]
         self._completed += 1
         record_checkpoint(self._job.recorder, record)

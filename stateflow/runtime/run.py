@@ -103,7 +103,8 @@ class JobRun:
         self._committer.head = self.job.root.claim(note)
         with self.fenced_first():
             # Read now, because a start may go back by itself; a start that fails leaves nothing but its CLAIM.
-            told = told_at(self.job.root, self.head) if found.told != self.head.checkpoint_id else []
+            is_same = found.checkpoint_id == self.head.checkpoint_id
+            told = found.untold if is_same else told_at(self.job.root, self.head)
             self._prepare_sinks()
             self._restore(found.files)
             write_records(self.job.root.storage, told, self.job.root.clock.new_id())

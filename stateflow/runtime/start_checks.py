@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.history import CheckpointRecord
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.restore import RestorePlan, plan_restore
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
@@ -19,11 +20,13 @@ class Found:
 
     Attributes:
         files: keys of the files that were checked.
-        told: id of the newest checkpoint, if a run that ended well stored its history; else 0.
+        checkpoint_id: the newest checkpoint; 0 when there was none, or when it was on its way out.
+        untold: what only its manifest has of the history; nothing where a run that ended well stored it.
     """
 
     files: frozenset[str] = frozenset()
-    told: int = 0
+    checkpoint_id: int = 0
+    untold: tuple[CheckpointRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,10 @@ class StartChecks:
             if self.job.root.log.read_head() == head:
                 raise
             return Found()
-        files = frozenset(f.key for f in files_of(manifest)) if manifest else frozenset()
-        return Found(files, head.checkpoint_id if head.entry.ended else 0)
+        if manifest is None:
+            return Found()
+        untold = () if head.entry.ended else manifest.told(head.checkpoint_id)
+        return Found(frozenset(f.key for f in files_of(manifest)), head.checkpoint_id, tuple(untold))
 
     def restorable(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
         """What the head's checkpoint gives to each operator; compares its files, but for those that are `checked`.

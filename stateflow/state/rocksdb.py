@@ -126,9 +126,7 @@ class RocksDBBackend(KeyedStateBackend):
         if not self._changed and not full:
             return self._snapshot()
         self._db.flush()
-        changed = self._bytes_of_new_files()
-        compacted = self._compact_when_due()
-        rewritten = max(0, self._bytes_of_new_files() - changed) if compacted else 0
+        rewritten = self._compact_when_due()
         failpoints.hit("task.snapshot")
         self._keep_or_store(name, self._incremental and not full)
         self._changed = False
@@ -199,11 +197,11 @@ class RocksDBBackend(KeyedStateBackend):
     def _live_files(self) -> list[str]:
         return [str(file["name"]).removeprefix("/") for file in self._db.live_files()]
 
-    def _compact_when_due(self) -> bool:
-        """Lets RocksDB do one merge, of its own choice, if one is due; returns whether it did."""
-        names = self._live_files()
+    def _compact_when_due(self) -> int:
+        """Lets RocksDB do one merge, of its own choice, if one is due; returns the bytes that it adds to the upload."""
         if not self._is_compaction_due():
-            return False
+            return 0
+        names, changed = self._live_files(), self._bytes_of_new_files()
         self._db.set_options(self._window(opens=True))
         until = _clock.monotonic() + _BEGIN_SECONDS
         # One that is over before it was seen at work has changed the files.
@@ -214,14 +212,14 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.set_options(self._window(opens=False))
         while self._is_compacting:
             _clock.sleep(_POLL)
-        return self._live_files() != names
+        return max(0, self._bytes_of_new_files() - changed)
 
     def _is_compaction_due(self) -> bool:
         levels = [file["level"] for file in self._db.live_files()]
         if self._settings.compaction == "leveled":
             return levels.count(0) >= self._compact_at or self._property("compaction-pending") > 0
-        # Files of level 0, and each level below as a whole, are sorted runs.
-        return levels.count(0) + len({*levels} - {0}) >= self._compact_at
+        # Files of level 0, and each level below as a whole, are sorted runs; of one alone there is nothing to merge.
+        return levels.count(0) + len({*levels} - {0}) >= max(2, self._compact_at)
 
     def _window(self, opens: bool) -> dict[str, str]:
         return {

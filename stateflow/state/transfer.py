@@ -21,7 +21,7 @@ from pathlib import Path
 from stateflow.clock import Clock
 from stateflow.errors import BatchFailed, ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle, FilePart, StateFile
-from stateflow.state.uploads import COPY_CHUNK, DirectUploads, Uploads
+from stateflow.state.uploads import COPY_CHUNK, INCOMING, DirectUploads, Uploads, incoming
 from stateflow.storage import Storage
 from stateflow.storage.base import GONE
 from stateflow.storage.paths import check_key
@@ -58,7 +58,6 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
                           "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
 
 
-_INCOMING = "incoming"
 _FETCHERS = 4
 _WORTH_THREADS = 1 << 20
 _POLL = timedelta(milliseconds=50)
@@ -134,7 +133,7 @@ class HostCache:
 
     def read(self, file: StateFile) -> bytes:
         """The content of a small file. Raises as `link` does."""
-        copy = self._incoming()
+        copy = incoming(self.folder, self._clock)
         try:
             self.link(file, copy)
             return copy.read_bytes()
@@ -167,9 +166,6 @@ class HostCache:
                               sha256=file.sha256[:100])  # fmt: skip
         return self.folder / file.sha256
 
-    def _incoming(self) -> Path:
-        return self.folder / f"{_INCOMING}-{os.getpid()}-{self._clock.new_id()}"
-
     def _borrow(self, name: str, target: Path) -> bool:
         for other in self._others:
             with contextlib.suppress(FileNotFoundError):
@@ -179,7 +175,7 @@ class HostCache:
         return False
 
     def _fetch(self, file: StateFile, target: Path) -> None:
-        key, part, partial = check_key(file.handle.key), file.part, self._incoming()
+        key, part, partial = check_key(file.handle.key), file.part, incoming(self.folder, self._clock)
         storage = self._traffic.storage
         if self._traffic.awaited and key.startswith(self._traffic.awaited):
             self._wait_for(key)
@@ -233,7 +229,7 @@ def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
 def _is_coming_in(name: str) -> bool:
     """Whether another process is fetching this file now; what a dead one left is not coming any more."""
     kind, _, rest = name.partition("-")
-    return kind == _INCOMING and Path(f"/proc/{rest.partition('-')[0]}").exists()
+    return kind == INCOMING and Path(f"/proc/{rest.partition('-')[0]}").exists()
 
 
 def private_folder(folder: Path) -> None:

@@ -27,6 +27,7 @@ from stateflow.storage import Storage
 log = logging.getLogger(__name__)
 
 COPY_CHUNK = 1 << 20
+INCOMING = "incoming"
 _KEY, _PACKED, _NEW = "key", "packed", "new-"
 _NAME = re.compile(rf"({_NEW})?([0-9]+)\.([0-9]+)\.[0-9a-f]{{32}}")
 _RETRY_SECONDS = (0.2, 30.0)
@@ -54,7 +55,7 @@ class DirectUploads(Uploads):
         self._clock = clock
 
     def put(self, key: str, sources: Sequence[Path]) -> None:
-        packed = self._scratch / f"incoming-{os.getpid()}-{self._clock.new_id()}"
+        packed = incoming(self._scratch, self._clock)
         try:
             _put(self._storage, key, sources, packed)
         finally:
@@ -198,6 +199,11 @@ class _Thread:
 
 
 _thread = _Thread()
+
+
+def incoming(folder: Path, clock: Clock) -> Path:
+    """A name for a file that is not whole yet: of this process, so that others know when it will never be."""
+    return folder / f"{INCOMING}-{os.getpid()}-{clock.new_id()}"
 
 
 def _put(storage: Storage, key: str, sources: Sequence[Path], packed: Path) -> None:

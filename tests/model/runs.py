@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 from stateflow.checkpoint.barrier import Participant
-from stateflow.checkpoint.coordinator import Failure
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
 from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
@@ -19,6 +18,7 @@ from stateflow.checkpoint.reports import TaskReport
 from stateflow.config import CheckpointSettings, Settings
 from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, SinkDiverged, StorageError
 from stateflow.runtime import run as runtime
+from stateflow.runtime.committing import NOT_IN_TIME
 from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publishing import Publisher
@@ -62,7 +62,7 @@ class Run:
         except (StorageError, GaveUp):
             site.count("runs that gave up")
         except BatchFailed as e:
-            if not site.plan.asynchronous or Failure.TIMED_OUT.value not in e.message:
+            if not site.plan.asynchronous or NOT_IN_TIME not in e.message:
                 raise
             site.count("runs that waited in vain")
         except SinkDiverged as e:

@@ -16,7 +16,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.process import Ended, Launch, Running, fork
+from tests.recovery.process import Ended, Launch, Running, fork, wait_for
 
 ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork")}
 """Failpoints that a run passes only when somebody asks for something."""
@@ -179,6 +179,18 @@ class Box:
         settings = self._assignments() if with_job else []
         everything = [*arguments, "--job-root", self.job_root, *settings]
         return self._start(fork, everything, self._environment(failpoint))
+
+    def asked_at(self, failpoint: str, *arguments: str, **settings: Any) -> Ended:
+        """What a command says that asks a run for something: the run stops at `failpoint` until it has been asked, goes
+        on, and ends well."""
+        run = self.start(f"{failpoint}:stop", requests__interval="20ms", **settings)
+        run.wait_stopped()
+        asker = self.begin(*arguments, "--timeout", "60")
+        wait_for(lambda: (self.root / "requests").is_dir(), lambda: "the request")
+        run.resume()
+        made, ended = asker.wait(), run.wait()
+        assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+        return made
 
     def shell(self, line: str) -> Ended:
         """What a person copies from the terminal: ``stateflow`` with all its arguments."""

@@ -11,7 +11,6 @@ import pytest
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
 from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow
-from tests.recovery.process import wait_for
 
 _POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
 _QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")} | {
@@ -55,13 +54,7 @@ def test_a_kill_in_each_of_many_runs(box: AccountsBox, point: str) -> None:
 
 def test_a_savepoint_is_of_a_checkpoint_that_is_whole(box: AccountsBox) -> None:
     box.deliver(8 * SLICE)
-    run = box.start("batch.begin:2:stop", requests__interval="20ms")
-    run.wait_stopped()
-    asker = box.begin("savepoint", "create", "--name", "early", "--json", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    made = box.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
     assert json.loads(made.out)["taken_by"] == "run"
     assert len(disk.savepoints(box.root)) == 1
     box.check_results()
@@ -69,13 +62,7 @@ def test_a_savepoint_is_of_a_checkpoint_that_is_whole(box: AccountsBox) -> None:
 
 def test_a_stop_commits_and_publishes_what_was_worked_off(box: AccountsBox) -> None:
     box.deliver(30 * SLICE)
-    run = box.start("batch.begin:4:stop", requests__interval="20ms")
-    run.wait_stopped()
-    asker = box.begin("stop", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    box.asked_at("batch.begin:4", "stop")
     head = disk.head(box.root)
     assert 4 * SLICE <= head.position < 30 * SLICE
     assert len(disk.folder_rows(box.table("movements"))) == head.position

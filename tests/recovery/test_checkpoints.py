@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.recovery import disk
 from tests.recovery.harness import SLICE, AccountsBox
-from tests.recovery.process import wait_for
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsBox]:
-    made = AccountsBox(tmp_path / "job")
-    yield made
-    made.end_all()
 
 
 def test_one_out_of_turn_has_all_that_was_worked_off_and_is_published(box: AccountsBox) -> None:
     box.deliver(30 * SLICE)
-    seldom = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
-    run = box.start("batch.begin:4:stop", **seldom)
-    run.wait_stopped()
-    assert disk.head(box.root).doc["kind"] == "claim"
-    asker = box.begin("checkpoints", "trigger", "--json", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    box.settings = {"checkpoints__interval_batches": 1000}
+    made = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--json")
     triggered = json.loads(made.out)["checkpoint_id"]
     commits = {e.seq: e.position for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"}
     assert commits[triggered] >= 4 * SLICE
@@ -128,13 +111,7 @@ def test_a_checkpoint_adds_one_object_per_subtask_and_two(box: AccountsBox) -> N
 def test_a_full_one_has_no_file_in_common_with_any_before_it(box: AccountsBox, backend: str) -> None:
     box.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
     box.deliver(30 * SLICE)
-    run = box.start("batch.begin:4:stop", requests__interval="20ms")
-    run.wait_stopped()
-    asker = box.begin("checkpoints", "trigger", "--full", "--json", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    made = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--full", "--json")
     full = json.loads(made.out)["checkpoint_id"]
     files = {e.seq: _state_files(box, e) for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"}
     before = set[str]().union(*(keys for seq, keys in files.items() if seq < full))

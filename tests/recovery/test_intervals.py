@@ -11,7 +11,6 @@ import pytest
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
 from tests.recovery.harness import ASKED, BESIDE, SLICE, AccountsBox, mostly_slow
-from tests.recovery.process import wait_for
 
 THIRD = {"checkpoints__interval_batches": 3}
 _POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded"})
@@ -75,14 +74,8 @@ def test_a_kill_between_or_at_a_checkpoint_costs_a_replay_and_no_row(box: Accoun
 
 def test_a_savepoint_makes_the_next_barrier_a_checkpoint(box: AccountsBox) -> None:
     box.deliver(8 * SLICE)
-    slow = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
-    run = box.start("batch.begin:2:stop", **slow)
-    run.wait_stopped()
-    asker = box.begin("savepoint", "create", "--name", "early", "--json", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    box.settings = {"checkpoints__interval_batches": 1000}
+    made = box.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
     assert json.loads(made.out)["taken_by"] == "run"
     box.check_results()
     taken = disk.savepoints(box.root)
@@ -91,14 +84,7 @@ def test_a_savepoint_makes_the_next_barrier_a_checkpoint(box: AccountsBox) -> No
 
 def test_a_stop_commits_what_was_worked_off(box: AccountsBox) -> None:
     box.deliver(30 * SLICE)
-    slow = {"checkpoints__interval_batches": 1000, "requests__interval": "20ms"}
-    run = box.start("batch.begin:4:stop", **slow)
-    run.wait_stopped()
-    asker = box.begin("stop", "--timeout", "60")
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
+    box.asked_at("batch.begin:4", "stop", checkpoints__interval_batches=1000)
     head = disk.head(box.root)
     assert 4 * SLICE <= head.position < 30 * SLICE
     assert len(disk.folder_rows(box.table("movements"))) == head.position

@@ -34,13 +34,6 @@ ONE = ValueSerializer(int).encode(1)
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsBox]:
-    made = AccountsBox(tmp_path / "job")
-    yield made
-    made.end_all()
-
-
-@pytest.fixture
 def ran(box: AccountsBox) -> AccountsBox:
     box.deliver(6 * SLICE)
     box.finish(checkpoints__retained=3)
@@ -149,9 +142,10 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
 
 def test_what_cannot_be_read_is_an_error_of_ours(ran: AccountsBox, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> Iterator[tuple[bytes, bytes]]:
+        yield from ()
         raise RuntimeError("Corruption: block checksum mismatch")
 
-    monkeypatch.setattr("stateflow.verification.read_entries", fails)
+    monkeypatch.setattr("stateflow.query.state.read_entries", fails)
     with pytest.raises(CorruptFile, match="cannot be read") as found:
         verify(str(ran.root), deep=True)
     assert "block checksum mismatch" in str(found.value)
