@@ -11,9 +11,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks import asynchronous, cells, increments, memory, micro_batch, savepoints, throughput
+from benchmarks import (
+    asynchronous,
+    cells,
+    cleaning,
+    increments,
+    memory,
+    micro_batch,
+    restoring,
+    savepoints,
+    throughput,
+)
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async")
+NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async", "restore", "gc")
 
 
 def main(arguments: list[str]) -> int:
@@ -38,6 +48,8 @@ def main(arguments: list[str]) -> int:
         "savepoints": savepoints.run,
         "increments": increments.run,
         "async": asynchronous.run,
+        "restore": restoring.run,
+        "gc": cleaning.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

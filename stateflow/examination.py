@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.probe import probe_storage
+from stateflow.checkpoint.probe import next_generation, probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
 from stateflow.runtime.versions import check_java, check_python, check_spark
@@ -115,7 +115,7 @@ def _scratch(local_dir: Path) -> Finding:
 def _storage(job_root: str, clock: Clock) -> list[Finding]:
     try:
         storage = open_storage(job_root)
-        generation = _next_generation(storage, clock)
+        generation = next_generation(storage, clock)
     except StateflowError as e:
         return [Finding("job root", Health.BAD, e.sentence, e.hint)]
     findings = [
@@ -124,17 +124,9 @@ def _storage(job_root: str, clock: Clock) -> list[Finding]:
             lambda: _write_and_delete(storage, clock, generation),
             "write, read, list and delete",
         ),
-        _tried(
-            "put-if-absent", lambda: probe_storage(storage, clock, generation), "one of several writers wins"
-        ),
+        _tried("put-if-absent", lambda: probe_job_root(storage, clock), "one of several writers wins"),
     ]
     return [*findings, *_log(storage, clock), _lifecycle(storage)]
-
-
-def _next_generation(storage: Storage, clock: Clock) -> int:
-    head = _head(storage, clock)
-    # As a start does: a collector removes what an interrupted probe leaves there.
-    return head.entry.seq + 1 if head else 1
 
 
 def _head(storage: Storage, clock: Clock) -> Head | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
 
-_BATCH = 200
+_BATCH, _WORKERS = 200, 4
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class Collector:
     def live(self, head: Head) -> frozenset[str]:
         """Keys of every file that `head` or a checkpoint it keeps needs."""
         manifests = {handle.key: handle for handle in self._manifests(head).values()}
-        lists = {key: self._files_of(handle) for key, handle in manifests.items()}
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            lists = dict(zip(manifests, pool.map(self._files_of, manifests.values()), strict=True))
         self._files = lists
         return frozenset().union(*lists.values())
 
@@ -135,6 +137,10 @@ class Collector:
         return frozenset([handle.key, *(f.key for f in files_of(manifest))])
 
     def _delete(self, garbage: tuple[BlobInfo, ...]) -> None:
-        for start in range(0, len(garbage), _BATCH):
-            self.root.storage.delete(blob.key for blob in garbage[start : start + _BATCH])
-            failpoints.hit("gc.deleting")
+        """Some deletions are under way at once; behind one that fails none begins. Garbage is garbage for ever, so the
+        order does not matter."""
+        keys = [blob.key for blob in garbage]
+        batches = [keys[start : start + _BATCH] for start in range(0, len(keys), _BATCH)]
+        with ThreadPoolExecutor(_WORKERS) as pool:
+            for _ in pool.map(self.root.storage.delete, batches):
+                failpoints.hit("gc.deleting")

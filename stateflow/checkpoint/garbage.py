@@ -74,7 +74,8 @@ def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
     if seq is not None:
         return Fate.GARBAGE if _is_old_entry(head, seq) else Fate.KEPT_ENTRY
     if generation is not None:
-        return Fate.GARBAGE if generation < head.generation else Fate.RUNNING
+        is_over = generation < head.generation or (generation == head.generation and head.ended)
+        return Fate.GARBAGE if is_over else Fate.RUNNING
     return Fate.UNKNOWN if key.startswith(COLLECTED) else Fate.OUTSIDE
 
 

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import Clock
-from stateflow.errors import EnvironmentUnsupported, StorageError
+from stateflow.errors import EnvironmentUnsupported, MissingFile, StorageError
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import probe
+from stateflow.storage.paths import FORMAT, probe
 
 _RACERS = 8
 _ROUNDS = 3
+
+
+def next_generation(storage: Storage, clock: Clock) -> int:
+    """The generation that the next run will claim, as the log is now; 1 where there is no job yet."""
+    if storage.size(FORMAT) is None:
+        return 1
+    head = JobRoot.open(storage, clock).log.read_head()
+    return head.entry.seq + 1 if head else 1
+
+
+def probe_job_root(storage: Storage, clock: Clock) -> None:
+    """As `probe_storage`, of a job root that others may use at the same time."""
+    while True:
+        generation = next_generation(storage, clock)
+        try:
+            probe_storage(storage, clock, generation)
+        except EnvironmentUnsupported:
+            # A run that has claimed this very generation may have ended meanwhile; what we raced for was garbage then,
+            # and a collector that took it between two racers let both win.
+            if next_generation(storage, clock) == generation:
+                raise
+        else:
+            return
 
 
 def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
@@ -33,7 +57,7 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
                 "the storage does not say whether it created an object", hint="try again", key=key
             )
         winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
-        stored = storage.get(key)
+        stored = _stored(storage, key)
         storage.delete([key])
         if len(winners) != 1 or stored != _bid(winners[0]):
             raise EnvironmentUnsupported(
@@ -41,6 +65,13 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
                 hint="a checkpoint log needs an atomic put-if-absent; use another storage",
                 storage=storage.uri, winners=len(winners),
             )  # fmt: skip
+
+
+def _stored(storage: Storage, key: str) -> bytes | None:
+    try:
+        return storage.get(key)
+    except MissingFile:
+        return None
 
 
 def _bid(racer: int) -> bytes:

@@ -13,7 +13,7 @@ from stateflow.api.graph import Graph
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
-from stateflow.checkpoint.probe import probe_storage
+from stateflow.checkpoint.probe import probe_job_root
 from stateflow.clock import Clock
 from stateflow.config import Settings
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
@@ -114,12 +114,8 @@ def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
 
 
 def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
-    generation = 1
     if storage.list(LOG) and storage.size(FORMAT) is None:
         raise MissingFile("the job root has a log but no FORMAT", hint="restore it from a copy: a new one would be "
                           "another job's", file=FORMAT, root=storage.uri)  # fmt: skip
-    if storage.size(FORMAT) is not None:
-        head = JobRoot.open(storage, clock).log.read_head()
-        generation = head.entry.seq + 1 if head else 1
-    probe_storage(storage, clock, generation)
+    probe_job_root(storage, clock)
     return JobRoot.create_or_open(storage, clock, new, _writer())

@@ -58,7 +58,8 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
                           "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
 
 
-_FETCHERS = 4
+FETCHERS = 4
+"""How many files come in at once."""
 _WORTH_THREADS = 1 << 20
 _POLL = timedelta(milliseconds=50)
 PACKED = "files"
@@ -127,7 +128,7 @@ class HostCache:
             for target, file in wanted.items():
                 self.link(file, target)
             return
-        with ThreadPoolExecutor(_FETCHERS) as pool:
+        with ThreadPoolExecutor(FETCHERS) as pool:
             for done in [pool.submit(self.link, file, target) for target, file in wanted.items()]:
                 done.result()
 

@@ -40,8 +40,8 @@ def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(box: AccountsBox) -> dict[str, Any]:
-    """What the operators are given."""
-    given = {"job.folder": str(box.folder), "local_dir": str(box.local)}
+    """What the operators are given; as in the harness, each batch waits for its checkpoint."""
+    given = {"job.folder": str(box.folder), "local_dir": str(box.local), "checkpoints.asynchronous": "no"}
     return given | {name.replace("__", "."): value for name, value in box.settings.items()}
 
 

@@ -8,12 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import harness, rescale, results, savepoints, throughput
+from benchmarks import (
+    asynchronous,
+    cleaning,
+    harness,
+    increments,
+    killed_driver,
+    rescale,
+    restoring,
+    results,
+    savepoints,
+    throughput,
+)
 from benchmarks.cells import CELLS, GOAL, Cell, selected
 from benchmarks.competitors import COMPETITORS
 from benchmarks.data import UNIFORM, ZIPF, Events, write_events
 from benchmarks.peers.final import Final, check_final
 from benchmarks.processes import ProgramFailed, Usage, run_program
+from benchmarks.stores import LookUps
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +41,34 @@ def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
 def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
     path = savepoints.run(tmp_path, savepoints.Size(keys=400, slice=200, rows=5))
     assert json.loads(path.read_text())["keys"] == 400
+
+
+def test_the_cleaning_benchmark_runs(tmp_path: Path) -> None:
+    path = cleaning.run(tmp_path, cleaning.Size(files=40, checkpoints=5))
+    assert json.loads(path.read_text())["files_40_s"] > 0
+
+
+def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
+    size = asynchronous.Size(keys=400, changed=20, slice=100, blocks=1, batches=12)
+    assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
+
+
+def test_the_increments_benchmark_runs(tmp_path: Path) -> None:
+    size = increments.Size(keys=2_000, batches=3, early=1, look_ups=LookUps(keys=200, rounds=1))
+    assert json.loads(increments.run(tmp_path, size).read_text())["keys"] == 2_000
+
+
+def test_the_restoring_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
+    path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1))
+    assert json.loads(path.read_text())["storage_fraction_of_copy"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_killed_driver_is_away_for_a_while(tmp_path: Path) -> None:
+    figures = killed_driver.measure(tmp_path, kills=1, events=Events(files=300, rows_per_file=10, keys=5))
+    assert figures["recovery_s"] > 0
 
 
 @pytest.mark.slow

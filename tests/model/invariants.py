@@ -455,7 +455,7 @@ class Checker:
         if match := _LOG.fullmatch(key):
             return self.head.checkpoint <= int(match[1]) <= self.head.seq
         if match := _OWNED.fullmatch(key):
-            return int(match[1]) == self.generation
+            return int(match[1]) == self.generation and not self.head.doc["ended"]
         return key == "FORMAT" or key.startswith(("history/", "savepoints/", "requests/"))
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from stateflow.checkpoint import savepoint
+from stateflow.checkpoint import collector, savepoint
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
@@ -65,6 +65,7 @@ class Office:
             (forks, "open_root", self._root), (forks, "open_storage", self.storage),
             (forks, "probe_storage", lambda *_: None),
             (restoring, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
+            (collector, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
             (serving, "ThreadPoolExecutor", threads.pool), (committing, "threading", threads),
             (committing, "ThreadPoolExecutor", threads.pool),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from greenlet import getcurrent
 
 from tests.model.world import World
 
+T, R = TypeVar("T"), TypeVar("R")
 _LOOKS = (20, 60)
 """How many steps lie between two looks of somebody who waits with a timeout."""
 
@@ -168,6 +169,10 @@ class InlinePool:
         """Does it."""
         act(*arguments)
         return _Done()
+
+    def map(self, act: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
+        """Does each when its result is asked for."""
+        return map(act, values)
 
 
 class _Done:

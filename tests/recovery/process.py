@@ -221,5 +221,9 @@ def _command_line(launch: Launch) -> None:
 
         collector._BATCH = launch.collect_batch
     from stateflow.cli import main
+    from tests.recovery.disks import disk_from_environment
+    from tests.recovery.plants import plant_from_environment
 
-    main()
+    plant_from_environment()
+    with disk_from_environment():
+        main()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.probe import probe_storage
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.probe import next_generation, probe_job_root, probe_storage
 from stateflow.clock import ManualClock
 from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
@@ -85,6 +86,33 @@ def test_a_good_storage_passes_and_keeps_nothing(tmp_path: Path) -> None:
         probe_storage(storage, ManualClock(), 1)
         assert [blob.key for blob in storage.list("")] == ["log/1"]
         assert storage.get("log/1") == b"x"
+
+
+class Collected(MemoryStorage):
+    """A job root whose next generation another run claims while we probe; a collector takes what we raced for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = JobRoot.create_or_open(self, ManualClock(), NewJob("job", 4, {}), "another")
+        self.rounds = 0
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        if key.startswith("probe/") and not self.rounds:
+            self.rounds += 1
+            self.root.claim()
+            self.delete([key])
+        return super().get(key, limit)
+
+
+def test_a_collector_that_takes_what_is_raced_for_does_not_make_a_storage_bad() -> None:
+    storage = Collected()
+    probe_job_root(storage, ManualClock())
+    assert storage.rounds == 1 and next_generation(storage, ManualClock()) == 2
+
+
+def test_a_bad_storage_is_refused_as_a_job_root() -> None:
+    with pytest.raises(EnvironmentUnsupported, match="several writers"):
+        probe_job_root(CheckThenWrite(), ManualClock())
 
 
 def test_two_drivers_may_probe_at_once(tmp_path: Path) -> None:

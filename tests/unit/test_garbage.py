@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from stateflow.checkpoint.documents import EntryKind, LogEntry, Pin
 from stateflow.checkpoint.garbage import find_garbage, is_past
@@ -110,6 +111,13 @@ def test_what_came_after_the_head_was_read_stays() -> None:
 def test_locations_and_probes_of_older_runs_go(generation: int, verdict: str) -> None:
     assert _verdict(f"{spark_location(generation)}/offsets/3") == verdict
     assert _verdict(probe(generation, "abc")) == verdict
+
+
+def test_location_and_probe_of_a_run_that_has_ended_go() -> None:
+    ended = replace(HEAD, ended=True)
+    for generation, verdict in ((GENERATION, "garbage"), (GENERATION + 1, "kept")):
+        assert _verdict(f"{spark_location(generation)}/offsets/3", ended) == verdict
+        assert _verdict(probe(generation, "abc"), ended) == verdict
 
 
 @pytest.mark.parametrize("key", [

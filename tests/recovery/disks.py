@@ -1,0 +1,208 @@
+"""A disk that fails: below the file system calls of our POSIX storage, in the process whose environment asks for it.
+
+It remembers what a power cut would leave: content that was synced, and names in folders that were synced. Everything
+else may be there, in part, or not: dice decide. An error of fsync loses what was to be synced, as Linux has it.
+RocksDB's own files are no concern: nothing of a checkpoint is in them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import Appended
+from stateflow.storage import posix
+
+VARIABLE = "STATEFLOW_TEST_DISK"
+LOST_POWER = 77
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """What happens to a process's disk.
+
+    Attributes:
+        folders: that are on it.
+        image: a folder that gets what a power cut leaves when the process ends, and ``acked.json``.
+        calls: how many calls there are before the power fails; -1 for none.
+        errors: share of calls that fail with EIO.
+    """
+
+    folders: tuple[str, ...]
+    image: str
+    seed: int
+    calls: int = -1
+    errors: float = 0.0
+
+    @property
+    def variable(self) -> str:
+        """As the environment has it."""
+        return json.dumps(asdict(self))
+
+
+@contextmanager
+def disk_from_environment() -> Iterator[None]:
+    """Puts the disk that the environment describes, if any, below this process's storage."""
+    described = os.environ.get(VARIABLE)
+    if not described:
+        yield
+        return
+    plan = DiskPlan(**json.loads(described))
+    disk = FaultyDisk(plan)
+    posix.os = _Calls(disk)  # type: ignore[attr-defined]
+    _note_acks(disk)
+    try:
+        yield
+    finally:
+        disk.write_image()
+
+
+def _note_acks(disk: FaultyDisk) -> None:
+    commit = JobRoot.commit
+
+    def noted(self: JobRoot, *arguments: Any) -> Any:
+        done = commit(self, *arguments)
+        if isinstance(done, Appended):
+            disk.acked.append(done.own.entry.seq)
+        return done
+
+    JobRoot.commit = noted  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    inode: int
+    is_folder: bool
+
+
+class FaultyDisk:
+    """What is durable of some folders; at first everything."""
+
+    def __init__(self, plan: DiskPlan) -> None:
+        self._plan = plan
+        self._dice = random.Random(plan.seed)
+        self._lock = threading.RLock()
+        self._left = plan.calls
+        self._files: dict[int, bytes] = {}
+        self._folders: dict[int, dict[str, _Entry]] = {}
+        self.acked: list[int] = []
+        self.failed = 0
+        for folder in map(Path, plan.folders):
+            for path in [folder, *folder.rglob("*")]:
+                self._note(path)
+
+    def _note(self, path: Path) -> None:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            self._folders[found.st_ino] = _listing(path)
+        else:
+            self._files[found.st_ino] = path.read_bytes()
+
+    def call(self, act: Callable[[], Any]) -> Any:
+        """Does one call, unless it is the one at which power fails, or one that fails."""
+        with self._lock:
+            if self._left == 0:
+                self.write_image()
+                os._exit(LOST_POWER)
+            self._left -= 1
+            if self._dice.random() < self._plan.errors:
+                self.failed += 1
+                raise OSError(errno.EIO, "the disk failed")
+        return act()
+
+    def fsync(self, fd: int) -> None:
+        """What is behind `fd` is durable from here on; after an error, never."""
+        path = Path(f"/proc/self/fd/{fd}")
+        try:
+            self.call(lambda: os.fsync(fd))
+        except OSError:
+            with self._lock:
+                self._files.pop(os.fstat(fd).st_ino, None)
+            raise
+        with self._lock:
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                self._sync_folder(os.fstat(fd).st_ino, path)
+            else:
+                self._files[os.fstat(fd).st_ino] = path.read_bytes()
+
+    def _sync_folder(self, inode: int, path: Path) -> None:
+        before, now = self._folders.get(inode, {}), _listing(path)
+        self._folders[inode] = now
+        for name in now.keys() - before.keys():
+            child = path / name
+            if now[name].is_folder and now[name].inode in self._folders:
+                # A number of a folder that is gone may be given again.
+                there = _listing(child)
+                known = self._folders[now[name].inode]
+                self._folders[now[name].inode] = {n: e for n, e in known.items() if there.get(n) == e}
+
+    def write_image(self) -> None:
+        """What a power cut would leave now, and what was acknowledged before it."""
+        with self._lock:
+            image = Path(self._plan.image)
+            shutil.rmtree(image, ignore_errors=True)
+            image.mkdir(parents=True)
+            for number, folder in enumerate(map(Path, self._plan.folders)):
+                self._write_folder(folder.stat().st_ino, folder, image / str(number))
+            facts = {"acked": self.acked, "failed": self.failed}
+            (image / "facts.json").write_text(json.dumps(facts))
+
+    def _write_folder(self, inode: int, source: Path, target: Path) -> None:
+        target.mkdir(mode=0o700)
+        durable, there = self._folders.get(inode, {}), _listing(source)
+        for name in sorted({*durable, *there}):
+            is_safe = name in durable and durable[name] == there.get(name)
+            # Also a removal need not have come to the disk.
+            if is_safe or self._dice.random() < 0.5:
+                self._write(there.get(name) or durable[name], source / name, target / name)
+
+    def _write(self, entry: _Entry, source: Path, target: Path) -> None:
+        if entry.is_folder:
+            self._write_folder(entry.inode, source, target)
+            return
+        known = self._files.get(entry.inode)
+        if known is None and not source.is_file():
+            return
+        if known is None:
+            whole = source.read_bytes()
+            known = whole[: self._dice.randrange(len(whole) + 1)]
+        target.write_bytes(known)
+        target.chmod(0o600)
+
+
+class _Calls:
+    """Stands for the module `os` in the storage's code."""
+
+    def __init__(self, disk: FaultyDisk) -> None:
+        self._disk = disk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fsync(self, fd: int) -> None:
+        self._disk.fsync(fd)
+
+    def write(self, fd: int, data: Any) -> int:
+        written: int = self._disk.call(lambda: os.write(fd, data))
+        return written
+
+    def link(self, *arguments: Any, **options: Any) -> None:
+        self._disk.call(lambda: os.link(*arguments, **options))
+
+
+def _listing(folder: Path) -> dict[str, _Entry]:
+    try:
+        return {e.name: _Entry(e.inode(), e.is_dir(follow_symlinks=False)) for e in os.scandir(folder)}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}

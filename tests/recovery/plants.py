@@ -1,0 +1,136 @@
+"""Planted bugs: plausible mistakes, by name, that a search for faults must find. Without them it might look nowhere.
+
+`planted` puts one into this process; a child process gets the one that its environment names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from stateflow.checkpoint import files, log, publish
+from stateflow.checkpoint.log import CheckpointLog, Head
+from stateflow.connectors.delta import DeltaSinkTable
+from stateflow.runtime import committing
+from stateflow.state import transfer
+from stateflow.state.handles import Committable
+from stateflow.state.map_state import MapState
+from stateflow.storage import PosixStorage, PutResult, objects, posix
+from stateflow.storage.objects import ObjectStorage
+
+VARIABLE = "STATEFLOW_TEST_PLANT"
+
+
+@dataclass(frozen=True)
+class Plant:
+    """What is wrong, and what is replaced where."""
+
+    what: str
+    places: tuple[tuple[Any, str, Any], ...]
+
+
+def _always_publish(*_: Any) -> publish.Decision:
+    return publish.Decision.PUBLISH
+
+
+def _check_then_write(self: PosixStorage, key: str, data: bytes) -> PutResult:
+    path = self._path(key)
+    if path.exists():
+        return PutResult.EXISTS
+    self._make_folders(path.parent)
+    path.write_bytes(data)
+    return PutResult.CREATED
+
+
+_put_new = ObjectStorage.put_new
+
+
+def _believed(self: ObjectStorage, key: str, data: bytes) -> PutResult:
+    result = _put_new(self, key, data)
+    return PutResult.CREATED if result is PutResult.UNKNOWN else result
+
+
+def _newest_by_time(self: CheckpointLog) -> Head | None:
+    found = [head for seq in self._sequence_numbers(0) if (head := self._read(seq)) is not None]
+    return max(found, key=lambda head: head.entry.at, default=None)
+
+
+_sync = posix._sync_folder
+
+
+def _sync_or_not(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        _sync(folder)
+
+
+def _any_entry(*_: Any) -> bool:
+    return True
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+_commit = DeltaSinkTable.commit
+
+
+def _commit_all_there_is(self: DeltaSinkTable, token: int, committables: list[Committable]) -> int | None:
+    if not committables:
+        return _commit(self, token, committables)
+    named = {c.path for c in committables}
+    like = committables[0]
+    stem = like.path.split("-s")[0]
+    others = [p for p in self._root.glob(f"{stem}-s*.parquet") if p.name not in named]
+    more = [_as_committable(like, path) for path in others]
+    return _commit(self, token, [*committables, *more])
+
+
+def _as_committable(like: Committable, path: Path) -> Committable:
+    return Committable(path=path.name, size=path.stat().st_size, rows=like.rows)
+
+
+PLANTS = {
+    "no-token": Plant("output is published without a look at the table's token",
+                      ((publish, "decide", _always_publish),)),
+    "check-then-write": Plant("put-if-absent looks first, and writes then",
+                              ((PosixStorage, "put_new", _check_then_write),)),
+    "believed": Plant("a write without an answer counts as done", ((ObjectStorage, "put_new", _believed),)),
+    "newest-by-time": Plant("the newest log entry is the one that says so",
+                            ((CheckpointLog, "read_head", _newest_by_time),)),
+    "impatient": Plant("a request that was refused is not tried again", ((objects, "_RETRIES", {"max_retries": 0}),)),
+    "no-fence": Plant("whose entry it is that came in between does not matter",
+                      ((log, "_is_admin_on_top", _any_entry),)),
+    "fsync-errors": Plant("an error of syncing a folder is forgotten", ((posix, "_sync_folder", _sync_or_not),)),
+    "no-fsync": Plant("a folder is not synced behind a new name in it", ((posix, "_sync_folder", _nothing),)),
+    "no-hashes": Plant("what comes from the storage is not compared with its hash",
+                       tuple((place, name, _nothing) for place, name in
+                             ((transfer, "check_local"), (transfer, "check_content"), (files, "check_local"),
+                              (files, "check_content"), (committing, "check_content")))),
+    "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
+                          ((DeltaSinkTable, "commit", _commit_all_there_is),)),
+    "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
+    "no-fork-guard": Plant("nobody knows that the process was forked", ((objects._process, "user", None),)),
+}  # fmt: skip
+"""By name; some are of one row of the scoreboard only."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Puts a bug into this process; none for an empty name."""
+    with ExitStack() as stack:
+        for place, attribute, replacement in PLANTS[name].places if name else ():
+            stack.enter_context(patch.object(place, attribute, replacement))
+        yield
+
+
+def plant_from_environment() -> None:
+    """Puts the bug that the environment names, if any, into this process for good."""
+    name = os.environ.get(VARIABLE)
+    for place, attribute, replacement in PLANTS[name].places if name else ():
+        setattr(place, attribute, replacement)

@@ -1,0 +1,138 @@
+"""A job at rest that tests damage, and the ways to damage a file of it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox
+from tests.recovery.process import Ended
+
+Damage = Callable[[Path], None]
+
+
+def flip(at: float, bit: int = 4) -> Damage:
+    """Turns one bit over; `at` is a share of the file."""
+
+    def damage(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[min(len(data) - 1, int(len(data) * at))] ^= 1 << bit
+        path.write_bytes(data)
+
+    return damage
+
+
+def cut(to: float) -> Damage:
+    """Keeps a share of the file, and never all of it."""
+
+    def damage(path: Path) -> None:
+        data = path.read_bytes()
+        path.write_bytes(data[: min(len(data) - 1, int(len(data) * to))])
+
+    return damage
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+DAMAGES: dict[str, Damage] = {
+    "a bit of the first byte": flip(0),
+    "a bit in the middle": flip(0.5),
+    "a bit of the last byte": flip(1),
+    "the last byte missing": cut(1),
+    "half": cut(0.5),
+    "empty": cut(0),
+    "a byte more": _append,
+    "removed": Path.unlink,
+}
+
+
+@dataclass
+class Victim:
+    """A job at rest, another one of the same name, and a copy of both."""
+
+    box: AccountsBox
+    other: AccountsBox
+    copy: Path
+
+    @property
+    def root(self) -> Path:
+        return self.box.root
+
+    @property
+    def head(self) -> disk.Entry:
+        return disk.head(self.root)
+
+    def files(self, kind: str, root: Path | None = None) -> list[Path]:
+        """The files of a kind that the newest checkpoint needs."""
+        root = root or self.root
+        newest = disk.head(root)
+        if kind == "FORMAT":
+            return [root / "FORMAT"]
+        if kind == "log entry":
+            return [disk.entry_path(root, newest.seq)]
+        if kind == "commit entry":
+            return [disk.entry_path(root, newest.checkpoint)]
+        if kind == "manifest":
+            return [root / newest.doc["manifest"]["key"]]
+        paths = [root / h["key"] for h in disk.handles(disk.read_manifest(root, newest.doc["manifest"]))]
+        assert kind == "sst"
+        return paths
+
+    def reset(self) -> None:
+        """Everything as it was."""
+        for folder in (self.box.folder, self.other.folder):
+            shutil.rmtree(folder)
+            shutil.copytree(self.copy / folder.name, folder)
+
+    def run(self, claims: int = 0) -> Ended:
+        """A run after the damage, when there are new events; checks that it left everything as it was.
+
+        Args:
+            claims: how many CLAIMs may be added, which refer to what was there before.
+        """
+        before, asked, newest = self._everything(), self.box.requested(), disk.newest_seq(self.root)
+        ended = self.box.run()
+        after = self._everything()
+        for seq in range(newest + 1, newest + 1 + claims):
+            path = disk.entry_path(self.root, seq)
+            assert disk.read_entry(path).doc["kind"] == "claim"
+            del after[str(path)]
+        changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
+        assert (changed, self.box.requested()) == (set(), asked), str(ended)
+        return ended
+
+    def _everything(self) -> dict[str, str]:
+        return disk.digests(self.root, self.box.folder / "tables")
+
+
+def make_victim(folder: Path) -> Victim:
+    """The two jobs in a folder; the damaged one has events that it has not worked off."""
+    settings = {"checkpoints__retained": 3}
+    job, other = AccountsBox(folder / "job", settings), AccountsBox(folder / "other", settings)
+    victim = Victim(job, other, folder / "copy")
+    for box, rows in ((job, 50), (other, 60)):
+        box.deliver(rows)
+        box.finish()
+        box.deliver(80)
+        # A later run must find everything in the job root itself.
+        shutil.rmtree(box.local)
+        shutil.copytree(box.folder, victim.copy / box.folder.name)
+    return victim
+
+
+def check_refused(victim: Victim, path: Path, claims: int = 0) -> None:
+    """A run is refused, names the file, and changes nothing.
+
+    Args:
+        claims: how many CLAIMs may be added.
+    """
+    ended = victim.run(claims)
+    assert ended.code == 4, str(ended)
+    assert str(path.relative_to(victim.root)) in ended.err, str(ended)
+    assert re.search(r"error \[(corrupt-file|missing-file|data)\]", ended.err), str(ended)

@@ -1,0 +1,162 @@
+"""A proxy in front of a storage server that does to requests what networks and overloaded servers do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import random
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+LOST_REQUEST, LOST_ANSWER, LATE_REQUEST = "lost request", "lost answer", "late request"
+CUT_ANSWER, SLOW_ANSWER = "cut answer", "slow answer"
+BUSY = ("503", "429")
+ANSWERS = ("500", "408", "409", *BUSY)
+KINDS = (LOST_REQUEST, LOST_ANSWER, LATE_REQUEST, CUT_ANSWER, SLOW_ANSWER, *ANSWERS)
+_LATEST_SECONDS, _PIECES = 0.3, 20
+_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass
+class Faults:
+    """What is done to how many of the requests.
+
+    Attributes:
+        share: of all requests; may be changed at any time.
+        injected: how often what was done.
+    """
+
+    dice: random.Random
+    share: float
+    kinds: Sequence[str] = KINDS
+    injected: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def draw(self) -> str:
+        """What happens to the next request; empty when nothing does."""
+        with self._lock:
+            if self.dice.random() >= self.share:
+                return ""
+            kind = self.dice.choice(self.kinds)
+            self.injected[kind] += 1
+            return kind
+
+
+@contextlib.contextmanager
+def fault_proxy(upstream: str, faults: Faults) -> Iterator[str]:
+    """Listens on loopback in front of ``http://host:port``; gives its own address."""
+    handler = type("Handler", (_Handler,), {"upstream": upstream.removeprefix("http://"), "faults": faults})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        """Clients that are killed go away in the midst of anything."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    upstream: str
+    faults: Faults
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        kind = self.faults.draw()
+        if kind in ANSWERS:
+            self._send(_Answer(int(kind), [], b"<Error><Code>SlowDown</Code></Error>"))
+        elif kind == LOST_REQUEST:
+            self._reset()
+        elif kind == LATE_REQUEST:
+            # Also what a client's own network does: the request is on its way when the client has given it up.
+            delay = self.faults.dice.uniform(0, _LATEST_SECONDS)
+            threading.Timer(delay, self._ask, (body,)).start()
+            self._reset()
+        else:
+            self._deliver(kind, self._ask(body))
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def _deliver(self, kind: str, answer: _Answer) -> None:
+        if kind == LOST_ANSWER:
+            self._reset()
+        elif kind == CUT_ANSWER and len(answer.body) > 1:
+            self._head(answer)
+            self.wfile.write(answer.body[: len(answer.body) // 2])
+            self._reset()
+        elif kind == SLOW_ANSWER:
+            self._head(answer)
+            for piece in _cut(answer.body):
+                self.wfile.write(piece)
+                time.sleep(0.005)
+        else:
+            self._send(answer)
+
+    def _ask(self, body: bytes) -> _Answer:
+        host, _, port = self.upstream.partition(":")
+        connection = http.client.HTTPConnection(host, int(port), timeout=60)
+        try:
+            # The signature is over the host that the client knows.
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                connection.putheader(name, value)
+            connection.endheaders(body or None)
+            found = connection.getresponse()
+            return _Answer(found.status, found.getheaders(), found.read())
+        finally:
+            connection.close()
+
+    def _send(self, answer: _Answer) -> None:
+        self._head(answer)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def _head(self, answer: _Answer) -> None:
+        self.send_response_only(answer.status)
+        headers = {name.lower(): value for name, value in answer.headers}
+        headers.setdefault("content-length", str(len(answer.body)))
+        headers.pop("connection", None)
+        headers.pop("transfer-encoding", None)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _reset(self) -> None:
+        """The connection ends by RST, as one to a host that is gone does."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RD)
+        self.connection.close()
+
+
+def _cut(body: bytes) -> list[bytes]:
+    size = max(1, len(body) // _PIECES)
+    return [body[at : at + size] for at in range(0, len(body), size)]
