@@ -13,7 +13,7 @@ WORKERS ?= 2
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" python -m pytest -q -n $(WORKERS) --dist loadfile
 
-.PHONY: help setup demo ui test test-all lint format bench requirements clean
+.PHONY: help setup demo ui test test-all scoreboard lint format bench requirements clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -40,6 +40,10 @@ test-all: setup  ## lint, then every test
 	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests all the same"; fi; \
 	$(PYTEST); tests=$$?; \
 	exit $$((lint || tests))
+
+TIER ?= half-hour
+scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more
+	@$(RUN) python -m tests.scoreboard --tier $(TIER)
 
 lint: setup  ## ruff, mypy and the layer contracts
 	@$(RUN) ruff check --quiet .

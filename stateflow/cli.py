@@ -26,7 +26,7 @@ from stateflow.clock import SystemClock
 from stateflow.config import Settings, parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.events import log_event
+from stateflow.events import ContextFilter, log_event
 from stateflow.examination import Health
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
@@ -285,8 +285,11 @@ class _LogProgress(_Progress):
         self._as_json = as_json
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.setFormatter(
-            _JsonFormatter() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+            _JsonFormatter()
+            if as_json
+            else logging.Formatter("%(asctime)s %(levelname)s %(message)s%(where)s")
         )
+        self._handler.addFilter(ContextFilter())
         log.addHandler(self._handler)
         log.setLevel(logging.INFO)
         log.propagate = False
@@ -321,6 +324,7 @@ class _JsonFormatter(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname, "logger": record.name,
             "event": getattr(record, "event", record.getMessage()), "facts": getattr(record, "facts", {}),
+            "context": getattr(record, "context", {}),
         }  # fmt: skip
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

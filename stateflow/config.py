@@ -185,6 +185,8 @@ class StateSettings:
         inline_below_bytes: a subtask's state that is smaller goes into the manifest, with the filesystem backend.
         ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
             live; a key group that is looked at counts as three.
+        cache_limit_bytes: what a host keeps at most of files of stores that are not open there, all jobs together, when
+            a store is opened; the least recently used go first.
     """
 
     backend: str = "rocksdb"
@@ -192,6 +194,7 @@ class StateSettings:
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
     ttl_cleanup_entries: int = 1000
+    cache_limit_bytes: int = 20 << 30
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -279,6 +282,22 @@ class StorageSettings:
 
 
 @dataclass(frozen=True)
+class TelemetrySettings:
+    """Where metrics and spans go, while a run lasts.
+
+    Attributes:
+        prometheus_port: metrics are served there, on loopback alone.
+        otlp_endpoint: address of a collector that speaks OTLP over HTTP, which gets metrics and spans; what it asks for
+            as credentials comes from the environment, as OpenTelemetry has it (``OTEL_EXPORTER_OTLP_HEADERS``).
+        interval: metrics are sent to the collector this often.
+    """
+
+    prometheus_port: int | None = None
+    otlp_endpoint: str = ""
+    interval: timedelta = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that can be set for a run.
 
@@ -305,6 +324,7 @@ class Settings:
     shuffle: ShuffleSettings = ShuffleSettings()
     spark: SparkSettings = SparkSettings()
     storage: StorageSettings = StorageSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     job: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

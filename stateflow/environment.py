@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from stateflow.config import Settings, resolve
 from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
+from stateflow.metrics import Recorder
 from stateflow.runtime.assembly import assemble, load_job, open_job
 from stateflow.runtime.bounds import Bounds
 from stateflow.runtime.dead_letters import innermost
@@ -30,6 +31,7 @@ from stateflow.runtime.plan import plan_job
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
 from stateflow.storage import Storage, open_storage
+from stateflow.telemetry import telemetry
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 
@@ -189,24 +191,32 @@ def run_job(request: RunRequest) -> RunResult:
     env.graph.check()
     storage = open_storage(request.job_root)
     drive = _drive_on_spark if needs_spark(env.graph) else _drive_here
-    launch = _Launch(env.graph, settings, storage, request, clock)
-    attempt = drive(launch)
-    reached = with_restarts(attempt, restart_strategy(settings.restart, clock.random), clock)
-    return launch.result(reached, clock.monotonic() - began)
+    with telemetry(settings.telemetry, settings.name) as recorder:
+        launch = _Launch(env.graph, settings, _Outside(storage, clock, recorder), request)
+        attempt = drive(launch)
+        reached = with_restarts(attempt, restart_strategy(settings.restart, clock.random), clock)
+        return launch.result(reached, clock.monotonic() - began)
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """What a run needs of the world around it."""
+
+    storage: Storage
+    clock: Clock
+    recorder: Recorder
 
 
 class _Launch:
     """What a run and its restarts have in common."""
 
-    def __init__(
-        self, graph: Graph, settings: Settings, storage: Storage, request: RunRequest, clock: Clock
-    ) -> None:
+    def __init__(self, graph: Graph, settings: Settings, outside: _Outside, request: RunRequest) -> None:
         self.graph = graph
         self.settings = settings
-        self.storage = storage
+        self.storage = outside.storage
         self.request = request
-        self.bounds = Bounds(settings.run, clock)
-        self._clock = clock
+        self.bounds = Bounds(settings.run, outside.clock)
+        self._outside = outside
         self._totals = Totals()
         self._started_from = (0, "")
         self._restarts = 0
@@ -220,7 +230,10 @@ class _Launch:
         """
         request = self.request
         self._restarts = number
-        run = JobRun(assemble(self.graph, self.settings, self.storage, self._clock), executor, self._totals)
+        job = assemble(self.graph, self.settings, self.storage, self._outside.clock)
+        run = JobRun(replace(job, recorder=self._outside.recorder), executor, self._totals)
+        if number:
+            self._outside.recorder.count("num_restarts")
         run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
         if self._run is None:
             self._started_from = run.restored.checkpoint_id, run.stood_at

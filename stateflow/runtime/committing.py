@@ -20,7 +20,7 @@ from stateflow.checkpoint.files import files_of, write_manifest
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
 from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError, StorageError
-from stateflow.events import log_event
+from stateflow.events import log_event, log_within
 from stateflow.metrics import Recorder
 from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import Publisher
@@ -28,6 +28,7 @@ from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content
 from stateflow.storage.paths import data_prefixes
+from stateflow.traces import CHECKPOINT, span
 
 log = logging.getLogger(__name__)
 
@@ -187,8 +188,12 @@ class Committer:
         if self._error is not None:
             # Commits stay in order: behind one that failed there is none.
             return
+        root = self._job.root
         try:
-            self._complete(unit)
+            with span(
+                CHECKPOINT, job=root.job.job, generation=unit.document.generation, ordinal=unit.ordinal
+            ):
+                self._complete(unit)
         except _Cancelled:
             log.info("the checkpoint of barrier %d is given up: the run ends", unit.ordinal)
         except Exception as e:
@@ -281,6 +286,7 @@ class Committer:
                          "one's last batch exists", generation=self.head.entry.generation,
                          ordinal=unit.ordinal)  # fmt: skip
         self.head = outcome.head
+        log_within(checkpoint=self.head.checkpoint_id)
         publisher.forget_settled(self.head)
         failpoints.hit("commit.after")
 

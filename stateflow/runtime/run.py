@@ -25,6 +25,7 @@ from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import told_at
 from stateflow.config import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError
+from stateflow.events import log_within
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
@@ -41,6 +42,7 @@ from stateflow.runtime.watermarks import advanced, combined, milliseconds
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import DataKey, data_folder
+from stateflow.traces import BATCH, RESTORE, span
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +103,19 @@ class JobRun:
         found = self._checks.before_claim()
         self._committer.note = note
         self._committer.head = self.job.root.claim(note)
+        root, head = self.job.root, self.head
+        log_within(job=root.job.job, run=note or root.writer, generation=head.entry.generation, batch=0,
+                   checkpoint=head.checkpoint_id)  # fmt: skip
         with self.fenced_first():
             # Read now, because a start may go back by itself; a start that fails leaves nothing but its CLAIM.
             is_same = found.checkpoint_id == self.head.checkpoint_id
             told = found.untold if is_same else told_at(self.job.root, self.head)
             self._prepare_sinks()
-            self._restore(found.files)
+            with span(RESTORE, **self._facts(), checkpoint=self.head.checkpoint_id):
+                self._restore(found.files)
+            self.job.recorder.gauge(
+                "last_checkpoint_restore_timestamp", milliseconds(self.job.root.clock.now())
+            )
             write_records(self.job.root.storage, told, self.job.root.clock.new_id())
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._committer.trim_history()
@@ -203,9 +212,17 @@ class JobRun:
 
     def _run_to_end(self, batch: _Batch) -> BatchResult:
         self._committer.check()
+        with span(BATCH, **self._facts(), ordinal=self._ordinal + 1):
+            return self._run_to_barrier(batch)
+
+    def _facts(self) -> dict[str, str | int]:
+        return {"job": self.job.root.job.job, "generation": self.head.entry.generation}
+
+    def _run_to_barrier(self, batch: _Batch) -> BatchResult:
         clock = self.job.root.clock
         began, began_at = clock.monotonic(), clock.now()
         ordinal = self._ordinal + 1
+        log_within(batch=ordinal)
         folder = data_folder(self.head.entry.generation, ordinal, DRIVER_ATTEMPT)
         positions = batch.capture(folder)
         trigger_ms = round((clock.monotonic() - began) * 1000, 3)
@@ -222,8 +239,14 @@ class JobRun:
         self._checkpoint_if_due()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self.totals.count(result.rows_in, result.rows_out)
-        self.job.recorder.count("num_records_in", result.rows_in)
+        self._record(result)
         return result
+
+    def _record(self, result: BatchResult) -> None:
+        recorder = self.job.recorder
+        recorder.count("num_records_in", result.rows_in)
+        recorder.count("num_records_out", sum(result.rows_out.values()))
+        recorder.gauge("last_batch_duration", result.seconds)
 
     def _checkpoint_if_due(self) -> None:
         asked = self._desk.is_waiting
@@ -352,6 +375,7 @@ class JobRun:
             state=settings.state.shared_by(len(self.job.plan.participants())),
             sort_memory_bytes=settings.shuffle.sort_memory_bytes, credentials=Credentials.of_process(),
             upload_patience=settings.checkpoints.timeout if settings.checkpoints.asynchronous else None,
+            telemetry=settings.telemetry,
         )  # fmt: skip
 
     def _manifest(self, pending: PendingBarrier, positions: Positions, info: BatchInfo) -> Manifest:

@@ -14,7 +14,7 @@ from stateflow.api.graph import Keying
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings
+from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings, TelemetrySettings
 from stateflow.state.handles import StateSchema
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.state.uploads import Outbox
@@ -62,6 +62,7 @@ class BatchInfo:
         upload_patience: how long files of a snapshot may take to be stored, beside the batches that follow; None when
             they are stored before the task reports.
         full: whether every subtask stores all of its state anew, also one without rows.
+        telemetry: where spans go.
     """
 
     job_uuid: str
@@ -79,6 +80,7 @@ class BatchInfo:
     credentials: Credentials = field(default_factory=Credentials)
     upload_patience: timedelta | None = None
     full: bool = False
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
 
     @property
     def storage(self) -> Storage:

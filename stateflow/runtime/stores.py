@@ -19,10 +19,12 @@ from stateflow.runtime.specs import BatchInfo
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_caches import mark_used, trim
 from stateflow.state.timers import TimerIndex
 from stateflow.state.transfer import HostCache, Traffic, private_folder, remove_tree
 from stateflow.state.uploads import BackgroundUploads
 from stateflow.storage.paths import generation_folder
+from stateflow.traces import RESTORE, span
 
 _LIMIT = 16
 
@@ -75,7 +77,10 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     others = [folder / "cache" for folder in homes] if base.rescales else []
     cache = HostCache(home / "cache", _traffic(batch, home / "cache"), _clock, others)
     work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
-    return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
+    mark_used(home / "cache")
+    trim(batch.local_folder, batch.state.cache_limit_bytes)
+    with span(RESTORE, operator=key.uid, subtask=key.subtask, generation=batch.generation):
+        return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
 
 
 def adopt_orphans(batch: BatchInfo) -> None:

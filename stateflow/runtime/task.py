@@ -52,6 +52,7 @@ from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
+from stateflow.telemetry import join
 
 _clock = SystemClock()
 
@@ -75,6 +76,7 @@ def run_level(
     spec: LevelSpec, partition: int, attempt: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Runs the task `partition` of a level over its sorted input; yields Arrow batches of `spec.output`."""
+    join(spec.batch.telemetry)
     stores.adopt_orphans(spec.batch)
     task = _Task(spec, partition, attempt)
     try:

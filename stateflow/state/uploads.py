@@ -23,6 +23,7 @@ from stateflow import failpoints
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
 from stateflow.storage import Storage
+from stateflow.traces import UPLOAD, span
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +208,11 @@ def incoming(folder: Path, clock: Clock) -> Path:
 
 
 def _put(storage: Storage, key: str, sources: Sequence[Path], packed: Path) -> None:
+    with span(UPLOAD, file=key, bytes=sum(source.stat().st_size for source in sources)):
+        _put_as_one(storage, key, sources, packed)
+
+
+def _put_as_one(storage: Storage, key: str, sources: Sequence[Path], packed: Path) -> None:
     if len(sources) == 1:
         storage.put_file(key, sources[0])
         return

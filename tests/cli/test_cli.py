@@ -223,6 +223,17 @@ def test_json_logs_are_one_object_a_line(bench: Bench) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", first["time"])
 
 
+def test_every_line_says_which_job_run_batch_and_checkpoint_it_is_about(bench: Bench) -> None:
+    shown = invoke(*bench.command("--run-id", "nightly/run/1", "--log-format", "json", *SYNCHRONOUS))
+    first, *batches = [line["context"] for line in _json_lines(shown.stderr)]
+    run = {"job": "job", "run": "nightly/run/1", "generation": 1}
+    assert first == {**run, "batch": 0, "checkpoint": 0}
+    assert batches == [{**run, "batch": n, "checkpoint": n + 1} for n in (1, 2, 3)]
+    again = invoke(*bench.command("--run-id", "nightly/run/2"))
+    (line,) = again.stderr.splitlines()
+    assert re.search(r" \| job=job run=nightly/run/2 generation=\d+ checkpoint=\d+$", line)
+
+
 def test_json_logs_stay_json_when_a_run_fails(bench: Bench) -> None:
     bench.write(BUILD, JOB.replace("yield Total(", "1 / 0\n        yield Total("))
     shown = invoke(*bench.command("--log-format", "json"))

@@ -20,6 +20,7 @@ from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Spread
 from stateflow.config import Settings
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
+from stateflow.metrics import METRICS
 from stateflow.runtime import versions
 from stateflow.serializers import ValueSerializer, encode_key
 from stateflow.state import handles
@@ -174,6 +175,12 @@ def _shown(default: object) -> str:
 def test_the_settings_are_all_described_with_type_and_default() -> None:
     rows = {_named(r[0])[0]: (r[1], r[2]) for r in _rows(_read(DOCS / "settings.md")) if _named(r[0])}
     assert rows == {name: (kind, default) for name, kind, default in _settings()}
+
+
+def test_the_metrics_are_all_described_with_kind_and_unit() -> None:
+    page = _rows(_read(DOCS / "guides" / "observe-a-job.md"))
+    told = {_named(r[0])[0]: tuple(r[1:]) for r in page if _named(r[0]) and len(r) == 4}
+    assert told == {name: (about.kind.value, about.unit, about.text) for name, about in METRICS.items()}
 
 
 # --- README and links ------------------------------------------------------------------------------------------------

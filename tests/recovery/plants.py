@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from stateflow.checkpoint import files, log, publish
+from stateflow.checkpoint import files, jobroot, log, publish
+from stateflow.checkpoint.documents import JobFormat
+from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
 from stateflow.runtime import committing
 from stateflow.state import transfer
 from stateflow.state.handles import Committable
 from stateflow.state.map_state import MapState
-from stateflow.storage import PosixStorage, PutResult, objects, posix
+from stateflow.storage import PosixStorage, PutResult, Storage, objects, posix
 from stateflow.storage.objects import ObjectStorage
+from stateflow.storage.paths import FORMAT
 
 VARIABLE = "STATEFLOW_TEST_PLANT"
 
@@ -69,8 +72,26 @@ def _sync_or_not(folder: Path) -> None:
         _sync(folder)
 
 
+class _Blind:
+    """Knows of no fork."""
+
+    user: int | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        return False
+
+    @is_forked.setter
+    def is_forked(self, _: bool) -> None: ...
+
+
 def _any_entry(*_: Any) -> bool:
     return True
+
+
+def _read_any_format(storage: Storage) -> JobFormat:
+    document, _ = unseal(storage.get(FORMAT), JobFormat, FORMAT)
+    return document
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -115,7 +136,8 @@ PLANTS = {
     "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
                           ((DeltaSinkTable, "commit", _commit_all_there_is),)),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
-    "no-fork-guard": Plant("nobody knows that the process was forked", ((objects._process, "user", None),)),
+    "any-format": Plant("nobody looks at the version of the format", ((jobroot, "read_format", _read_any_format),)),
+    "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""
 

@@ -170,8 +170,9 @@ def fork(launch: Launch) -> Running:
 
 
 def spawn(launch: Launch) -> Running:
-    """Starts ``python -m stateflow``."""
-    command = [sys.executable, "-m", "stateflow", *launch.arguments]
+    """Starts ``python -m stateflow``; with a planted bug, if the environment names one."""
+    module = "tests.recovery.planted" if launch.environment.get("STATEFLOW_TEST_PLANT") else "stateflow"
+    command = [sys.executable, "-m", module, *launch.arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **launch.environment}
     with (
         launch.output.with_suffix(".out").open("wb") as out,
@@ -221,9 +222,11 @@ def _command_line(launch: Launch) -> None:
 
         collector._BATCH = launch.collect_batch
     from stateflow.cli import main
+    from tests.recovery.clocks import skew_from_environment
     from tests.recovery.disks import disk_from_environment
     from tests.recovery.plants import plant_from_environment
 
     plant_from_environment()
+    skew_from_environment()
     with disk_from_environment():
         main()

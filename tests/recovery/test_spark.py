@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +10,8 @@ import pytest
 
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
-from tests.recovery.process import Running, spawn, wait_for
+from tests.recovery.process import Running, spawn
+from tests.recovery.strikes import DRIVER, WORKER, check_at_rest, kill_at_random
 
 pytestmark = [pytest.mark.spark]
 
@@ -37,7 +35,7 @@ def test_kills_at_failpoints(flights: FlightsBox) -> None:
     flights.reach("publish.after:3", -9)
     # A worker dies, and Spark tries its task again: the run goes on.
     flights.reach("task.sink-closed:3", 0)
-    _check(flights)
+    check_at_rest(flights)
 
 
 def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batches(
@@ -47,26 +45,26 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batch
     flights.deliver(6)
     # A worker dies with files that it owed: another process stores them, and the run goes on.
     flights.reach("upload.before:3", 0)
-    _check(flights)
+    check_at_rest(flights)
     flights.deliver(12)
     flights.reach("commit.stored:3", -9)
     flights.finish()
-    _check(flights)
+    check_at_rest(flights)
 
 
 def test_kills_at_random_moments(flights: FlightsBox) -> None:
-    _random_kills(flights, drivers=2, workers=1)
+    _kill(flights, drivers=2, workers=1)
 
 
 @pytest.mark.slow
 def test_many_kills_at_random_moments(flights: FlightsBox) -> None:
-    _random_kills(flights, drivers=30, workers=20)
+    _kill(flights, drivers=30, workers=20)
 
 
 @pytest.mark.slow
 def test_many_kills_at_random_moments_beside_the_batches(flights: FlightsBox) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
-    _random_kills(flights, drivers=15, workers=10)
+    _kill(flights, drivers=15, workers=10)
 
 
 def test_two_drivers(flights: FlightsBox) -> None:
@@ -85,15 +83,7 @@ def test_two_drivers(flights: FlightsBox) -> None:
     stopped.resume()
     assert _end(stopped, chain) == 3, str(stopped)
     chain.check()
-    _check(flights)
-
-
-def _check(flights: FlightsBox) -> None:
-    """What must hold at rest; a JVM may outlive its driver for a moment."""
-    for process in flights.processes:
-        process.wait_family()
-    flights.check_results()
-    flights.check_clean()
+    check_at_rest(flights)
 
 
 def _end(run: Running, chain: disk.Chain) -> int:
@@ -106,59 +96,8 @@ def _end(run: Running, chain: disk.Chain) -> int:
     return ended.code
 
 
-def _random_kills(flights: FlightsBox, drivers: int, workers: int) -> None:
-    """Kills at moments that a seed decides: a worker's in a run that goes on, a driver's ends the run."""
+def _kill(flights: FlightsBox, drivers: int, workers: int) -> None:
     dice = random.Random(drivers)
-    victims = ["driver"] * drivers + ["worker"] * workers
+    victims = [DRIVER] * drivers + [WORKER] * workers
     dice.shuffle(victims)
-    done = 0
-    while done < len(victims):
-        flights.deliver(_files_done(flights) + 6)
-        run = flights.start()
-        while done < len(victims) and _strike(run, victims[done], dice):
-            done += 1
-            if victims[done - 1] == "driver":
-                break
-        ended = run.wait(run.family)
-        assert ended.code in (0, -9), str(ended)
-    # A run that has work in every subtask sweeps the scratch space.
-    flights.deliver(_files_done(flights) + 1)
-    flights.finish()
-    _check(flights)
-
-
-def _strike(run: Running, victim: str, dice: random.Random) -> bool:
-    """Waits for a random moment, from the restoring on, and kills; False when the run ended before."""
-    # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so do we.
-    batches = _batches(run) + (dice.randrange(1, 3) if victim == "worker" else dice.randrange(3))
-    delay, began = dice.uniform(0, 1), 0.0
-
-    def due() -> bool:
-        nonlocal began
-        workers = run.workers()
-        if not began and " restored " in run.errors and _batches(run) >= batches:
-            began = time.monotonic()
-        late_enough = bool(began) and time.monotonic() - began >= delay
-        return run.poll() is not None or (late_enough and (victim == "driver" or bool(workers)))
-
-    wait_for(due, lambda: f"a moment to kill {run}")
-    if run.poll() is not None:
-        return False
-    candidates = [run.pid] if victim == "driver" else [w.pid for w in run.workers()]
-    try:
-        os.kill(dice.choice(candidates), signal.SIGKILL)
-    except (IndexError, ProcessLookupError):
-        # Spark let its idle workers go in this very moment.
-        return _strike(run, victim, dice)
-    return True
-
-
-def _batches(run: Running) -> int:
-    """How many batches a run has committed so far."""
-    return run.errors.count(" committed ")
-
-
-def _files_done(flights: FlightsBox) -> int:
-    """How many files are in checkpoints."""
-    found = disk.entries(flights.root)
-    return disk.files_read(found[-1]) if found else 0
+    kill_at_random(flights, victims, dice)

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 _STARTS_WITHIN = 60.0
@@ -22,10 +22,16 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], port: int, log: Path, cwd: Path = ROOT) -> Iterator[None]:
+def running(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[None]:
     """A program that listens on `port`, for as long as the context."""
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environment)
     try:
         _wait_for(process, port, log)
         yield

@@ -1,0 +1,32 @@
+"""All rows of the scoreboard, in the order in which they are shown."""
+
+from tests.scoreboard.rows import (
+    clocks,
+    damage,
+    disks,
+    forks,
+    formats,
+    histories,
+    killed_drivers,
+    network,
+    racing,
+    spark,
+    states,
+)
+
+ROWS = sorted(
+    [
+        *histories.ROWS,
+        *killed_drivers.ROWS,
+        *spark.ROWS,
+        *racing.ROWS,
+        *network.ROWS,
+        *damage.ROWS,
+        *states.ROWS,
+        *disks.ROWS,
+        *clocks.ROWS,
+        *forks.ROWS,
+        *formats.ROWS,
+    ],
+    key=lambda row: row.number,
+)

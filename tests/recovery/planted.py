@@ -1,0 +1,10 @@
+"""The command line with the planted bug that the environment names."""
+
+from __future__ import annotations
+
+from stateflow.cli import main
+from tests.recovery.plants import plant_from_environment
+
+if __name__ == "__main__":
+    plant_from_environment()
+    main()

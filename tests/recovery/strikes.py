@@ -1,0 +1,94 @@
+"""Kills of what a job on Spark consists of, at moments that a seed decides."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import psutil
+
+from tests.recovery import disk
+from tests.recovery.flights import FlightsBox
+from tests.recovery.process import Running, wait_for
+
+DRIVER, WORKER, JVM = "driver", "worker", "jvm"
+"""The Python program, one of the Python processes of Spark's tasks, and Spark itself."""
+
+
+def check_at_rest(flights: FlightsBox) -> None:
+    """What must hold at rest; a JVM may outlive its driver for a moment."""
+    for process in flights.processes:
+        process.wait_family()
+    flights.check_results()
+    flights.check_clean()
+
+
+def kill_at_random(flights: FlightsBox, victims: list[str], dice: random.Random) -> None:
+    """Kills one after another: a worker's death is one of a run that goes on, the others end the run."""
+    done = 0
+    while done < len(victims):
+        flights.deliver(_files_done(flights) + 6)
+        run = flights.start()
+        while done < len(victims) and _strike(run, victims[done], dice):
+            done += 1
+            if victims[done - 1] != WORKER:
+                break
+        ended = run.wait(run.family)
+        # Without Spark, a driver ends by an error that a retry mends.
+        assert ended.code in (0, -9, 5), str(ended)
+    # A run that has work in every subtask sweeps the scratch space.
+    flights.deliver(_files_done(flights) + 1)
+    flights.finish()
+    check_at_rest(flights)
+
+
+def _strike(run: Running, victim: str, dice: random.Random) -> bool:
+    """Waits for a random moment, from the restoring on, and kills; False when the run ended before."""
+    # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so do we.
+    batches = _batches(run) + (dice.randrange(1, 3) if victim == WORKER else dice.randrange(3))
+    delay, began = dice.uniform(0, 1), 0.0
+
+    def due() -> bool:
+        nonlocal began
+        there = _candidates(run, victim)
+        if not began and " restored " in run.errors and _batches(run) >= batches:
+            began = time.monotonic()
+        late_enough = bool(began) and time.monotonic() - began >= delay
+        return run.poll() is not None or (late_enough and bool(there))
+
+    wait_for(due, lambda: f"a moment to kill {run}")
+    if run.poll() is not None:
+        return False
+    try:
+        os.kill(dice.choice(_candidates(run, victim)), signal.SIGKILL)
+    except (IndexError, ProcessLookupError):
+        # Spark let its idle workers go in this very moment.
+        return _strike(run, victim, dice)
+    return True
+
+
+def _candidates(run: Running, victim: str) -> list[int]:
+    if victim == DRIVER:
+        return [run.pid]
+    found = run.workers() if victim == WORKER else [p for p in run.family() if _name_of(p) == "java"]
+    return [process.pid for process in found]
+
+
+def _name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _batches(run: Running) -> int:
+    """How many batches a run has committed so far."""
+    return run.errors.count(" committed ")
+
+
+def _files_done(flights: FlightsBox) -> int:
+    """How many files are in checkpoints."""
+    found = disk.entries(flights.root)
+    return disk.files_read(found[-1]) if found else 0

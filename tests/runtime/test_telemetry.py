@@ -1,0 +1,160 @@
+"""Metrics and spans of real runs, as OpenTelemetry and a scraper see them."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.config import TelemetrySettings
+from stateflow.errors import ConfigError
+from stateflow.metrics import METRICS, Kind
+from stateflow.telemetry import telemetry
+from tests.recovery.harness import SLICE, AccountsBox
+from tests.servers.running import ROOT, free_port
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job")
+    yield made
+    made.end_all()
+
+
+class Collector(HTTPServer):
+    """Takes what is sent by OTLP, by path."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Taker)
+        self.taken: list[tuple[str, bytes]] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def text(self, path: str) -> str:
+        """All that was sent there; protocol buffers have text as it is."""
+        return b"".join(body for sent_to, body in self.taken if sent_to == path).decode(errors="replace")
+
+
+class _Taker(BaseHTTPRequestHandler):
+    server: Collector
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        self.server.taken.append((self.path, body))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+_SCRAPED = """
+import sys, urllib.request
+from pathlib import Path
+from stateflow.environment import RunRequest, run_job
+
+job, root, port, *assigned = sys.argv[1:]
+seen = []
+
+def look(result):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        seen.append(answer.read().decode())
+
+settings = dict(each.split("=", 1) for each in assigned) | {"telemetry.prometheus_port": port}
+run_job(RunRequest(Path(job), root, (settings,), "a test", on_batch=look))
+print(seen[-1])
+try:
+    look(None)
+except OSError:
+    print("closed")
+"""
+
+
+def _scraped(box: AccountsBox, port: int, **settings: Any) -> subprocess.CompletedProcess[str]:
+    given = {"job__folder": box.folder, "local_dir": box.local, "checkpoints__asynchronous": "no", **settings}
+    assigned = [f"{name.replace('__', '.')}={value}" for name, value in given.items()]
+    command = [sys.executable, "-c", _SCRAPED, box.job_file, box.job_root, str(port), *assigned]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_scraper_sees_figures_with_the_names_of_flink_while_a_run_lasts(box: AccountsBox) -> None:
+    box.deliver(4 * SLICE)
+    told = _scraped(box, free_port())
+    assert told.returncode == 0, told.stderr
+    figures = dict(re.findall(r'^([a-z_]+)\{job="accounts"[^}]*\} ([\d.e+]+)$', told.stdout, re.MULTILINE))
+    names = set()
+    for name, about in METRICS.items():
+        names |= {found for found in figures if found.startswith(name)}
+        assert (
+            about.kind is Kind.GAUGE
+            or f"# TYPE {name}_total counter" in told.stdout
+            or name not in told.stdout
+        )
+    assert names == set(figures)
+    assert float(figures["number_of_completed_checkpoints_total"]) == 4
+    assert float(figures["num_records_in_total"]) == 4 * SLICE
+    assert float(figures["last_checkpoint_size_bytes"]) > 0
+    assert told.stdout.rstrip().endswith("closed")
+
+
+def test_a_port_that_is_taken_is_told_and_no_job_fails_for_it(box: AccountsBox) -> None:
+    box.deliver(SLICE)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        ended = box.finish(telemetry__prometheus_port=other.getsockname()[1])
+    assert "metrics are not served" in ended.err and "telemetry.prometheus_port" in ended.err
+
+
+def test_a_run_without_such_settings_serves_nothing_and_needs_no_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    with telemetry(TelemetrySettings(), "job") as recorder:
+        recorder.count("num_records_in", 3)
+        recorder.gauge("last_checkpoint_size", 5)
+    with (
+        pytest.raises(ConfigError, match="package for telemetry") as told,
+        telemetry(TelemetrySettings(prometheus_port=free_port()), "job"),
+    ):
+        pass
+    assert "stateflow[telemetry]" in str(told.value.hint)
+
+
+def test_spans_and_metrics_go_to_a_collector(box: AccountsBox, collector: Collector) -> None:
+    box.deliver(3 * SLICE)
+    box.finish(telemetry__otlp_endpoint=collector.address, checkpoints__asynchronous="yes")
+    spans, figures = collector.text("/v1/traces"), collector.text("/v1/metrics")
+    for name in ("batch", "checkpoint", "upload", "restore"):
+        assert name in spans
+    assert "stateflow.generation" in spans and "accounts" in spans
+    for name in (
+        "number_of_completed_checkpoints",
+        "last_checkpoint_size",
+        "num_records_in",
+        "num_records_out",
+    ):
+        assert name in figures
