@@ -281,7 +281,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
     from stateflow.runtime.frames import check_transforms
-    from stateflow.runtime.session import open_session, traits_of
+    from stateflow.runtime.session import open_session, told_when_gone, traits_of
     from stateflow.runtime.spark import SparkExecutor
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
@@ -298,7 +298,8 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     check_transforms(spark, plan_job(graph, settings.parallelism))
 
     def attempt(number: int) -> str:
-        run = launch.start(SparkExecutor(), number)
-        return SparkRun(spark, run, sources, launch.request.on_batch, launch.bounds).run()
+        with told_when_gone():
+            run = launch.start(SparkExecutor(), number)
+            return SparkRun(spark, run, sources, launch.request.on_batch, launch.bounds).run()
 
     return attempt

@@ -49,7 +49,7 @@ def test_the_cleaning_benchmark_runs(tmp_path: Path) -> None:
 
 
 def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
-    size = asynchronous.Size(keys=400, changed=20, slice=100, blocks=1, batches=12)
+    size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=1, batches=10)
     assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
 
 

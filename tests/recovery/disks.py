@@ -16,7 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,15 @@ def _note_acks(disk: FaultyDisk) -> None:
 
 @dataclass(frozen=True)
 class _Entry:
+    """What a name stands for.
+
+    Attributes:
+        content: what was durable of the file when its folder was synced; numbers of files are given again.
+    """
+
     inode: int
     is_folder: bool
+    content: bytes | None = field(default=None, compare=False)
 
 
 class FaultyDisk:
@@ -137,7 +144,8 @@ class FaultyDisk:
                 self._files[os.fstat(fd).st_ino] = path.read_bytes()
 
     def _sync_folder(self, inode: int, path: Path) -> None:
-        before, now = self._folders.get(inode, {}), _listing(path)
+        before = self._folders.get(inode, {})
+        now = {name: replace(e, content=self._files.get(e.inode)) for name, e in _listing(path).items()}
         self._folders[inode] = now
         for name in now.keys() - before.keys():
             child = path / name
@@ -164,21 +172,29 @@ class FaultyDisk:
         for name in sorted({*durable, *there}):
             is_safe = name in durable and durable[name] == there.get(name)
             # Also a removal need not have come to the disk.
-            if is_safe or self._dice.random() < 0.5:
-                self._write(there.get(name) or durable[name], source / name, target / name)
+            if not is_safe and self._dice.random() < 0.5:
+                continue
+            if name not in there:
+                _write(target / name, None if durable[name].is_folder else durable[name].content)
+            elif there[name].is_folder:
+                self._write_folder(there[name].inode, source / name, target / name)
+            else:
+                _write(target / name, self._content(there[name], source / name))
 
-    def _write(self, entry: _Entry, source: Path, target: Path) -> None:
-        if entry.is_folder:
-            self._write_folder(entry.inode, source, target)
-            return
+    def _content(self, entry: _Entry, path: Path) -> bytes:
+        """What is durable of a file; of one that was never synced, what dice say."""
         known = self._files.get(entry.inode)
-        if known is None and not source.is_file():
-            return
-        if known is None:
-            whole = source.read_bytes()
-            known = whole[: self._dice.randrange(len(whole) + 1)]
-        target.write_bytes(known)
-        target.chmod(0o600)
+        if known is not None:
+            return known
+        whole = path.read_bytes()
+        return whole[: self._dice.randrange(len(whole) + 1)]
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    # A folder that was removed stays away.
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
 
 
 class _Calls:

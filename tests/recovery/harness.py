@@ -212,7 +212,7 @@ class Box:
         """One ``stateflow gc``, which must be enough."""
         assert self.command("gc").code == 0
         dry = json.loads(self.command("gc", "--dry-run", "--json").out)
-        assert (dry["files"], dry["unknown"]) == (0, [])
+        assert (dry["files"], dry["unknown"]) == (0, []), dry
 
     def end_all(self) -> None:
         """Kills what still runs."""

@@ -19,7 +19,8 @@ from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import committing
+from stateflow.runtime import assembly, committing
+from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
 from stateflow.state.handles import Committable
 from stateflow.state.map_state import MapState
@@ -94,6 +95,13 @@ def _read_any_format(storage: Storage) -> JobFormat:
     return document
 
 
+_seed = SparkLocation.seed
+
+
+def _seed_nothing(self: SparkLocation, _: Any, query_id: str) -> None:
+    _seed(self, None, query_id)
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -136,7 +144,10 @@ PLANTS = {
     "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
                           ((DeltaSinkTable, "commit", _commit_all_there_is),)),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
-    "any-format": Plant("nobody looks at the version of the format", ((jobroot, "read_format", _read_any_format),)),
+    "any-format": Plant("nobody looks at the version of the format", ((jobroot, "read_format", _read_any_format),
+                        (assembly, "read_format", _read_any_format))),
+    "no-seed": Plant("a start does not tell Spark up to where the sources were read",
+                     ((SparkLocation, "seed", _seed_nothing),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""

@@ -69,14 +69,14 @@ class Running(ABC):
     def poll(self) -> int | None:
         """The exit code, None while it runs."""
 
-    def wait(self, each: Callable[[], object] = lambda: None) -> Ended:
+    def wait(self, each: Callable[[], object] = lambda: None, seconds: float = DEADLINE) -> Ended:
         """Waits for the end; calls `each` now and then."""
 
         def ended() -> bool:
             each()
             return self.poll() is not None
 
-        wait_for(ended, lambda: f"the end of {self}")
+        wait_for(ended, lambda: f"the end of {self}", seconds)
         code = self.poll()
         assert code is not None
         return Ended(code, self._text("out"), self.errors)

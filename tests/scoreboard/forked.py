@@ -58,17 +58,17 @@ def _use_in_thread(uri: str) -> None:
 
 def main(uri: str, way: str) -> int:
     """What the fork ended with; the parent must be able to go on in any case."""
-    storage = open_storage(uri)
-    if way != "not used before":
-        _use(storage)
+    inherited = None if way == "not used before" else open_storage(uri)
+    if inherited is not None:
+        _use(inherited)
     uses: dict[str, Callable[[], None]] = {
-        "inherited": lambda: _use(storage),
+        "inherited": lambda: _use(inherited or open_storage(uri)),
         "opened anew": lambda: _use(open_storage(uri)),
         "opened anew in a thread": lambda: _use_in_thread(uri),
         "not used before": lambda: _use(open_storage(uri)),
     }
     code = _child(uses[way])
-    _use(storage)
+    _use(inherited or open_storage(uri))
     return code
 
 

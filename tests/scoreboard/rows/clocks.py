@@ -10,14 +10,14 @@ from tests.recovery.plants import VARIABLE as PLANT
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
 
-_RUNS = 4
+_RUNS, _PATIENCE = 4, 40
 
 
 def _play(round_: Round) -> int:
     """Each run has a clock of its own; some are killed, some race with another one."""
     dice, clocks = random.Random(round_.seed), 0
     with box_of(round_) as box:
-        box.settings = {**box.settings, "checkpoints__retained_age": "30m"}
+        box.settings = {**box.settings, "checkpoints__max_age": "30m"}
         chain = disk.Chain(box.root)
         for number in range(_RUNS):
             box.deliver(50 * (number + 1))
@@ -27,7 +27,7 @@ def _play(round_: Round) -> int:
                 runs.append(box.start(dice.choice(["", "commit.after:2", "batch.reported:2"])))
                 clocks += 1
             for run in runs:
-                ended = run.wait(chain.look)
+                ended = run.wait(chain.look, _PATIENCE)
                 assert ended.code in (0, -9, 3), str(ended)
         check(box, chain)
     return clocks

@@ -69,20 +69,20 @@ _HOLDS = "Delta tables and state are what plain dictionaries say of all input; n
 ROWS = [
     Row(
         2, "killed-drivers-spark", "SIGKILL of a driver on Spark at a random moment", _HOLDS,
-        lambda r: _play_random(r, DRIVER), {Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="no-token",
-        plant_rounds=8, on_spark=True,
+        lambda r: _play_random(r, DRIVER), {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed",
+        plant_rounds=2, on_spark=True,
     ),
     Row(
         3, "killed-workers", "SIGKILL of a Python worker in a task, at named steps and at random moments", _HOLDS,
-        _play_workers, {Tier.HALF_HOUR: 4, Tier.NIGHTLY: 80}, plant="all-there-is", plant_rounds=3, on_spark=True,
+        _play_workers, {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 80}, plant="all-there-is", plant_rounds=3, on_spark=True,
     ),
     Row(
         4, "killed-spark", "SIGKILL of Spark itself, all executors with it, at a random moment", _HOLDS,
-        lambda r: _play_random(r, JVM), {Tier.HALF_HOUR: 3, Tier.NIGHTLY: 40}, plant="no-token",
-        plant_rounds=8, on_spark=True,
+        lambda r: _play_random(r, JVM), {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed",
+        plant_rounds=2, on_spark=True,
     ),
     Row(
         5, "named-steps-spark", "SIGKILL of a driver on Spark at named steps", _HOLDS, _play_points,
-        {Tier.HALF_HOUR: 3, Tier.NIGHTLY: 40}, plant="no-token", plant_rounds=4, on_spark=True,
+        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed", plant_rounds=2, on_spark=True,
     ),
 ]  # fmt: skip
