@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tests.scoreboard import __main__ as command
+from tests.scoreboard import command
 from tests.scoreboard.report import Scores, headline, page
 from tests.scoreboard.row import Result, Round, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
