@@ -207,10 +207,28 @@ fetch_jars() {
             "has fetched them"
 }
 
+# Storage servers for tests come from npm. Everything else works without them, so a machine without Node is told, and goes
+# on.
+fetch_servers() {
+    local folder="$VENV/node"
+    cmp -s "$ROOT/tests/servers/package.json" "$folder/.installed" && return
+    if command -v npm >/dev/null || apt_install nodejs npm; then
+        say "fetching storage servers for tests from npm"
+        mkdir -p "$folder"
+        cp "$ROOT/tests/servers/package.json" "$folder/"
+        # Nothing of it is run at this moment.
+        (cd "$folder" && npm install --silent --ignore-scripts --no-audit --no-fund --no-package-lock >&2) &&
+            cp "$folder/package.json" "$folder/.installed" && return
+    fi
+    say "going on without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
+        "refused, will be skipped until 'make setup' has fetched them"
+}
+
 main() {
     local version home
     if is_up_to_date; then
         fetch_jars
+        fetch_servers
         return
     fi
     # Before the long installation: a missing Java should be known at once.
@@ -221,6 +239,7 @@ main() {
     printf '%s\n' "$home" >"$JAVA_HOME_FILE"
     install_packages
     fetch_jars
+    fetch_servers
     fingerprint >"$STAMP"
     say "done in $SECONDS s; see 'make help'"
 }

@@ -22,7 +22,10 @@ log = logging.getLogger("stateflow")
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 ROOT = click.option(
-    "--job-root", required=True, metavar="URI", help="The job's directory: a path or file:///path."
+    "--job-root",
+    required=True,
+    metavar="URI",
+    help="The job's directory: a path, file:///path, s3://, gs:// or az://.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
 JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")

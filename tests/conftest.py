@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.servers.running import CANARY, files_with
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -45,6 +47,13 @@ _SPARK = {
     # VACUUM lists a folder in as many tasks: 10,000 by default.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_secret_is_written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Looks through everything that tests wrote: job roots, tables, logs, results, Spark's own files."""
+    yield
+    assert files_with(CANARY, tmp_path_factory.getbasetemp()) == []
 
 
 @pytest.fixture(autouse=True)

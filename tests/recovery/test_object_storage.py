@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.recovery.harness import AccountsBox, mostly_slow
+from tests.servers.azure import azure_server
 from tests.servers.running import s3_server
 
 _POINTS = (
@@ -60,3 +61,19 @@ def test_a_driver_that_was_overtaken_is_fenced(box: AccountsBox) -> None:
     assert first.wait().code == 3
     box.check_results()
     box.check_clean()
+
+
+@pytest.mark.parametrize("point", ["commit.manifest", "commit.after", "upload.before"])
+def test_a_job_root_in_azure(tmp_path: Path, point: str) -> None:
+    with azure_server(tmp_path / "azure", "container") as variables:
+        settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
+        box = AccountsBox(
+            tmp_path / "job", settings, address="az://container/jobs/accounts", variables=variables
+        )
+        box.deliver(60)
+        assert box.run(f"{point}:2:kill").code == KILLED
+        box.deliver(90)
+        box.finish()
+        box.check_tables()
+        assert box.command("verify", "--deep").code == 0
+        box.collect()

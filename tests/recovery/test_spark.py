@@ -11,7 +11,7 @@ import pytest
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
 from tests.recovery.process import Running, spawn
-from tests.recovery.strikes import DRIVER, WORKER, check_at_rest, kill_at_random
+from tests.recovery.strikes import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
 
 pytestmark = [pytest.mark.spark]
 
@@ -53,7 +53,7 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batch
 
 
 def test_kills_at_random_moments(flights: FlightsBox) -> None:
-    _kill(flights, drivers=2, workers=1)
+    kill_at_random(flights, [DRIVER, WORKER, JVM], random.Random(2))
 
 
 @pytest.mark.slow

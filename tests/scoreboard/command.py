@@ -110,4 +110,3 @@ def _row(name: str) -> Row:
 def _quiet() -> None:
     # Runs that lose tell so, and there are thousands.
     logging.getLogger("stateflow").setLevel(logging.CRITICAL)
-

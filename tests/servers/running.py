@@ -11,6 +11,16 @@ from pathlib import Path
 
 _STARTS_WITHIN = 60.0
 ROOT = Path(__file__).parents[2]
+CANARY = "canary-secret-key"
+"""A secret that no test writes down: wherever it is found in a file, somebody has told it."""
+
+
+def files_with(secret: str, folder: Path) -> list[str]:
+    """Files below a folder that have it; read as bytes, and in any number."""
+    command = ["grep", "--recursive", "--files-with-matches", "--fixed-strings", "--", secret, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    # A file may go while it is looked for.
+    return found.stdout.splitlines()
 
 
 def free_port() -> int:
@@ -47,13 +57,27 @@ def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     (folder / "data" / bucket).mkdir(parents=True)
     command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port)]
     with running(command, port, folder / "log.txt"):
-        yield {
-            "AWS_ACCESS_KEY_ID": "tests",
-            "AWS_SECRET_ACCESS_KEY": "canary-secret-key",
-            "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        yield _variables(port)
+
+
+@contextlib.contextmanager
+def careless_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+    """s3rver, from npm: it takes the condition of a put, and does not heed it."""
+    from tests.servers.node import command
+
+    port = free_port()
+    options = ["--directory", str(folder / "data"), "--address", "127.0.0.1", "--port", str(port), "--silent",
+               "--configure-bucket", bucket]  # fmt: skip
+    (folder / "data").mkdir(parents=True)
+    with running([*command("s3rver", "bin/s3rver.js"), *options], port, folder / "log.txt"):
+        yield {**_variables(port), "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER"}
+
+
+def _variables(port: int) -> dict[str, str]:
+    return {
+        "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": CANARY, "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true",
+    }  # fmt: skip
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

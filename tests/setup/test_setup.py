@@ -20,7 +20,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "scripts" / "setup.sh"
 BASH = shutil.which("bash") or "/bin/bash"
 # What the script uses of the system itself.
-TOOLS = ("cat", "chmod", "dirname", "env", "grep", "mkdir", "rm", "sha256sum", "tee", "mktemp", "tail")
+TOOLS = (
+    "cat",
+    "chmod",
+    "dirname",
+    "env",
+    "grep",
+    "mkdir",
+    "rm",
+    "sha256sum",
+    "tee",
+    "mktemp",
+    "tail",
+    "cmp",
+    "cp",
+)
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "pyproject.toml")
 
 
@@ -212,7 +226,9 @@ def finished(machine: Machine) -> None:
 
 def test_a_finished_setup_is_not_done_again(machine: Machine) -> None:
     finished(machine)
-    done = machine.run("fetch_jars() { :; }; make_venv() { fail again; }; find_java() { fail again; }; main")
+    done = machine.run(
+        "fetch_jars() { :; }; fetch_servers() { :; }; make_venv() { fail again; }; find_java() { fail again; }; main"
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -268,6 +284,42 @@ def test_a_folder_is_complete_only_with_every_file_in_its_size(jars: ModuleType,
     assert not jars.is_complete(folder, "x:y:2")
     (folder / "a-1.jar").write_bytes(b"12")
     assert not jars.is_complete(folder, "x:y:1")
+
+
+# --- Servers from npm ------------------------------------------------------------------------------------------------
+
+
+def _servers(machine: Machine) -> Path:
+    wanted = machine.project / "tests" / "servers" / "package.json"
+    wanted.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "tests" / "servers" / "package.json", wanted)
+    return wanted
+
+
+def test_servers_are_fetched_once_and_nothing_of_them_is_run(machine: Machine) -> None:
+    wanted = _servers(machine)
+    machine.command("npm", f'echo "$PWD $*" >> {machine.folder}/asked')
+    for _ in range(2):
+        assert machine.run("fetch_servers").returncode == 0
+    (asked,) = (machine.folder / "asked").read_text().splitlines()
+    assert asked.startswith(f"{machine.venv}/node install ") and "--ignore-scripts" in asked
+    wanted.write_text(wanted.read_text().replace("3.35.0", "3.36.0"))
+    machine.run("fetch_servers")
+    assert len((machine.folder / "asked").read_text().splitlines()) == 2
+
+
+def test_a_machine_without_npm_goes_on_and_says_what_is_missing(machine: Machine) -> None:
+    _servers(machine)
+    done = machine.run("fetch_servers")
+    assert done.returncode == 0 and "going on without the storage servers" in done.stderr
+
+
+def test_a_fetch_that_fails_is_tried_again(machine: Machine) -> None:
+    _servers(machine)
+    machine.command("npm", f"echo again >> {machine.folder}/asked; exit 1")
+    for _ in range(2):
+        assert machine.run("fetch_servers").returncode == 0
+    assert len((machine.folder / "asked").read_text().splitlines()) == 2
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------

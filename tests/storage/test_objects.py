@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.checkpoint.probe import probe_job_root
+from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, objects, open_storage
 from stateflow.storage.objects import ObjectStorage
 from stateflow.testing.storage import StorageConformance
-from tests.servers.running import free_port, s3_server
+from tests.servers.azure import azure_server
+from tests.servers.running import careless_s3_server, free_port, s3_server
 
 _numbers = itertools.count()
 
@@ -33,6 +36,31 @@ class TestS3(StorageConformance):
         for name, value in s3.items():
             monkeypatch.setenv(name, value)
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
+
+
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with azure_server(tmp_path_factory.mktemp("azure"), "container") as environment:
+        yield environment
+
+
+class TestAzure(StorageConformance):
+    @pytest.fixture
+    def storage(self, azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
+        for name, value in azure.items():
+            monkeypatch.setenv(name, value)
+        return ObjectStorage("az", "container", f"jobs/{next(_numbers)}")
+
+
+def test_a_server_that_does_not_heed_conditions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with careless_s3_server(tmp_path, "bucket") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(EnvironmentUnsupported, match="exactly one of several writers") as refused:
+            probe_job_root(open_storage("s3://bucket/job"), SystemClock())
+    assert refused.value.facts["winners"] > 1
 
 
 @pytest.fixture
