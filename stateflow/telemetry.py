@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _ROLE = "stateflow"
 _LOOPBACK = "127.0.0.1"
+_PATIENCE_SECONDS = 3
+"""How long a collector that does not answer may hold up the end of a run."""
 
 
 class OpenTelemetryRecorder:
@@ -55,36 +57,48 @@ def telemetry(settings: TelemetrySettings, job: str) -> Iterator[Recorder]:
     Raises ConfigError when a package is not installed. A port that is taken is a warning: a job does not fail for that.
     """
     with contextlib.ExitStack() as stack:
+        meter = metrics.get_meter(_ROLE)
         if settings.prometheus_port or settings.otlp_endpoint:
-            _set_up(settings, job, stack)
-        yield OpenTelemetryRecorder(metrics.get_meter(_ROLE), {"job": job})
+            meter = _own_meter(settings, stack)
+        join(settings)
+        stack.callback(_flush_spans)
+        yield OpenTelemetryRecorder(meter, {"job": job})
 
 
 def join(settings: TelemetrySettings) -> None:
     """Sends this process's spans where those of the run go: what tasks do is told by the processes that do it."""
-    # The process of the driver, or one that was joined, has a provider already.
+    # A process keeps its provider, also behind the end of a run: OpenTelemetry takes no other one.
     if settings.otlp_endpoint and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        from opentelemetry.sdk.resources import Resource
-
-        trace.set_tracer_provider(_tracer_provider(settings, Resource.create({"service.name": _ROLE})))
+        trace.set_tracer_provider(_tracer_provider(settings))
 
 
-def _set_up(settings: TelemetrySettings, job: str, stack: contextlib.ExitStack) -> None:
+def _flush_spans() -> None:
+    # Of a provider of the SDK; others have nothing to hand over.
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        flush(_PATIENCE_SECONDS * 1000)
+
+
+def _own_meter(settings: TelemetrySettings, stack: contextlib.ExitStack) -> metrics.Meter:
+    """Of a provider that ends with the run."""
     try:
         from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.resources import Resource
     except ImportError as e:
         raise _not_installed(e) from e
-    resource = Resource.create({"service.name": _ROLE, "stateflow.job": job})
     readers = []
     if settings.prometheus_port:
         readers.append(_prometheus(settings.prometheus_port, stack))
     if settings.otlp_endpoint:
         readers.append(_otlp_metrics(settings))
-        _trace(settings, resource, stack)
-    provider = MeterProvider(readers, resource)
-    metrics.set_meter_provider(provider)
-    stack.callback(provider.shutdown)
+    provider = MeterProvider(readers, _resource())
+    stack.callback(provider.shutdown, _PATIENCE_SECONDS * 1000)
+    return provider.get_meter(_ROLE)
+
+
+def _resource() -> Any:
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": _ROLE})
 
 
 def _prometheus(port: int, stack: contextlib.ExitStack) -> Any:
@@ -112,25 +126,23 @@ def _otlp_metrics(settings: TelemetrySettings) -> Any:
     except ImportError as e:
         raise _not_installed(e) from e
     milliseconds = settings.interval.total_seconds() * 1000
-    exporter = OTLPMetricExporter(endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/metrics")
+    exporter = OTLPMetricExporter(
+        endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/metrics", timeout=_PATIENCE_SECONDS
+    )
     return PeriodicExportingMetricReader(exporter, export_interval_millis=milliseconds)
 
 
-def _trace(settings: TelemetrySettings, resource: Any, stack: contextlib.ExitStack) -> None:
-    provider = _tracer_provider(settings, resource)
-    trace.set_tracer_provider(provider)
-    stack.callback(provider.shutdown)
-
-
-def _tracer_provider(settings: TelemetrySettings, resource: Any) -> Any:
+def _tracer_provider(settings: TelemetrySettings) -> Any:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as e:
         raise _not_installed(e) from e
-    provider = TracerProvider(resource=resource)
-    exporter = OTLPSpanExporter(endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/traces")
+    provider = TracerProvider(resource=_resource())
+    exporter = OTLPSpanExporter(
+        endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/traces", timeout=_PATIENCE_SECONDS
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
     return provider
 

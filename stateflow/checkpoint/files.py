@@ -58,6 +58,9 @@ def _confirm(storage: Storage, key: str, data: bytes) -> None:
         raise StorageError("the storage does not say whether an object was written", key=key) from e
     if found != data:
         raise StorageError("an object name was used twice", key=key)
+    # What could not be synced is there as well, until power fails.
+    if storage.durable_size(key) is None:
+        raise StorageError("an object that was just there is gone", key=key)
 
 
 def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:

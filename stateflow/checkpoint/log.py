@@ -131,7 +131,7 @@ class CheckpointLog:
                 return Head(entry, digest)
             # One read decides. Between two, our own late write could arrive, and be taken for somebody else's.
             found = self._bytes_of(key)
-            if found == data:
+            if found == data and self._is_durable(key):
                 return Head(entry, digest)
             if result is PutResult.EXISTS or found is not None:
                 return None
@@ -140,6 +140,11 @@ class CheckpointLog:
         raise StorageError(
             "the storage does not say whether a log entry was written", key=key, tries=_PUT_TRIES
         )
+
+    def _is_durable(self, key: str) -> bool:
+        """Raises StorageError when that cannot be said: a folder that could not be synced has the name all the same,
+        and loses it when power fails, behind an acknowledgement."""
+        return self.storage.durable_size(key) is not None
 
     def _bytes_of(self, key: str) -> bytes | None:
         """What is in the slot: a put whose answer was lost, or was taken for a conflict, left our very bytes there."""

@@ -24,7 +24,7 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.clock import SystemClock
-from stateflow.errors import BatchFailed, StateflowError
+from stateflow.errors import BatchFailed, StateflowError, StorageError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
 from stateflow.runtime.operator import KeyedOperator
@@ -44,6 +44,7 @@ from stateflow.runtime.specs import (
     SOURCE_PHASE,
     TARGET,
     TIMER_PHASE,
+    BatchInfo,
     LevelSpec,
     UnitSpec,
 )
@@ -52,6 +53,7 @@ from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
+from stateflow.state.rocksdb import is_io_error
 from stateflow.telemetry import join
 
 _clock = SystemClock()
@@ -89,9 +91,19 @@ def run_level(
             raise
         # What no retry can mend travels to the driver as a report, so that it arrives as what it is.
         yield from task.report_failure(e)
+    except Exception as e:
+        task.abandon()
+        if isinstance(e, OSError) or is_io_error(e):
+            raise _told(e, spec.batch) from e
+        raise
     except BaseException:
         task.abandon()
         raise
+
+
+def _told(error: Exception, batch: BatchInfo) -> StorageError:
+    return StorageError("a task could not write or read its files", hint="is a disk full? look at local_dir, and at "
+                        "the tables", local_dir=str(batch.local_folder), reason=str(error)[:300])  # fmt: skip
 
 
 class _Task:

@@ -8,6 +8,7 @@ data into new files at a moment that nobody chose: before a snapshot it may do o
 
 from __future__ import annotations
 
+import logging
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,6 +45,9 @@ from stateflow.state.transfer import HostCache, remove_tree
 
 _BEGIN_SECONDS = 1.0
 _FILE_BYTES = 64 << 20
+log = logging.getLogger(__name__)
+
+_IO_ERROR = re.compile(r"\bIO error\b|\(os error \d+\)")
 _POLL = timedelta(milliseconds=0.5)
 _clock = SystemClock()
 _NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
@@ -137,7 +141,13 @@ class RocksDBBackend(KeyedStateBackend):
         return Snapshot(tuple(self._files.values()), None, self._store_manifest, rewritten)
 
     def close(self) -> None:
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as e:
+            if not is_io_error(e):
+                raise
+            # It writes what is in memory to a disk that is full, and nobody needs that: the folder goes now.
+            log.warning("a store was not closed in good order: %s", e)
         remove_tree(self._folder)
 
     def _lay_out(self, base: Base) -> Sequence[KeyGroupRange]:
@@ -243,6 +253,11 @@ def _open(folder: Path, settings: RocksDBSettings) -> Rdict:
     store = Rdict(str(folder), options=_options(settings))
     store.set_write_options(_without_wal())
     return store
+
+
+def is_io_error(error: Exception) -> bool:
+    """Whether RocksDB could not write or read a file: what it says then has a type of no name, and its words."""
+    return type(error) is Exception and _IO_ERROR.search(str(error)) is not None
 
 
 def _held(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:

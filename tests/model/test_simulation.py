@@ -51,7 +51,7 @@ _SEEDS = [
     ("unasked-savepoint", 8),
     ("late-copies", 122),
     ("outrun-request", 3),
-    ("half-fork", 128),
+    ("half-fork", 166),
     ("untold-savepoint", 8),
     ("kept-unpublished", 15),
 ]

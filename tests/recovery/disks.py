@@ -102,7 +102,8 @@ class FaultyDisk:
         self._lock = threading.RLock()
         self._left = plan.calls
         self._files: dict[int, bytes] = {}
-        self._folders: dict[int, dict[str, _Entry]] = {}
+        self._folders: dict[tuple[int, str], dict[str, _Entry]] = {}
+        """By number and path: a number is given again when a folder is gone."""
         self.acked: list[int] = []
         self.failed = 0
         for folder in map(Path, plan.folders):
@@ -112,7 +113,7 @@ class FaultyDisk:
     def _note(self, path: Path) -> None:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
-            self._folders[found.st_ino] = _listing(path)
+            self._folders[found.st_ino, str(path)] = _listing(path)
         else:
             self._files[found.st_ino] = path.read_bytes()
 
@@ -144,16 +145,9 @@ class FaultyDisk:
                 self._files[os.fstat(fd).st_ino] = path.read_bytes()
 
     def _sync_folder(self, inode: int, path: Path) -> None:
-        before = self._folders.get(inode, {})
-        now = {name: replace(e, content=self._files.get(e.inode)) for name, e in _listing(path).items()}
-        self._folders[inode] = now
-        for name in now.keys() - before.keys():
-            child = path / name
-            if now[name].is_folder and now[name].inode in self._folders:
-                # A number of a folder that is gone may be given again.
-                there = _listing(child)
-                known = self._folders[now[name].inode]
-                self._folders[now[name].inode] = {n: e for n, e in known.items() if there.get(n) == e}
+        listing = _listing(path)
+        now = {name: replace(entry, content=self._files.get(entry.inode)) for name, entry in listing.items()}
+        self._folders[inode, os.readlink(path)] = now
 
     def write_image(self) -> None:
         """What a power cut would leave now, and what was acknowledged before it."""
@@ -168,7 +162,7 @@ class FaultyDisk:
 
     def _write_folder(self, inode: int, source: Path, target: Path) -> None:
         target.mkdir(mode=0o700)
-        durable, there = self._folders.get(inode, {}), _listing(source)
+        durable, there = self._folders.get((inode, str(source)), {}), _listing(source)
         for name in sorted({*durable, *there}):
             is_safe = name in durable and durable[name] == there.get(name)
             # Also a removal need not have come to the disk.

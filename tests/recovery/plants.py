@@ -86,6 +86,14 @@ class _Blind:
     def is_forked(self, _: bool) -> None: ...
 
 
+def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
+    with self._nameless_file(key) as (fd, path):
+        posix._write_all(fd, data)
+        with contextlib.suppress(OSError):
+            posix.os.fsync(fd)
+        return self._link(fd, path)
+
+
 def _any_entry(*_: Any) -> bool:
     return True
 
@@ -135,7 +143,8 @@ PLANTS = {
     "impatient": Plant("a request that was refused is not tried again", ((objects, "_RETRIES", {"max_retries": 0}),)),
     "no-fence": Plant("whose entry it is that came in between does not matter",
                       ((log, "_is_admin_on_top", _any_entry),)),
-    "fsync-errors": Plant("an error of syncing a folder is forgotten", ((posix, "_sync_folder", _sync_or_not),)),
+    "fsync-errors": Plant("an error of syncing is forgotten",
+                          ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_nameless", _put_regardless))),
     "no-fsync": Plant("a folder is not synced behind a new name in it", ((posix, "_sync_folder", _nothing),)),
     "no-hashes": Plant("what comes from the storage is not compared with its hash",
                        tuple((place, name, _nothing) for place, name in

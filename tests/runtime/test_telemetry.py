@@ -158,3 +158,10 @@ def test_spans_and_metrics_go_to_a_collector(box: AccountsBox, collector: Collec
         "num_records_out",
     ):
         assert name in figures
+
+
+def test_a_collector_that_does_not_answer_costs_a_run_nothing_but_a_moment(box: AccountsBox) -> None:
+    box.deliver(2 * SLICE)
+    ended = box.finish(telemetry__otlp_endpoint=f"http://127.0.0.1:{free_port()}")
+    assert "Traceback" not in ended.err
+    box.check_results()

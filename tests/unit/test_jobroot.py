@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stateflow.checkpoint.files import write_bytes
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError, WrongJobRoot
@@ -61,3 +62,38 @@ def test_nothing_is_made_by_looking() -> None:
     with pytest.raises(ConfigError, match="there is no job here"):
         JobRoot.open(storage, ManualClock())
     assert storage.list("") == []
+
+
+class Unsynced(MemoryStorage):
+    """Creates what it is told to and cannot sync the folder, as a failing disk does: what is there may go again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        result = super().put_new(key, data)
+        return PutResult.UNKNOWN if self.fails else result
+
+    def durable_size(self, key: str) -> int | None:
+        if self.fails:
+            raise StorageError("the file system failed", path=key)
+        return super().durable_size(key)
+
+
+def test_an_entry_that_is_there_and_may_go_again_is_not_acknowledged() -> None:
+    storage = Unsynced()
+    root = _make(storage)
+    storage.fails = True
+    with pytest.raises(StorageError, match="file system failed"):
+        root.claim()
+    storage.fails = False
+    # It may as well have stayed: the next run decides by looking.
+    assert root.claim().entry.seq == 2
+
+
+def test_a_file_that_is_there_and_may_go_again_is_not_confirmed() -> None:
+    storage = Unsynced()
+    storage.fails = True
+    with pytest.raises(StorageError, match="file system failed"):
+        write_bytes(storage, "data/a", b"x")

@@ -95,7 +95,7 @@ def _play_points(round_: Round) -> int:
     with box_of(round_) as box:
         box.settings = {**box.settings, "checkpoints__collect_every": 1, "checkpoints__retained": 1}
         if point.startswith("upload."):
-            box.settings = {**box.settings, "checkpoints__asynchronous": "yes"}
+            box.settings = {**box.settings, "checkpoints__asynchronous": "yes", "state__backend": "rocksdb"}
         chain = disk.Chain(box.root)
         box.deliver(40)
         box.finish()
