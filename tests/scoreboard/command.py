@@ -9,21 +9,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.results import stamp
-from tests.scoreboard.report import Scores, headline, page
+from tests.scoreboard.report import Score, headline, page
 from tests.scoreboard.row import Result, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
 
-PAGE = Path(__file__).parents[2] / "docs" / "scoreboard.md"
+DOCS = Path(__file__).parents[2] / "docs"
 _PROCESSES = 2
 _PARTS = 8
 """Of a row, played by whichever process is free."""
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], docs: Path = DOCS) -> int:
     """Exit code 1 when there is a violation, or a planted bug that was missed."""
     given = _parse(arguments)
     rows = [row for row in ROWS if not given.rows or row.name in given.rows.split(",")]
@@ -32,14 +35,13 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if given.seed is not None:
         return _replay(rows, given.seed)
-    scores = _scores(rows, Tier(given.tier))
-    print(headline(scores, rows))
-    for text in [*scores.violations, *(f"missed: {name}" for name in scores.missed)]:
-        print(text)
-    if len(rows) == len(ROWS):
-        PAGE.write_text(page(scores, rows))
-        print(f"written: {PAGE}")
-    return 1 if scores.violations or scores.missed else 0
+    scores = _played(rows, Tier(given.tier))
+    print(headline(scores, ROWS))
+    for name, score in scores.items():
+        for text in score.violations or ([] if score.caught else ["the planted bug was missed"]):
+            print(f"{name}: {text}")
+    _write(docs, scores)
+    return 1 if any(score.violations or not score.caught for score in scores.values()) else 0
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -47,9 +49,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     tiers = [tier.value for tier in Tier]
     parser.add_argument("--tier", default=Tier.HALF_HOUR.value, choices=tiers, help="how much is played")
     parser.add_argument(
-        "--rows", default="", metavar="NAME,…", help="these alone; the page is not written then"
+        "--rows", default="", metavar="NAME,…", help="these alone; the others stay as they are written"
     )
-    parser.add_argument("--seed", type=int, help="one round alone, with all that it says")
+    parser.add_argument("--seed", type=int, help="one round alone, with all that it says; nothing is written")
     return parser.parse_args(arguments)
 
 
@@ -60,34 +62,64 @@ def _replay(rows: Sequence[Row], seed: int) -> int:
     return 1 if any(result.violations for result in found) else 0
 
 
-def _scores(rows: Sequence[Row], tier: Tier) -> Scores:
+def _write(docs: Path, scores: dict[str, Score]) -> None:
+    """What was played now takes the place of what was played before."""
+    stored = docs / "scoreboard.json"
+    before = msgspec.json.decode(stored.read_bytes(), type=dict[str, Score]) if stored.exists() else {}
+    known = {row.name: score for row in ROWS if (score := scores.get(row.name) or before.get(row.name))}
+    stored.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
+    (docs / "scoreboard.md").write_text(page(known, ROWS))
+    print(f"written: {docs / 'scoreboard.md'}")
+
+
+@dataclass
+class _Play:
+    """A row that is being played."""
+
+    result: Result = field(default_factory=Result)
+    caught: str = ""
+    seconds: float = 0.0
+
+    def add(self, done: tuple[Result, float]) -> None:
+        self.result.add(done[0])
+        self.seconds += done[1]
+
+    def catch(self, done: tuple[str, float]) -> None:
+        self.caught, seconds = done
+        self.seconds += seconds
+
+
+def _played(rows: Sequence[Row], tier: Tier) -> dict[str, Score]:
     began = time.monotonic()
-    scores = Scores(tier)
+    plays = {row.name: _Play() for row in rows}
     # Spawned: what is tried forks, and must not find our threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(_PROCESSES, context, initializer=_quiet) as pool:
         work: dict[Future[Any], Callable[[Any], None]] = {}
         for row in rows:
-            scores.results[row.name] = Result()
             for seeds in _parts(row.rounds.get(tier, 0)):
-                work[pool.submit(_play, row.name, seeds)] = scores.results[row.name].add
-            work[pool.submit(_caught, row.name)] = lambda text, name=row.name: scores.caught.update(
-                {name: text}
-            )
+                work[pool.submit(_play, row.name, seeds)] = plays[row.name].add
+            work[pool.submit(_caught, row.name)] = plays[row.name].catch
         for number, done in enumerate(as_completed(work), 1):
             work[done](done.result())
             print(
                 f"\r{number} of {len(work)} parts, {time.monotonic() - began:.0f} s", end="", file=sys.stderr
             )
     print(file=sys.stderr)
-    scores.minutes = (time.monotonic() - began) / 60
+    return _scores(plays, tier)
+
+
+def _scores(plays: dict[str, _Play], tier: Tier) -> dict[str, Score]:
     facts = stamp()
     machine = facts["machine"]
-    scores.stamp = {
-        **facts,
-        "machine": f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}",
-    }
-    return scores
+    where = f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}"
+    return {
+        name: Score(
+            tier.value, play.result.injected, play.result.rounds, play.result.violations, play.caught,
+            round(play.seconds, 1), facts["at"], facts["commit"], where,
+        )
+        for name, play in plays.items()
+    }  # fmt: skip
 
 
 def _parts(rounds: int) -> Iterator[range]:
@@ -95,12 +127,14 @@ def _parts(rounds: int) -> Iterator[range]:
     return (range(first, min(first + size, rounds)) for first in range(0, rounds, size))
 
 
-def _play(name: str, seeds: range) -> Result:
-    return play(_row(name), seeds)
+def _play(name: str, seeds: range) -> tuple[Result, float]:
+    began = time.monotonic()
+    return play(_row(name), seeds), time.monotonic() - began
 
 
-def _caught(name: str) -> str:
-    return caught(_row(name))
+def _caught(name: str) -> tuple[str, float]:
+    began = time.monotonic()
+    return caught(_row(name)), time.monotonic() - began
 
 
 def _row(name: str) -> Row:

@@ -1,99 +1,103 @@
-"""What the scoreboard says, for people: ``docs/scoreboard.md``."""
+"""What the scoreboard says: ``docs/scoreboard.md`` for people, and ``docs/scoreboard.json``, from which it is made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from tests.scoreboard.row import Result, Row, Tier
+import msgspec
+
+from tests.scoreboard.row import Row
 
 
-@dataclass
-class Scores:
-    """What was played.
+class Score(msgspec.Struct, frozen=True):
+    """What became of a row.
 
     Attributes:
-        results: by the row's name.
-        caught: what showed each row's planted bug; an empty text is one that was missed.
-        minutes: how long all of it took.
-        stamp: date, commit and machine.
+        caught: what showed the row's planted bug; an empty text is a bug that was missed.
+        at, commit, machine: when, of what and where.
     """
 
-    tier: Tier
-    results: dict[str, Result] = field(default_factory=dict)
-    caught: dict[str, str] = field(default_factory=dict)
-    minutes: float = 0.0
-    stamp: Mapping[str, object] = field(default_factory=dict)
+    tier: str
+    injected: int
+    rounds: int
+    violations: list[str]
+    caught: str
+    seconds: float
+    at: str
+    commit: str
+    machine: str
 
-    @property
-    def injected(self) -> int:
-        """Faults of all rows."""
-        return sum(result.injected for result in self.results.values())
 
-    @property
-    def violations(self) -> list[str]:
-        """Those of all rows."""
-        return [f"{name}: {text}" for name, r in self.results.items() for text in r.violations]
-
-    @property
-    def missed(self) -> list[str]:
-        """Rows whose planted bug did not show."""
-        return [name for name, text in self.caught.items() if not text]
+Scores = Mapping[str, Score]
+"""By the row's name."""
 
 
 def headline(scores: Scores, rows: Sequence[Row]) -> str:
     """One sentence."""
-    kills = _injected(scores, [row for row in rows if row.number in (2, 3, 4, 5)])
+    played = [row for row in rows if row.name in scores]
+    kills = _injected(scores, [row for row in played if row.number in (2, 3, 4, 5)])
+    histories = _injected(scores, [row for row in played if row.number == 1])
+    violations = sum(len(score.violations) for score in scores.values())
+    missed = sum(not score.caught for score in scores.values())
     return (
-        f"{_count(scores.injected)} faults injected, {_count(kills)} of them SIGKILLs of real processes and "
-        f"{_count(_injected(scores, [row for row in rows if row.number == 1]))} simulated histories: "
-        f"{len(scores.violations)} violations. {len(scores.caught)} planted bugs, {len(scores.missed)} missed."
+        f"{_injected(scores, played):,} faults injected, {kills:,} of them SIGKILLs of real processes and "
+        f"{histories:,} simulated histories: {violations} violations. {len(scores)} planted bugs, {missed} missed."
     )
 
 
 def page(scores: Scores, rows: Sequence[Row]) -> str:
     """The whole page."""
+    played = [row for row in rows if row.name in scores]
     return "\n".join([
         "# Scoreboard", "", f"**{headline(scores, rows)}**", "",
-        f"Tier *{scores.tier.value}*, {scores.minutes:.0f} minutes, {scores.stamp['at']}, commit "
-        f"`{scores.stamp['commit']}`, {scores.stamp['machine']}. `make scoreboard` plays it again, `make scoreboard "
-        "TIER=nightly` plays more; `python -m tests.scoreboard --rows NAME --seed N` plays one round, with each seed "
-        "deciding all that a test can decide (when which process gets the processor it cannot).",
+        "`make scoreboard` plays all of it again in half an hour on two cores, `make scoreboard TIER=nightly` plays "
+        "more. `python -m tests.scoreboard --rows NAME` plays one row and writes it down here; with `--seed N` one "
+        "round, which is not written down. A seed decides all that a test can decide, and not which process gets the "
+        "processor.",
         "", "A violation is anything lost, doubled, not noticed, left over or told wrongly. The last column is the "
-        "mistake that was put into the code to see that the row finds it. What a row looks at is told below, how it "
-        "works in [tests/scoreboard](../tests/scoreboard/row.py).",
+        "mistake that was put into the code to see that the row finds it. What a row looks at is told below, and why "
+        "it is done like this in [design 0020](design/0020-scoreboard.md).",
         "",
         "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug, which was |",
         "|---|---|---|---:|---:|---:|---|---|",
-        *(_line(scores, row) for row in rows if row.name in scores.results),
+        *(_line(scores[row.name], row) for row in played),
+        "", "## When and where", "", "| rows | tier | at | commit | machine |", "|---|---|---|---|---|",
+        *_stamps(scores, played),
         "", "## What is looked at", "",
-        *(f"- **{row.name}** ({row.number}): {row.holds}." for row in rows if row.name in scores.results),
+        *(f"- **{row.name}** ({row.number}): {row.holds}." for row in played),
         "",
         *_violations(scores),
     ])  # fmt: skip
 
 
-def _line(scores: Scores, row: Row) -> str:
-    found = scores.results[row.name]
-    on_spark = _count(found.injected) if row.on_spark else "0"
-    verdict = "found" if scores.caught.get(row.name) else "**missed**"
-    if row.name not in scores.caught:
-        verdict = "not tried"
-    seeds = f"0 to {found.rounds - 1}" if found.rounds > 1 else "0"
-    cells = [row.number, row.name, row.fault, _count(found.injected), on_spark, len(found.violations), seeds]
+def _line(score: Score, row: Row) -> str:
+    verdict = "found" if score.caught else "**missed**"
+    on_spark = f"{score.injected:,}" if row.on_spark else "0"
+    seeds = f"0 to {score.rounds - 1}" if score.rounds > 1 else "0"
+    cells = [row.number, row.name, row.fault, f"{score.injected:,}", on_spark, len(score.violations), seeds]
     return f"| {' | '.join(map(str, cells))} | {row.plant_text}: {verdict} |"
 
 
+def _stamps(scores: Scores, rows: Sequence[Row]) -> list[str]:
+    """Rows that were played together are one line."""
+    together: dict[tuple[str, str, str, str], list[str]] = {}
+    for row in rows:
+        score = scores[row.name]
+        together.setdefault((score.tier, score.at, score.commit, score.machine), []).append(row.name)
+    largest = max(map(len, together.values()), default=0)
+    return [
+        f"| {'all others' if len(together) > 1 and len(names) == largest else ', '.join(names)} | {tier} | {at} | "
+        f"`{commit}` | {machine} |"
+        for (tier, at, commit, machine), names in sorted(together.items(), key=lambda item: -len(item[1]))
+    ]
+
+
 def _violations(scores: Scores) -> list[str]:
-    if not scores.violations:
+    told = [f"{name}: {text}" for name, score in scores.items() for text in score.violations]
+    if not told:
         return []
-    told = [line.replace("\n", "\n  ") for line in scores.violations]
-    return ["## Violations", "", *(f"- {line}" for line in told), ""]
+    return ["## Violations", "", *(f"- {line.splitlines()[0]}" for line in told), ""]
 
 
 def _injected(scores: Scores, rows: Sequence[Row]) -> int:
-    return sum(scores.results[row.name].injected for row in rows if row.name in scores.results)
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
+    return sum(scores[row.name].injected for row in rows)

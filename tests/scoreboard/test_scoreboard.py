@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.scoreboard import command
-from tests.scoreboard.report import Scores, headline, page
+from tests.scoreboard.report import Score, headline, page
 from tests.scoreboard.row import Result, Round, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
 
@@ -61,10 +63,15 @@ def test_a_round_that_cannot_be_played_is_a_violation() -> None:
     assert len(play(row, range(9)).violations) == 3
 
 
+def _score(found: Result, caught: str) -> Score:
+    return Score(
+        "slice", found.injected, found.rounds, found.violations, caught, 1.0, "now", "abc", "a machine"
+    )
+
+
 def test_the_page_tells_of_violations_and_of_what_was_missed() -> None:
     row = _fails_at(2)
-    scores = Scores(Tier.SLICE, {row.name: play(row, range(9))}, {row.name: ""}, 1.0,
-                    {"at": "now", "commit": "abc", "machine": "a machine"})  # fmt: skip
+    scores = {row.name: _score(play(row, range(9)), "")}
     assert headline(scores, [row]).endswith("1 violations. 1 planted bugs, 1 missed.")
     written = page(scores, [row])
     assert "| 16 | 0 | 1 | 0 to 8 |" in written and "**missed**" in written and "something is lost" in written
@@ -72,15 +79,28 @@ def test_the_page_tells_of_violations_and_of_what_was_missed() -> None:
 
 def test_the_page_of_a_good_day_has_no_violations() -> None:
     row = _fails_at(99)
-    scores = Scores(Tier.SLICE, {row.name: Result(8, 4)}, {row.name: "seed 1: found"}, 1.0,
-                    {"at": "now", "commit": "abc", "machine": "a machine"})  # fmt: skip
-    assert "Violations\n" not in page(scores, [row]) and ": found |" in page(scores, [row])
+    written = page({row.name: _score(Result(8, 4), "seed 1: found")}, [row])
+    assert (
+        "Violations\n" not in written
+        and ": found |" in written
+        and "| a-row | slice | now | `abc` |" in written
+    )
 
 
-def test_the_command_plays_one_row_without_writing_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--rows", "histories", "--seed", "3"]) == 0
+def test_one_round_is_played_and_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--rows", "histories", "--seed", "3"], tmp_path) == 0
     assert "100\n  injected" in capsys.readouterr().out
-    assert command.main(["--rows", "no-such-row"]) == 2
+    assert command.main(["--rows", "no-such-row"], tmp_path) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_that_are_played_take_the_place_of_what_is_written(tmp_path: Path) -> None:
+    first, second = (row.name for row in ROWS[:2])
+    for name, injected in ((first, 1), (second, 2), (first, 30)):
+        command._write(tmp_path, {name: _score(Result(injected, 1), "found")})
+    stored = msgspec.json.decode((tmp_path / "scoreboard.json").read_bytes(), type=dict[str, Score])
+    assert {name: score.injected for name, score in stored.items()} == {first: 30, second: 2}
+    assert (tmp_path / "scoreboard.md").read_text().startswith("# Scoreboard\n\n**32 faults injected")
 
 
 def test_every_row_that_was_asked_for_is_there() -> None:
