@@ -240,6 +240,11 @@ def _documents() -> list[Path]:
     return sorted(found)
 
 
+def test_the_readme_says_what_the_scoreboard_says() -> None:
+    headline = next(line for line in _read(DOCS / "scoreboard.md").splitlines() if line.startswith("**"))
+    assert headline.strip("*") in " ".join(_read(ROOT / "README.md").split())
+
+
 def test_relative_links_lead_to_files() -> None:
     broken = []
     for path in _documents():

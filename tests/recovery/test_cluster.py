@@ -75,6 +75,7 @@ def _finish(box: FlightsBox) -> None:
     pytest.fail("no run ended well")
 
 
+@pytest.mark.slow
 def test_executors_and_a_worker_are_killed(stack: ExitStack, tmp_path: Path) -> None:
     dice = random.Random(1)
     cluster = _cluster(stack, tmp_path)
@@ -93,6 +94,7 @@ def test_executors_and_a_worker_are_killed(stack: ExitStack, tmp_path: Path) -> 
     check_at_rest(box)
 
 
+@pytest.mark.slow
 def test_a_job_root_on_s3(stack: ExitStack, tmp_path: Path) -> None:
     variables = stack.enter_context(s3_server(tmp_path / "s3", "bucket"))
     # Executors get the credentials from the driver, never from their own environment.

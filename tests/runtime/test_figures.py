@@ -84,7 +84,9 @@ def ran(tmp_path: Path) -> Iterator[Ran]:
 
 
 def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
-    assert ran.recorder.counters == {"number_of_completed_checkpoints": 3, "num_records_in": 25}
+    assert ran.recorder.counters == {
+        "number_of_completed_checkpoints": 3, "num_records_in": 25, "num_records_out": 25 + 9,
+    }  # fmt: skip
     assert [r.rows_in for r in ran.results] == [10, 10, 5]
     records = read_records(ran.run.job.root.storage)
     assert ran.gauges == [

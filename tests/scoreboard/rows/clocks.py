@@ -36,7 +36,7 @@ def _play(round_: Round) -> int:
 ROWS = [
     Row(
         19, "clocks", "every process has a clock that is wrong by up to two hours and jumps, also back",
-        "as in row 2: clocks are for people and for waiting", _play,
+        "as for killed-drivers: clocks are for people and for waiting", _play,
         {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 200}, plant="newest-by-time", plant_rounds=10,
     ),
 ]  # fmt: skip

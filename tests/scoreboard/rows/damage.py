@@ -73,12 +73,12 @@ ROWS = [
         {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 150}, plant="no-hashes", plant_rounds=10,
     ),
     Row(
-        12, "flipped-bits", "one bit of a file is another one", "the same", lambda r: _play(r, _flip_one),
+        12, "flipped-bits", "one bit of a file is another one", "as for torn-files", lambda r: _play(r, _flip_one),
         {Tier.SLICE: 1, Tier.HALF_HOUR: 25, Tier.NIGHTLY: 1250}, plant="no-hashes", plant_rounds=10,
     ),
     Row(
         13, "misplaced-files", "a file is missing, or another one of this job or of another job is in its place",
-        "the same", lambda r: _play(r, _misplace_one),
+        "as for torn-files", lambda r: _play(r, _misplace_one),
         {Tier.SLICE: 1, Tier.HALF_HOUR: 7, Tier.NIGHTLY: 250}, plant="no-hashes", plant_rounds=10,
     ),
 ]  # fmt: skip

@@ -122,17 +122,18 @@ def _fill(folder: Path, leave: int) -> None:
 ROWS = [
     Row(
         16, "full-disk", "the disk of job root, tables and scratch space is full, or nearly",
-        "the run ends by an error that a retry may mend, the checkpoint before is whole; with space, as in row 2",
+        "the run ends by an error that a retry may mend, the checkpoint before is whole; then as for "
+        "killed-drivers",
         _play_full, {Tier.SLICE: 1, Tier.HALF_HOUR: 5, Tier.NIGHTLY: 100}, plant="check-then-write", plant_rounds=6,
     ),
     Row(
         17, "disk-errors", "write, link or fsync fail with EIO, and power fails behind it",
-        "what was acknowledged is there and whole; then as in row 2", _play_errors,
+        "what was acknowledged is there and whole; then as for killed-drivers", _play_errors,
         {Tier.SLICE: 1, Tier.HALF_HOUR: 8, Tier.NIGHTLY: 200}, plant="fsync-errors", plant_rounds=30,
     ),
     Row(
         18, "power-cuts", "power fails at any call: what was not synced is there, in part, or not at all",
-        "the same", _play_power, {Tier.SLICE: 2, Tier.HALF_HOUR: 25, Tier.NIGHTLY: 1000}, plant="no-fsync",
+        "as for disk-errors", _play_power, {Tier.SLICE: 2, Tier.HALF_HOUR: 25, Tier.NIGHTLY: 1000}, plant="no-fsync",
         plant_rounds=10,
     ),
 ]  # fmt: skip

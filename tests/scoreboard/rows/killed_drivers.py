@@ -115,11 +115,12 @@ ROWS = [
         _play_posix, {Tier.SLICE: 2, Tier.HALF_HOUR: 24, Tier.NIGHTLY: 200}, plant="no-token", plant_rounds=40,
     ),
     Row(
-        2, "killed-drivers-s3", "the same, job root on an S3 server", "the same", _play_s3,
+        2, "killed-drivers-s3", "the same, job root on an S3 server", "as for killed-drivers", _play_s3,
         {Tier.SLICE: 1, Tier.HALF_HOUR: 6, Tier.NIGHTLY: 40}, plant="no-token", plant_rounds=40,
     ),
     Row(
-        5, "named-steps", f"SIGKILL at each of {len(POINTS)} named steps of the protocol", "the same", _play_points,
+        5, "named-steps", f"SIGKILL at each of {len(POINTS)} named steps of the protocol", "as for killed-drivers",
+        _play_points,
         {Tier.SLICE: 8, Tier.HALF_HOUR: 3 * len(POINTS), Tier.NIGHTLY: 20 * len(POINTS)}, plant="no-token",
         plant_rounds=len(POINTS),
     ),

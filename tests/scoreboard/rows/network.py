@@ -58,12 +58,12 @@ def _play_busy(round_: Round) -> int:
 ROWS = [
     Row(
         9, "network", "requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server "
-        "behind a proxy)", "as in row 2; no run believes that something is damaged", _play_faults,
+        "behind a proxy)", "as for killed-drivers; no run believes that something is damaged", _play_faults,
         {Tier.SLICE: 1, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300}, plant="believed", plant_rounds=30,
     ),
     Row(
-        10, "busy", "a quarter, at times three quarters, of all requests answered by 503 or 429", "as in row 9; with a "
-        "quarter every run gets through", _play_busy,
+        10, "busy", "a quarter, at times three quarters, of all requests answered by 503 or 429",
+        "as for network; with a quarter every run gets through", _play_busy,
         {Tier.SLICE: 0, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="impatient", plant_rounds=3,
     ),
 ]  # fmt: skip

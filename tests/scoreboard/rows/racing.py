@@ -103,11 +103,12 @@ def _race(storage: Storage, key: str) -> None:
 ROWS = [
     Row(
         6, "stopped-drivers", "a driver stopped by SIGSTOP at a named step while one or two others go through, then "
-        "resumed", "as in row 2; the late one reports that it is fenced", _play_stopped,
+        "resumed", "as for killed-drivers; the late one reports that it is fenced", _play_stopped,
         {Tier.SLICE: 4, Tier.HALF_HOUR: 50, Tier.NIGHTLY: 600}, plant="no-token", plant_rounds=len(_STOPS),
     ),
     Row(
-        6, "drivers-at-once", "two or three drivers at once (drivers too many)", "as in row 2; who loses is fenced",
+        6, "drivers-at-once", "two or three drivers at once (drivers too many)",
+        "as for killed-drivers; who loses is fenced",
         _play_at_once, {Tier.SLICE: 2, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300}, plant="no-fence", plant_rounds=20,
     ),
     Row(
