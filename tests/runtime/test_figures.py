@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -100,6 +100,9 @@ def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
             "last_checkpoint_manifest_size": told.manifest_bytes,
             "last_checkpoint_files": told.files,
             "last_checkpoint_new_files": told.new_files,
+            "last_batch_duration": r.seconds,
+            # Where a manual clock begins.
+            "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
         }
         for r, told in zip(ran.results, records, strict=True)
     ]
