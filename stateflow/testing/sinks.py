@@ -63,7 +63,8 @@ class FolderSink(Sink):
         for path in written:
             match = _NAME.fullmatch(path.name)
             if match and path.name not in known and is_leftover(int(match[1]), int(match[2]), path.name):
-                path.unlink()
+                # Another run may be sweeping as well.
+                path.unlink(missing_ok=True)
                 removed.append(path.name)
         return removed
 
