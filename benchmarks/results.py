@@ -49,7 +49,8 @@ def _commit() -> str:
     """The commit that was measured; ``-dirty`` when something else than results is changed."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     changed = _git("status", "--porcelain", "--untracked-files=no")
-    others = [line for line in changed.splitlines() if f"benchmarks/{RESULTS.name}/" not in line]
+    written = (f"benchmarks/{RESULTS.name}/", "docs/scoreboard.")
+    others = [line for line in changed.splitlines() if not any(name in line for name in written)]
     return f"{commit}-dirty" if others else commit
 
 
