@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -137,59 +135,3 @@ def test_many_executors_and_workers_are_killed(stack: ExitStack, tmp_path: Path)
 def _replace(cluster: Cluster) -> None:
     cluster.kill_worker(len(cluster.workers) - 1)
     cluster.add_worker()
-
-
-@pytest.mark.slow
-def test_executors_whose_python_has_nothing_get_a_packed_environment(
-    stack: ExitStack, tmp_path: Path
-) -> None:
-    """As the guide says: their own Python has neither stateflow nor rocksdict."""
-    archive, python = _packed(tmp_path)
-    cluster = stack.enter_context(spark_cluster(tmp_path / "cluster", {"PYTHONPATH": "", "PATH": _PATH}))
-    box = _box(stack, tmp_path, cluster)
-    box.settings = {
-        **box.settings, "spark__conf__spark.archives": f"{archive}#environment",
-        "spark__conf__spark.pyspark.python": "./environment/bin/python",
-        "spark__conf__spark.pyspark.driver.python": sys.executable,
-    }  # fmt: skip
-    box.deliver(4)
-    run = box.start()
-    _await_batches(run, 2)
-    _strike(cluster, random.Random(4))
-    assert run.wait(run.family).code in (0, 5), str(run)
-    box.deliver(6)
-    _finish(box)
-    check_at_rest(box)
-    assert subprocess.run([python, "-c", "import stateflow"], cwd="/", capture_output=True).returncode != 0
-
-
-_PATH = "/usr/local/bin:/usr/bin:/bin"
-
-
-def _packed(folder: Path) -> tuple[Path, str]:
-    """An archive with all that tasks need, and the Python that it was made with, which has nothing of it."""
-    bare = str(Path(sys.executable).resolve())
-    home = folder / "environment"
-    subprocess.run([bare, "-m", "venv", home], check=True)
-    pip = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
-    needed = [line for line in _pins() if line.partition("==")[0] in _NEEDED]
-    subprocess.run(
-        [*pip, "--no-deps", *needed, "venv-pack2==0.9.2", "setuptools==80.9.0", str(ROOT)], check=True
-    )
-    archive = folder / "environment.tar.gz"
-    pack = [home / "bin" / "venv-pack", "-p", home, "-o", archive, "--compress-level", "1"]
-    subprocess.run(pack, check=True, capture_output=True)
-    return archive, bare
-
-
-_NEEDED = {
-    "click", "deltalake", "msgspec", "numpy", "obstore", "opentelemetry-api", "pandas", "pyarrow", "python-dateutil",
-    "rich", "rocksdict", "six", "typing-extensions", "xxhash", "arro3-core", "deprecated", "wrapt", "tzdata", "pytz",
-    "importlib-metadata", "zipp",
-}  # fmt: skip
-"""What tasks import; pyspark is Spark's own part."""
-
-
-def _pins() -> list[str]:
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    return [line.partition(";")[0].strip() for line in lines if "==" in line]
