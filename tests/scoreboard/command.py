@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from benchmarks.results import stamp
 from tests.scoreboard.report import Score, headline, page
@@ -22,6 +24,7 @@ from tests.scoreboard.rows import ROWS
 
 DOCS = Path(__file__).parents[2] / "docs"
 _PROCESSES = 2
+_PATH = re.compile(r"(/[\w.+-]+){2,}")
 _PARTS = 8
 """Of a row, played by whichever process is free."""
 
@@ -66,7 +69,10 @@ def _write(docs: Path, scores: dict[str, Score]) -> None:
     """What was played now takes the place of what was played before."""
     stored = docs / "scoreboard.json"
     before = msgspec.json.decode(stored.read_bytes(), type=dict[str, Score]) if stored.exists() else {}
-    known = {row.name: score for row in ROWS if (score := scores.get(row.name) or before.get(row.name))}
+    played = {
+        name: replace(s, violations=[brief(text) for text in s.violations]) for name, s in scores.items()
+    }
+    known = {row.name: score for row in ROWS if (score := played.get(row.name) or before.get(row.name))}
     stored.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
     (docs / "scoreboard.md").write_text(page(known, ROWS))
     print(f"written: {docs / 'scoreboard.md'}")
@@ -115,11 +121,16 @@ def _scores(plays: dict[str, _Play], tier: Tier) -> dict[str, Score]:
     where = f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}"
     return {
         name: Score(
-            tier.value, play.result.injected, play.result.rounds, play.result.violations, play.caught,
+            tier.value, play.result.injected, play.result.rounds, play.result.violations, brief(play.caught),
             round(play.seconds, 1), facts["at"], facts["commit"], where,
         )
         for name, play in plays.items()
     }  # fmt: skip
+
+
+def brief(text: str) -> str:
+    """Its first line, without paths of this machine; the rest is printed where it is played."""
+    return _PATH.sub("…", text.partition("\n")[0])[:200]
 
 
 def _parts(rounds: int) -> Iterator[range]:
