@@ -59,7 +59,8 @@ def telemetry(settings: TelemetrySettings, job: str) -> Iterator[Recorder]:
     with contextlib.ExitStack() as stack:
         meter = metrics.get_meter(_ROLE)
         if settings.prometheus_port or settings.otlp_endpoint:
-            meter = _own_meter(settings, stack)
+            with _told_when_missing():
+                meter = _own_meter(settings, stack)
         join(settings)
         stack.callback(_flush_spans)
         yield OpenTelemetryRecorder(meter, {"job": job})
@@ -69,7 +70,8 @@ def join(settings: TelemetrySettings) -> None:
     """Sends this process's spans where those of the run go: what tasks do is told by the processes that do it."""
     # A process keeps its provider, also behind the end of a run: OpenTelemetry takes no other one.
     if settings.otlp_endpoint and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        trace.set_tracer_provider(_tracer_provider(settings))
+        with _told_when_missing():
+            trace.set_tracer_provider(_tracer_provider(settings))
 
 
 def _flush_spans() -> None:
@@ -81,10 +83,8 @@ def _flush_spans() -> None:
 
 def _own_meter(settings: TelemetrySettings, stack: contextlib.ExitStack) -> metrics.Meter:
     """Of a provider that ends with the run."""
-    try:
-        from opentelemetry.sdk.metrics import MeterProvider
-    except ImportError as e:
-        raise _not_installed(e) from e
+    from opentelemetry.sdk.metrics import MeterProvider
+
     readers = []
     if settings.prometheus_port:
         readers.append(_prometheus(settings.prometheus_port, stack))
@@ -102,11 +102,9 @@ def _resource() -> Any:
 
 
 def _prometheus(port: int, stack: contextlib.ExitStack) -> Any:
-    try:
-        import prometheus_client
-        from opentelemetry.exporter.prometheus import PrometheusMetricReader
-    except ImportError as e:
-        raise _not_installed(e) from e
+    import prometheus_client
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
     try:
         server, thread = prometheus_client.start_http_server(port, addr=_LOOPBACK)
     except OSError as e:
@@ -120,11 +118,9 @@ def _prometheus(port: int, stack: contextlib.ExitStack) -> Any:
 
 
 def _otlp_metrics(settings: TelemetrySettings) -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-    except ImportError as e:
-        raise _not_installed(e) from e
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
     milliseconds = settings.interval.total_seconds() * 1000
     exporter = OTLPMetricExporter(
         endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/metrics", timeout=_PATIENCE_SECONDS
@@ -133,12 +129,10 @@ def _otlp_metrics(settings: TelemetrySettings) -> Any:
 
 
 def _tracer_provider(settings: TelemetrySettings) -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as e:
-        raise _not_installed(e) from e
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     provider = TracerProvider(resource=_resource())
     exporter = OTLPSpanExporter(
         endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/traces", timeout=_PATIENCE_SECONDS
@@ -147,6 +141,11 @@ def _tracer_provider(settings: TelemetrySettings) -> Any:
     return provider
 
 
-def _not_installed(error: ImportError) -> ConfigError:
-    return ConfigError("a package for telemetry is not installed", hint="pip install 'stateflow[telemetry]'",
-                       package=error.name)  # fmt: skip
+@contextlib.contextmanager
+def _told_when_missing() -> Iterator[None]:
+    """Packages of telemetry are imported where a setting asks for them."""
+    try:
+        yield
+    except ImportError as e:
+        raise ConfigError("a package for telemetry is not installed", hint="pip install 'stateflow[telemetry]'",
+                          package=e.name) from e  # fmt: skip

@@ -43,6 +43,14 @@ def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
     return manifest
 
 
+def get_or_none(storage: Storage, key: str) -> bytes | None:
+    """A small object; None when there is none."""
+    try:
+        return storage.get(key, LIMIT)
+    except MissingFile:
+        return None
+
+
 def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
     """Stores `data` under a name that nobody else uses. Raises StorageError when the storage does not confirm it."""
     if storage.put_new(key, data) is not PutResult.CREATED:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+from stateflow.checkpoint.files import get_or_none
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import Clock
-from stateflow.errors import EnvironmentUnsupported, MissingFile, StorageError
+from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import FORMAT, probe
 
@@ -57,7 +58,7 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
                 "the storage does not say whether it created an object", hint="try again", key=key
             )
         winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
-        stored = _stored(storage, key)
+        stored = get_or_none(storage, key)
         storage.delete([key])
         if len(winners) != 1 or stored != _bid(winners[0]):
             raise EnvironmentUnsupported(
@@ -65,13 +66,6 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
                 hint="a checkpoint log needs an atomic put-if-absent; use another storage",
                 storage=storage.uri, winners=len(winners),
             )  # fmt: skip
-
-
-def _stored(storage: Storage, key: str) -> bytes | None:
-    try:
-        return storage.get(key)
-    except MissingFile:
-        return None
 
 
 def _bid(racer: int) -> bytes:

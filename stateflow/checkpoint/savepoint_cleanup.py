@@ -6,14 +6,13 @@ import logging
 
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer
-from stateflow.checkpoint.files import write_bytes
+from stateflow.checkpoint.files import get_or_none, write_bytes
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import read_answer
 from stateflow.checkpoint.stored_savepoints import (
     GIVEN_UP,
     StoredSavepoint,
     find_savepoint,
-    get_or_none,
     note_savepoint,
     put_marker,
     read_savepoint,

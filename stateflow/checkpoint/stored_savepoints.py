@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from stateflow.checkpoint.documents import Savepoint
-from stateflow.checkpoint.envelope import LIMIT, unseal
-from stateflow.checkpoint.files import check_stored, files_of
+from stateflow.checkpoint.envelope import unseal
+from stateflow.checkpoint.files import check_stored, files_of, get_or_none
 from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import read_answer
@@ -186,11 +186,3 @@ def _unsealed(storage: Storage, folder: str, data: bytes) -> tuple[Savepoint, st
     except CorruptFile as e:
         path = f"{storage.uri.rstrip('/')}/{folder}{SAVEPOINT}"
         raise CorruptFile("a savepoint's document is damaged", hint=_NO_USE, file=path, size=len(data)) from e
-
-
-def get_or_none(storage: Storage, key: str) -> bytes | None:
-    """A small object; None when there is none."""
-    try:
-        return storage.get(key, LIMIT)
-    except MissingFile:
-        return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -78,9 +79,17 @@ def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, paralleli
     cache = HostCache(home / "cache", _traffic(batch, home / "cache"), _clock, others)
     work = home / "work" / f"{batch.generation}.{os.getpid()}.{batch.ordinal}.{attempt}"
     mark_used(home / "cache")
-    trim(batch.local_folder, batch.state.cache_limit_bytes)
     with span(RESTORE, operator=key.uid, subtask=key.subtask, generation=batch.generation):
-        return open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
+        opened = open_backend(Place(work, cache, batch.rocksdb), base, batch.state)
+    # Behind it: what the store has linked counts for nothing, and is not fetched for having been too much.
+    _trim_once(batch.local_folder, batch.state.cache_limit_bytes, batch.generation)
+    return opened
+
+
+@lru_cache(maxsize=1)
+def _trim_once(local_folder: Path, limit: int, generation: int) -> None:
+    """Once per run and process: it looks at every cache of the host."""
+    trim(local_folder, limit)
 
 
 def adopt_orphans(batch: BatchInfo) -> None:

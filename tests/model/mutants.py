@@ -37,6 +37,7 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.entries import Adoption, Author, Commit
 from stateflow.checkpoint.envelope import seal
+from stateflow.checkpoint.files import get_or_none
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
 from stateflow.checkpoint.proposal import Proposal, SinkChange
@@ -223,10 +224,10 @@ def _make_without_pin(root: JobRoot, order: Order) -> StoredSavepoint:
 
 def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
     storage = root.storage
-    pin = stored_savepoints.get_or_none(storage, f"{folder}{STARTED}")
+    pin = get_or_none(storage, f"{folder}{STARTED}")
     if pin is None or pin.decode() in pins:
         return False
-    if stored_savepoints.get_or_none(storage, f"{folder}{SAVEPOINT}") is not None:
+    if get_or_none(storage, f"{folder}{SAVEPOINT}") is not None:
         savepoint_cleanup._sweep_complete(root, folder)
         return False
     storage.delete(b.key for b in storage.list(folder))

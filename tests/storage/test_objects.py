@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,12 @@ from tests.servers.running import careless_s3_server, free_port, s3_server
 _numbers = itertools.count()
 
 
+def _use(server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets clients of this process find it."""
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with s3_server(tmp_path_factory.mktemp("s3"), "bucket") as environment:
@@ -33,8 +39,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 class TestS3(StorageConformance):
     @pytest.fixture
     def storage(self, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
-        for name, value in s3.items():
-            monkeypatch.setenv(name, value)
+        _use(s3, monkeypatch)
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
 
 
@@ -47,8 +52,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 class TestAzure(StorageConformance):
     @pytest.fixture
     def storage(self, azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
-        for name, value in azure.items():
-            monkeypatch.setenv(name, value)
+        _use(azure, monkeypatch)
         return ObjectStorage("az", "container", f"jobs/{next(_numbers)}")
 
 
@@ -56,8 +60,7 @@ def test_a_server_that_does_not_heed_conditions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with careless_s3_server(tmp_path, "bucket") as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+        _use(variables, monkeypatch)
         with pytest.raises(EnvironmentUnsupported, match="exactly one of several writers") as refused:
             probe_job_root(open_storage("s3://bucket/job"), SystemClock())
     assert refused.value.facts["winners"] > 1
@@ -65,8 +68,7 @@ def test_a_server_that_does_not_heed_conditions_is_refused(
 
 @pytest.fixture
 def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
-    for name, value in s3.items():
-        monkeypatch.setenv(name, value)
+    _use(s3, monkeypatch)
     return open_storage(f"s3://bucket/own/{next(_numbers)}")
 
 
@@ -136,8 +138,7 @@ def test_an_address_that_is_not_bucket_and_prefix_is_refused_and_not_shown(uri: 
 
 
 def test_credentials_are_never_shown(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in s3.items():
-        monkeypatch.setenv(name, value)
+    _use(s3, monkeypatch)
     found = Credentials.of_process()
     assert "AWS_SECRET_ACCESS_KEY" in repr(found) and "canary" not in repr(found) + str(found)
 
