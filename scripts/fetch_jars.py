@@ -1,8 +1,9 @@
-"""Fetches the JARs that Spark needs for Delta tables, once, into ``.venv/jars`` (or the folder given by ``--into``).
+"""Fetches JARs, once: those that Spark needs for Delta tables into ``.venv/jars`` (or the folder given by ``--into``),
+or with ``--package hdfs`` an HDFS for tests into ``.venv/hdfs``.
 
 They come from Maven Central through Ivy, the resolver inside Spark, so a mirror configured for Spark works here too.
-A session takes their paths, separated by commas, as ``spark.jars``. When the folder already holds all of them the
-script returns at once and prints nothing.
+A session takes the paths of the first, separated by commas, as ``spark.jars``. When the folder already holds all of
+them the script returns at once and prints nothing.
 """
 
 from __future__ import annotations
@@ -26,10 +27,25 @@ ATTEMPTS = 3
 RESOLVE = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
 
 
-def coordinate() -> str:
+def delta() -> str:
     """The Maven name of Delta for the installed Spark: it carries Spark's minor version and Delta's own."""
     spark_minor = ".".join(version("pyspark").split(".")[:2])
     return f"io.delta:delta-spark_{spark_minor}_2.13:{version('delta-spark')}"
+
+
+def hdfs() -> str:
+    """The Maven name of an HDFS of the version whose client Spark brings."""
+    (client,) = spark_jars().glob("hadoop-client-api-*.jar")
+    return f"org.apache.hadoop:hadoop-client-minicluster:{client.stem.rpartition('-')[2]}"
+
+
+PACKAGES = {"delta": (delta, "jars"), "hdfs": (hdfs, "hdfs")}
+"""How each is named, and its folder below ``.venv``."""
+
+
+def spark_jars() -> Path:
+    """Where Spark's own are."""
+    return Path(str(distribution("pyspark").locate_file("pyspark/jars")))
 
 
 def is_complete(folder: Path, wanted: str) -> bool:
@@ -58,6 +74,8 @@ def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PYSPARK_SUBMIT_ARGS": shlex.join([*submit, "pyspark-shell"]),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Else Spark looks for itself from where it is, and takes .venv for its home when that has a folder of JARs.
+        "SPARK_HOME": str(spark_jars().parent),
     }
     return subprocess.run(
         [sys.executable, "-c", RESOLVE], env=environment, cwd=ivy, capture_output=True, text=True, check=False
@@ -75,8 +93,7 @@ def missing_in_spark(jars: list[Path]) -> list[Path]:
     Delta names Hadoop, Parquet and others in older versions than Spark has. Spark's own win when both are there, so the
     others would only cost: each session copies every JAR that it is given.
     """
-    spark_jars = Path(str(distribution("pyspark").locate_file("pyspark/jars")))
-    brought = {artifact(jar.name) for jar in spark_jars.glob("*.jar")}
+    brought = {artifact(jar.name) for jar in spark_jars().glob("*.jar")}
     # Ivy puts the organisation and an underscore before the artifact.
     return [jar for jar in jars if artifact(jar.name.partition("_")[2]) not in brought]
 
@@ -109,9 +126,11 @@ def fetch(wanted: str, folder: Path) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--into", type=Path, default=ROOT / ".venv" / "jars", help="the folder to fill")
-    folder = parser.parse_args().into.absolute()
-    wanted = coordinate()
+    parser.add_argument("--package", choices=PACKAGES, default="delta", help="what to fetch")
+    parser.add_argument("--into", type=Path, help="the folder to fill")
+    asked = parser.parse_args()
+    name, own = PACKAGES[asked.package]
+    folder, wanted = (asked.into or ROOT / ".venv" / own).absolute(), name()
     if is_complete(folder, wanted):
         return 0
     print(f"setup: fetching {wanted} and what it needs from Maven Central", file=sys.stderr)

@@ -207,10 +207,12 @@ fetch_jars() {
             "has fetched them"
 }
 
-# Storage servers for tests come from npm. Everything else works without them, so a machine without Node is told, and goes
-# on.
+# Storage servers for tests come from Maven Central and from npm. Everything else works without them, so a machine that
+# does not reach one, or has no Node, is told, and goes on.
 fetch_servers() {
     local folder="$VENV/node"
+    JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package hdfs ||
+        say "going on without an HDFS: tests against it will be skipped until 'make setup' has fetched it"
     cmp -s "$ROOT/tests/servers/package.json" "$folder/.installed" && return
     if command -v npm >/dev/null || apt_install nodejs npm; then
         say "fetching storage servers for tests from npm"

@@ -25,7 +25,7 @@ ROOT = click.option(
     "--job-root",
     required=True,
     metavar="URI",
-    help="The job's directory: a path, file:///path, s3://, gs:// or az://.",
+    help="The job's directory: a path, file:///path, s3://, gs://, az:// or webhdfs://.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
 JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")

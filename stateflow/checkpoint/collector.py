@@ -69,6 +69,7 @@ class Collector:
         head, live = self._live_at_head()
         found = self._collect(head, live, dry_run=False)
         sweep_savepoints(self.root)
+        self.root.storage.tidy()
         return found
 
     def _collect(self, head: Head, live: frozenset[str], dry_run: bool) -> Collection:

@@ -93,6 +93,9 @@ class Storage(ABC):
     def delete(self, keys: Iterable[str]) -> None:
         """Removes the objects; one that is not there is no error."""
 
+    def tidy(self) -> None:  # noqa: B027
+        """Removes what writers that were killed long ago left and no list shows, where a storage has such a thing."""
+
     def take(self, source: Storage, key: str, to: str) -> None:
         """Stores an object of `source`, which may be this storage, here as `to`, a name that nobody else uses: by a
         hard link where that is possible, else by a copy. Raises MissingFile when there is no such object."""

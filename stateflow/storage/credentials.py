@@ -34,6 +34,8 @@ NAMES = (
     "AZURE_STORAGE_ENDPOINT",
     "AZURE_STORAGE_USE_EMULATOR",
     "AZURE_ALLOW_HTTP",
+    "HADOOP_USER_NAME",
+    "WEBHDFS_TOKEN",
 )
 """Variables that go from the driver to its tasks."""
 

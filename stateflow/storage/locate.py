@@ -15,15 +15,18 @@ from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.posix import PosixStorage
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
-_PREFIX = re.compile(r"([A-Za-z0-9._=-]+(/[A-Za-z0-9._=-]+)*)?")
+_SEGMENT = r"(?!\.\.?(?:/|$))[A-Za-z0-9._=-]+"
+_PREFIX = re.compile(rf"({_SEGMENT}(/{_SEGMENT})*)?")
+_HOSTS = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(,[A-Za-z0-9.-]+:[0-9]+)*")
 _OBJECT_STORES = ("s3", "gs", "az")
+_HDFS = ("webhdfs", "swebhdfs")
 
 _memory: dict[str, MemoryStorage] = {}
 
 
 def open_storage(uri: str) -> Storage:
     """The storage at `uri`: a path, ``file:///path``, ``s3://bucket/prefix``, ``gs://bucket/prefix``,
-    ``az://container/prefix``, or ``memory://name`` (one per process and name).
+    ``az://container/prefix``, ``webhdfs://namenode:9870/path``, or ``memory://name`` (one per process and name).
 
     Raises ConfigError for any other scheme, and for none at all: nothing is not the present folder.
     """
@@ -39,7 +42,13 @@ def open_storage(uri: str) -> Storage:
         return _memory.setdefault(uri, MemoryStorage(uri))
     if parts.scheme in _OBJECT_STORES:
         return _object_storage(uri, Credentials.of_process())
-    raise ConfigError("no storage for this kind of address", hint="use a path, or file://, s3://, gs:// or az://",
+    if parts.scheme in _HDFS:
+        return _hdfs_storage(uri, Credentials.of_process())
+    if parts.scheme == "hdfs":
+        raise ConfigError("an HDFS is reached through WebHDFS", hint="like webhdfs://namenode:9870/path, with the port of "
+                          "the NameNode's HTTP server", uri=_shown(parts))  # fmt: skip
+    raise ConfigError("no storage for this kind of address",
+                      hint="use a path, or file://, s3://, gs://, az:// or webhdfs://",
                       uri=_shown(parts))  # fmt: skip
 
 
@@ -58,12 +67,37 @@ def _object_storage(uri: str, _: Credentials) -> Storage:
         raise ConfigError("the address of an object storage is not bucket and prefix", hint="like "
                           "s3://bucket/some/prefix, of letters, digits and ._=-; credentials come from the "
                           "environment", scheme=parts.scheme)  # fmt: skip
-    if importlib.util.find_spec("obstore") is None:
-        raise ConfigError("object storage needs the package obstore", hint="pip install 'stateflow[object-storage]'",
-                          uri=uri)  # fmt: skip
+    _need("obstore", "object-storage", uri)
     from stateflow.storage.objects import ObjectStorage
 
     return ObjectStorage(parts.scheme, parts.netloc, prefix)
+
+
+@lru_cache(maxsize=16)
+def _hdfs_storage(uri: str, _: Credentials) -> Storage:
+    """As `_object_storage`."""
+    parts = urlsplit(uri)
+    folder = parts.path.strip("/")
+    if (
+        parts.query
+        or parts.fragment
+        or not _HOSTS.fullmatch(parts.netloc)
+        or not (folder and _PREFIX.fullmatch(folder))
+    ):
+        # Not shown whole: somebody may have put a password in front of the host's name.
+        raise ConfigError("the address of HDFS is not NameNode, port and path", hint="like "
+                          "webhdfs://namenode:9870/some/path, of letters, digits and ._=-; the user comes from "
+                          "HADOOP_USER_NAME", scheme=parts.scheme)  # fmt: skip
+    _need("hdfs", "hdfs", uri)
+    from stateflow.storage.hdfs import HdfsStorage
+
+    return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}")
+
+
+def _need(package: str, extra: str, uri: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError("this storage needs a package that is not installed", package=package, uri=uri,
+                          hint=f"pip install 'stateflow[{extra}]'")  # fmt: skip
 
 
 def forget_memory(uri: str) -> None:

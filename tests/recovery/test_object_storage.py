@@ -9,6 +9,7 @@ import pytest
 
 from tests.recovery.harness import AccountsBox, mostly_slow
 from tests.servers.azure import azure_server
+from tests.servers.hdfs import hdfs_server
 from tests.servers.running import s3_server
 
 _POINTS = (
@@ -24,6 +25,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dic
     folder = tmp_path_factory.mktemp("s3")
     with s3_server(folder, "bucket") as variables:
         yield folder / "data" / "bucket", variables
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server.address
 
 
 @pytest.fixture
@@ -67,13 +74,27 @@ def test_a_driver_that_was_overtaken_is_fenced(box: AccountsBox) -> None:
 def test_a_job_root_in_azure(tmp_path: Path, point: str) -> None:
     with azure_server(tmp_path / "azure", "container") as variables:
         settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
-        box = AccountsBox(
-            tmp_path / "job", settings, address="az://container/jobs/accounts", variables=variables
+        _check_killed(
+            AccountsBox(
+                tmp_path / "job", settings, address="az://container/jobs/accounts", variables=variables
+            ),
+            point,
         )
-        box.deliver(60)
-        assert box.run(f"{point}:2:kill").code == KILLED
-        box.deliver(90)
-        box.finish()
-        box.check_tables()
-        assert box.command("verify", "--deep").code == 0
-        box.collect()
+
+
+@pytest.mark.parametrize(
+    "point", mostly_slow(("commit.manifest", "commit.after", "upload.before"), ("commit.after",))
+)
+def test_a_job_root_in_hdfs(hdfs: str, tmp_path: Path, point: str) -> None:
+    settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
+    _check_killed(AccountsBox(tmp_path / "job", settings, address=f"{hdfs}/jobs/{point}"), point)
+
+
+def _check_killed(box: AccountsBox, point: str) -> None:
+    box.deliver(60)
+    assert box.run(f"{point}:2:kill").code == KILLED
+    box.deliver(90)
+    box.finish()
+    box.check_tables()
+    assert box.command("verify", "--deep").code == 0
+    box.collect()

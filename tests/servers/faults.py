@@ -31,12 +31,14 @@ class Faults:
     Attributes:
         share: of all requests; may be changed at any time.
         injected: how often what was done.
+        late: requests that are still on their way, or were.
     """
 
     dice: random.Random
     share: float
     kinds: Sequence[str] = KINDS
     injected: Counter[str] = field(default_factory=Counter)
+    late: list[threading.Timer] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def draw(self) -> str:
@@ -62,6 +64,8 @@ def fault_proxy(upstream: str, faults: Faults) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+        for timer in faults.late:
+            timer.join()
 
 
 class _Server(ThreadingHTTPServer):
@@ -97,7 +101,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == LATE_REQUEST:
             # Also what a client's own network does: the request is on its way when the client has given it up.
             delay = self.faults.dice.uniform(0, _LATEST_SECONDS)
-            threading.Timer(delay, self._ask, (body,)).start()
+            timer = threading.Timer(delay, self._ask, (body,))
+            self.faults.late.append(timer)
+            timer.start()
             self._reset()
         else:
             self._deliver(kind, self._ask(body))

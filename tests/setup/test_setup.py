@@ -265,7 +265,13 @@ def jars() -> ModuleType:
 
 
 def test_delta_is_asked_for_by_the_version_of_spark_and_its_own(jars: ModuleType) -> None:
-    assert jars.coordinate() == f"io.delta:delta-spark_4.2_2.13:{pins('requirements.txt')['delta-spark']}"
+    assert jars.delta() == f"io.delta:delta-spark_4.2_2.13:{pins('requirements.txt')['delta-spark']}"
+
+
+def test_an_hdfs_is_of_the_version_of_its_client(jars: ModuleType) -> None:
+    minicluster, _, hadoop = jars.hdfs().rpartition(":")
+    assert minicluster == "org.apache.hadoop:hadoop-client-minicluster"
+    assert (jars.spark_jars() / f"hadoop-client-runtime-{hadoop}.jar").exists()
 
 
 def test_jars_that_spark_brings_itself_are_left_out(jars: ModuleType) -> None:

@@ -129,7 +129,7 @@ def test_without_credentials_the_way_to_set_them_is_told(
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://b/../a", "s3://bucket/a?x=canary"]
+    "uri", ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://bucket/../a", "s3://bucket/a?x=canary"]
 )
 def test_an_address_that_is_not_bucket_and_prefix_is_refused_and_not_shown(uri: str) -> None:
     with pytest.raises(ConfigError) as refused:
