@@ -59,7 +59,7 @@ bench: setup  ## run the benchmarks; some of them with BENCH="micro-batch throug
 	@$(RUN) python benchmarks/run.py $(BENCH)
 
 requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE=1 takes new versions
-	@for file in requirements requirements-dev; do \
+	@for file in requirements requirements-dev tests/servers/moto; do \
 		$(RUN) UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS-1} uv pip compile --quiet $${UPGRADE:+--upgrade} \
 			--universal --python-version 3.11 --no-annotate --custom-compile-command "make requirements" \
 			$$file.in --output-file $$file.txt || exit 1; \

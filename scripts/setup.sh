@@ -207,12 +207,32 @@ fetch_jars() {
             "has fetched them"
 }
 
-# Storage servers for tests come from Maven Central and from npm. Everything else works without them, so a machine that
+# Storage servers for tests come from Maven Central, PyPI and npm. Everything else works without them, so a machine that
 # does not reach one, or has no Node, is told, and goes on.
 fetch_servers() {
-    local folder="$VENV/node"
+    fetch_hdfs
+    fetch_moto
+    fetch_node_servers
+}
+
+fetch_hdfs() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package hdfs ||
         say "going on without an HDFS: tests against it will be skipped until 'make setup' has fetched it"
+}
+
+# In a folder beside the packages: what it needs does not go with what Airflow needs.
+fetch_moto() {
+    local folder="$VENV/moto" wanted="$ROOT/tests/servers/moto.txt"
+    cmp -s "$wanted" "$folder/.installed" && return
+    say "fetching a storage server for tests from PyPI"
+    UV=$(find_uv) || UV=""
+    rm -rf "$folder"
+    install --target "$folder" -r "$wanted" && cp "$wanted" "$folder/.installed" && return
+    say "going on without moto: the test that it is refused will be skipped until 'make setup' has fetched it"
+}
+
+fetch_node_servers() {
+    local folder="$VENV/node"
     cmp -s "$ROOT/tests/servers/package.json" "$folder/.installed" && return
     if command -v npm >/dev/null || apt_install nodejs npm; then
         say "fetching storage servers for tests from npm"

@@ -262,14 +262,15 @@ class HdfsStorage(Storage):
             yield
         except HdfsError as e:
             if e.exception in ("AccessControlException", "SecurityException") or "Authentication" in str(e):
-                raise ConfigError("the storage does not let us write or read", hint="check HADOOP_USER_NAME or WEBHDFS_TOKEN, "
-                                  "and the folder's permissions", storage=self.uri, key=key,
+                raise ConfigError("the storage does not let us write or read", hint="check HADOOP_USER_NAME or "
+                                  "WEBHDFS_TOKEN, and the folder's permissions", storage=self.uri, key=key,
                                   reason=_reason(e)) from None  # fmt: skip
-            raise StorageError("the storage failed", hint="is HDFS in safe mode, or full? a new run goes on from the last "
-                               "checkpoint", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
+            raise StorageError("the storage failed", hint="is HDFS in safe mode, or full? a new run goes on "
+                               "from the last checkpoint", storage=self.uri, key=key,
+                               reason=_reason(e)) from None  # fmt: skip
         except requests.RequestException as e:
-            raise StorageError("the storage does not answer", hint="are the NameNode's host and HTTP port right, and do its "
-                               "DataNodes run? a new run goes on from the last checkpoint", storage=self.uri, key=key,
+            raise StorageError("the storage does not answer", hint="are the NameNode's host and HTTP port right, and do "
+                               "its DataNodes run? a new run goes on from the last checkpoint", storage=self.uri, key=key,
                                reason=_reason(e)) from None  # fmt: skip
 
 

@@ -45,8 +45,8 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme in _HDFS:
         return _hdfs_storage(uri, Credentials.of_process())
     if parts.scheme == "hdfs":
-        raise ConfigError("an HDFS is reached through WebHDFS", hint="like webhdfs://namenode:9870/path, with the port of "
-                          "the NameNode's HTTP server", uri=_shown(parts))  # fmt: skip
+        raise ConfigError("an HDFS is reached through WebHDFS", hint="like webhdfs://namenode:9870/path, with the "
+                          "port of the NameNode's HTTP server", uri=_shown(parts))  # fmt: skip
     raise ConfigError("no storage for this kind of address",
                       hint="use a path, or file://, s3://, gs://, az:// or webhdfs://",
                       uri=_shown(parts))  # fmt: skip

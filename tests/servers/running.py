@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import httpx
+import pytest
 
 _STARTS_WITHIN = 60.0
 ROOT = Path(__file__).parents[2]
@@ -71,6 +75,21 @@ def careless_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     (folder / "data").mkdir(parents=True)
     with running([*command("s3rver", "bin/s3rver.js"), *options], port, folder / "log.txt"):
         yield {**_variables(port), "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER"}
+
+
+@contextlib.contextmanager
+def hasty_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+    """moto, from PyPI: it looks whether a name is free, and then writes."""
+    modules = ROOT / ".venv" / "moto"
+    if not modules.exists():
+        pytest.skip("moto is not installed: make setup installs it where PyPI can be reached")
+    port = free_port()
+    command = [sys.executable, str(ROOT / "tests" / "servers" / "moto_program.py"), str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(modules)}
+    with running(command, port, folder / "log.txt", environment=environment):
+        # No request needs a signature there.
+        httpx.put(f"http://127.0.0.1:{port}/{bucket}").raise_for_status()
+        yield _variables(port)
 
 
 def _variables(port: int) -> dict[str, str]:

@@ -306,17 +306,17 @@ def test_servers_are_fetched_once_and_nothing_of_them_is_run(machine: Machine) -
     wanted = _servers(machine)
     machine.command("npm", f'echo "$PWD $*" >> {machine.folder}/asked')
     for _ in range(2):
-        assert machine.run("fetch_servers").returncode == 0
+        assert machine.run("fetch_node_servers").returncode == 0
     (asked,) = (machine.folder / "asked").read_text().splitlines()
     assert asked.startswith(f"{machine.venv}/node install ") and "--ignore-scripts" in asked
     wanted.write_text(wanted.read_text().replace("3.35.0", "3.36.0"))
-    machine.run("fetch_servers")
+    machine.run("fetch_node_servers")
     assert len((machine.folder / "asked").read_text().splitlines()) == 2
 
 
 def test_a_machine_without_npm_goes_on_and_says_what_is_missing(machine: Machine) -> None:
     _servers(machine)
-    done = machine.run("fetch_servers")
+    done = machine.run("fetch_node_servers")
     assert done.returncode == 0 and "going on without the storage servers" in done.stderr
 
 
@@ -324,8 +324,28 @@ def test_a_fetch_that_fails_is_tried_again(machine: Machine) -> None:
     _servers(machine)
     machine.command("npm", f"echo again >> {machine.folder}/asked; exit 1")
     for _ in range(2):
-        assert machine.run("fetch_servers").returncode == 0
+        assert machine.run("fetch_node_servers").returncode == 0
     assert len((machine.folder / "asked").read_text().splitlines()) == 2
+
+
+# --- A server from PyPI ----------------------------------------------------------------------------------------------
+
+
+def test_moto_is_fetched_once_into_a_folder_of_its_own(machine: Machine) -> None:
+    wanted = machine.project / "tests" / "servers" / "moto.txt"
+    wanted.parent.mkdir(parents=True)
+    wanted.write_text("moto==1\n")
+    asking = (
+        f'install() {{ echo "$*" >> {machine.folder}/asked; mkdir -p "$2"; }}; find_uv() {{ :; }}; fetch_moto'
+    )
+    for _ in range(2):
+        assert machine.run(asking).returncode == 0
+    assert (machine.folder / "asked").read_text() == f"--target {machine.venv}/moto -r {wanted}\n"
+
+
+def test_a_machine_without_moto_goes_on_and_says_so(machine: Machine) -> None:
+    done = machine.run("install() { return 1; }; find_uv() { :; }; fetch_moto")
+    assert done.returncode == 0 and "going on without moto" in done.stderr
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from stateflow.storage import Credentials, PutResult, Storage, objects, open_sto
 from stateflow.storage.objects import ObjectStorage
 from stateflow.testing.storage import StorageConformance
 from tests.servers.azure import azure_server
-from tests.servers.running import careless_s3_server, free_port, s3_server
+from tests.servers.running import careless_s3_server, free_port, hasty_s3_server, s3_server
 
 _numbers = itertools.count()
 
@@ -56,10 +57,13 @@ class TestAzure(StorageConformance):
         return ObjectStorage("az", "container", f"jobs/{next(_numbers)}")
 
 
-def test_a_server_that_does_not_heed_conditions_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("server", [careless_s3_server, hasty_s3_server])
+def test_a_server_that_lets_several_create_an_object_is_refused(
+    server: Callable[[Path, str], AbstractContextManager[dict[str, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with careless_s3_server(tmp_path, "bucket") as variables:
+    with server(tmp_path, "bucket") as variables:
         _use(variables, monkeypatch)
         with pytest.raises(EnvironmentUnsupported, match="exactly one of several writers") as refused:
             probe_job_root(open_storage("s3://bucket/job"), SystemClock())
