@@ -269,9 +269,9 @@ class HdfsStorage(Storage):
                                "from the last checkpoint", storage=self.uri, key=key,
                                reason=_reason(e)) from None  # fmt: skip
         except requests.RequestException as e:
-            raise StorageError("the storage does not answer", hint="are the NameNode's host and HTTP port right, and do "
-                               "its DataNodes run? a new run goes on from the last checkpoint", storage=self.uri, key=key,
-                               reason=_reason(e)) from None  # fmt: skip
+            raise StorageError("the storage does not answer", hint="are the NameNode's host and HTTP port right, and "
+                               "do its DataNodes run? a new run goes on from the last checkpoint",
+                               storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
 
 
 def _connect(urls: str) -> Any:
