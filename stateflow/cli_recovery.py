@@ -17,6 +17,7 @@ from rich.table import Table
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import SinkMode
 from stateflow.checkpoint.proposal import Proposal, cautions
+from stateflow.decoders import json_decoder
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode
 from stateflow.runtime.proposing import RestoreOptions
@@ -217,7 +218,7 @@ def print_plan(plan: Proposal) -> None:
 
 def _read_plan(path: Path) -> Proposal:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Proposal)
+        return json_decoder(Proposal).decode(path.read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise ConfigError("the file is not a restore's plan", hint="stateflow restore --plan TARGET --out FILE writes "
                           "one", path=str(path), reason=str(e)) from e  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from stateflow.decoders import value_decoder
 from stateflow.descriptors import Serializer
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.scalars import NUMPY, SUPPORTED, from_builtin, python_type, to_builtin
@@ -57,9 +58,7 @@ class ValueSerializer(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
         try:
             self.value_type = python_type(value_type)
-            self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(
-                self.value_type, dec_hook=from_builtin
-            )
+            self._decoder: msgspec.msgpack.Decoder[T] = value_decoder(self.value_type, from_builtin)
             _refuse_custom(msgspec.inspect.type_info(self.value_type), set())
         except TypeError as e:
             raise JobDefinitionError("a state's type cannot be stored", hint=SUPPORTED, type=repr(value_type),

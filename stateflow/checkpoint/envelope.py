@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from stateflow.decoders import json_decoder
 from stateflow.errors import CorruptFile
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
         raise CorruptFile("a stored document is damaged", hint="restore the file from a copy, or go back to an older "
                           "checkpoint", file=key, size=len(data))  # fmt: skip
     try:
-        return msgspec.json.decode(line, type=kind), digest
+        return json_decoder(kind).decode(line), digest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptFile("a stored document has another shape than this version writes", file=key,
                           reason=str(e)) from e  # fmt: skip

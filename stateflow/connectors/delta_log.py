@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stateflow.connectors.delta_files import NamelessFile, disk_error, sync_folder
+from stateflow.decoders import json_decoder
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
     txn: _Transaction | None = None
 
 
-_actions = msgspec.json.Decoder(_Action)
+_actions = json_decoder(_Action)
 
 Mark = tuple[int, int, int, int]
 """Tells one file from another that took its name later."""

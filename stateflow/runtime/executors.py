@@ -17,6 +17,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.checkpoint.restore import bases_of
+from stateflow.decoders import msgpack_decoder
 from stateflow.runtime.operator_parts import encode_operator_base
 from stateflow.runtime.plan import JobPlan, Level, Outlet, Unit
 from stateflow.runtime.specs import (
@@ -148,4 +149,4 @@ def flatten(reports: Sequence[TaskReport]) -> list[TaskReport]:
 
 def decode_reports(data: Iterator[bytes]) -> list[TaskReport]:
     """The reports in the last level's rows."""
-    return flatten([msgspec.msgpack.decode(row, type=TaskReport) for row in data])
+    return flatten(list(map(msgpack_decoder(TaskReport).decode, data)))

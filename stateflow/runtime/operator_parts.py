@@ -10,6 +10,7 @@ import msgspec
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.files import write_bytes
 from stateflow.checkpoint.redistribution import Assigned, Written, assign
+from stateflow.decoders import msgpack_decoder
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.specs import BatchInfo, UnitSpec
 from stateflow.serializers import decode_key, decode_untyped
@@ -56,7 +57,7 @@ class OperatorParts:
     def of(cls, unit: UnitSpec, subtask: int, parallelism: int, batch: BatchInfo) -> OperatorParts:
         """Those that `unit` was sent."""
         data = unit.operator_base
-        base = msgspec.msgpack.decode(data, type=OperatorBase) if data else None
+        base = msgpack_decoder(OperatorBase).decode(data) if data else None
         return cls(unit.uid, subtask, parallelism, batch, base)
 
     def has(self, part: OperatorPart) -> bool:
@@ -118,7 +119,7 @@ def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
         data = storage.get(check_key(name), LIMIT_BYTES)
         check_content(part.handle, len(data), hashlib.sha256(data).hexdigest())
     try:
-        return msgspec.msgpack.decode(data, type=OperatorContent)
+        return msgpack_decoder(OperatorContent).decode(data)
     except (msgspec.DecodeError, RecursionError) as e:
         raise CorruptFile("stored operator state cannot be read", hint="go back to an older checkpoint", file=name,
                           subtask=part.subtask, reason=str(e)) from e  # fmt: skip

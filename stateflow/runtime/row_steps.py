@@ -16,6 +16,7 @@ from stateflow.api.functions import RuntimeContext, TaskInfo
 from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import Failure
+from stateflow.decoders import msgpack_decoder
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
 from stateflow.runtime.rows import row_maker, to_batch, to_rows
@@ -160,6 +161,6 @@ def failure_in(text: str) -> StateflowError | None:
     if found is None:
         return None
     try:
-        return msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure).to_error()
+        return msgpack_decoder(Failure).decode(base64.b64decode(found[1])).to_error()
     except (DecodeError, ValueError):
         return None

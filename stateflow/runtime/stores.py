@@ -12,10 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import msgspec
-
 from stateflow.clock import SystemClock
 from stateflow.config import StateSettings
+from stateflow.decoders import msgpack_decoder
 from stateflow.runtime.specs import BatchInfo
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend
@@ -160,4 +159,4 @@ def _sweep(work: Path, generation: int) -> None:
 
 def decode_parts(data: bytes) -> tuple[SubtaskState, ...]:
     """The parts of a subtask's base as `UnitSpec.bases` holds them."""
-    return msgspec.msgpack.decode(data, type=tuple[SubtaskState, ...]) if data else ()
+    return msgpack_decoder(tuple[SubtaskState, ...]).decode(data) if data else ()

@@ -24,6 +24,7 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.api.vectorized import VectorizedKeyedFunction
 from stateflow.checkpoint.reports import Consumed, Failure, TaskReport
 from stateflow.clock import SystemClock
+from stateflow.decoders import msgpack_decoder
 from stateflow.errors import BatchFailed, StateflowError, StorageError
 from stateflow.keygroups import range_of
 from stateflow.runtime import stores
@@ -282,10 +283,10 @@ class _Task:
 
     def _take_control(self, batch: pa.RecordBatch) -> None:
         for data in batch.column(CONTROL).to_pylist():
-            barrier = msgspec.msgpack.decode(data, type=Barrier)
+            barrier = msgpack_decoder(Barrier).decode(data)
             self._barriers.append(barrier)
             if barrier.report:
-                self._carried.append(msgspec.msgpack.decode(barrier.report, type=TaskReport))
+                self._carried.append(msgpack_decoder(TaskReport).decode(barrier.report))
 
     def _check_barriers(self) -> None:
         batch = self._level.batch

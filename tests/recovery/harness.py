@@ -211,7 +211,9 @@ class Box:
     def collect(self) -> None:
         """One ``stateflow gc``, which must be enough."""
         assert self.command("gc").code == 0
-        dry = json.loads(self.command("gc", "--dry-run", "--json").out)
+        looked = self.command("gc", "--dry-run", "--json")
+        assert looked.code == 0, str(looked)
+        dry = json.loads(looked.out)
         assert (dry["files"], dry["unknown"]) == (0, []), dry
 
     def end_all(self) -> None:

@@ -261,12 +261,13 @@ def _proposal(plan: Any) -> Any:
     import msgspec
 
     from stateflow.checkpoint.proposal import Proposal
+    from stateflow.decoders import json_decoder
 
     try:
         document = json.loads(plan) if isinstance(plan, str) else plan
         if isinstance(document, Mapping) and "markdown" in document:
             document = document["plan"]
-        return msgspec.convert(document, Proposal)
+        return json_decoder(Proposal).decode(msgspec.json.encode(document))
     except (ValueError, KeyError, TypeError) as error:
         raise misconfigured(
             f"this is not a restore's plan: {error}",
