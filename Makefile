@@ -10,8 +10,10 @@ RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 # A file's tests stay on one worker, which starts at most one Spark session. Groups (--dist loadgroup) would be finer,
 # but pytest-xdist 3.8 cannot mark them under pytest 9.2: it names tests by an attribute that is gone.
 WORKERS ?= 2
+# Classes that Spark loads, parsed and verified; a JVM that cannot use the file, or finds none, says nothing and goes on.
+ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cds+dynamic=off
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
-PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" python -m pytest -q -n $(WORKERS) --dist loadfile
+PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" python -m pytest -q -n $(WORKERS) --dist loadfile
 
 .PHONY: help setup demo ui test test-all scoreboard lint format bench requirements clean
 
@@ -43,7 +45,7 @@ test-all: setup  ## lint, then every test
 
 TIER ?= half-hour
 scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more
-	@$(RUN) python -m tests.scoreboard --tier $(TIER)
+	@$(RUN) JAVA_TOOL_OPTIONS="$(ARCHIVE)" python -m tests.scoreboard --tier $(TIER)
 
 lint: setup  ## ruff, mypy and the layer contracts
 	@$(RUN) ruff check --quiet .

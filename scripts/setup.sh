@@ -207,6 +207,12 @@ fetch_jars() {
             "has fetched them"
 }
 
+# Tests start many JVMs, which are there sooner with it; without it everything works.
+make_class_archive() {
+    JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/class_archive.py" ||
+        say "going on without an archive of Spark's classes: tests on Spark take longer"
+}
+
 # Storage servers for tests come from Maven Central, PyPI and npm. Everything else works without them, so a machine that
 # does not reach one, or has no Node, is told, and goes on.
 fetch_servers() {
@@ -251,6 +257,7 @@ main() {
     if is_up_to_date; then
         fetch_jars
         fetch_servers
+        make_class_archive
         return
     fi
     # Before the long installation: a missing Java should be known at once.
@@ -262,6 +269,7 @@ main() {
     install_packages
     fetch_jars
     fetch_servers
+    make_class_archive
     fingerprint >"$STAMP"
     say "done in $SECONDS s; see 'make help'"
 }

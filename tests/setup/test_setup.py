@@ -226,9 +226,8 @@ def finished(machine: Machine) -> None:
 
 def test_a_finished_setup_is_not_done_again(machine: Machine) -> None:
     finished(machine)
-    done = machine.run(
-        "fetch_jars() { :; }; fetch_servers() { :; }; make_venv() { fail again; }; find_java() { fail again; }; main"
-    )
+    nothing_new = "fetch_jars() { :; }; fetch_servers() { :; }; make_class_archive() { :; }"
+    done = machine.run(f"{nothing_new}; make_venv() {{ fail again; }}; find_java() {{ fail again; }}; main")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -255,13 +254,17 @@ def test_another_java_home_means_another_setup(machine: Machine) -> None:
 # --- The JARs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def jars() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fetch_jars", ROOT / "scripts" / "fetch_jars.py")
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def jars() -> ModuleType:
+    return _script("fetch_jars")
 
 
 def test_delta_is_asked_for_by_the_version_of_spark_and_its_own(jars: ModuleType) -> None:
@@ -290,6 +293,29 @@ def test_a_folder_is_complete_only_with_every_file_in_its_size(jars: ModuleType,
     assert not jars.is_complete(folder, "x:y:2")
     (folder / "a-1.jar").write_bytes(b"12")
     assert not jars.is_complete(folder, "x:y:1")
+
+
+# --- The archive of classes ------------------------------------------------------------------------------------------
+
+
+def test_an_archive_is_made_once_for_a_java_and_a_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, made = _script("class_archive"), []
+    archive = tmp_path / "spark.jsa"
+
+    def make() -> str:
+        made.append(archive.write_bytes(b"x"))
+        return ""
+
+    for name, value in {"ARCHIVE": archive, "STAMP": tmp_path / "made", "make": make}.items():
+        monkeypatch.setattr(script, name, value)
+    assert [script.main(), script.main(), len(made)] == [0, 0, 1]
+    monkeypatch.setattr(script, "version", lambda package: "another")
+    assert [script.main(), script.main(), len(made)] == [0, 0, 2]
+    archive.unlink()
+    monkeypatch.setattr(script, "make", lambda: "it did not work")
+    assert [script.main(), script.main()] == [1, 1]
 
 
 # --- Servers from npm ------------------------------------------------------------------------------------------------
