@@ -25,7 +25,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.clock import SystemClock
 from stateflow.environment import RunRequest, run_job
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, DataError
 from stateflow.runtime import session
 from stateflow.storage import open_storage
 
@@ -85,7 +85,8 @@ def _checkpoints(folder: Path, process: subprocess.Popen[bytes], before: Head | 
 def _head(folder: Path) -> Head | None:
     try:
         return JobRoot.open(open_storage(str(folder / "root")), SystemClock(), "benchmark").head()
-    except ConfigError:
+    except (ConfigError, DataError):
+        # No job root yet, or no entry in it.
         return None
 
 
