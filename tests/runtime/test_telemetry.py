@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from stateflow.errors import ConfigError
 from stateflow.metrics import METRICS, Kind
 from stateflow.telemetry import telemetry
 from tests.recovery.harness import SLICE, AccountsBox
+from tests.servers.otlp import Collector, otlp_collector
 from tests.servers.running import ROOT, free_port
 
 
@@ -30,47 +28,10 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
     made.end_all()
 
 
-class Collector(HTTPServer):
-    """Takes what is sent by OTLP, by path."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taker)
-        self.taken: list[tuple[str, bytes]] = []
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def text(self, path: str) -> str:
-        """All that was sent there; protocol buffers have text as it is."""
-        return b"".join(body for sent_to, body in self.taken if sent_to == path).decode(errors="replace")
-
-
-class _Taker(BaseHTTPRequestHandler):
-    server: Collector
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.server.taken.append((self.path, body))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with otlp_collector() as server:
+        yield server
 
 
 _SCRAPED = """
@@ -147,10 +108,10 @@ def test_a_run_without_such_settings_serves_nothing_and_needs_no_sdk(monkeypatch
 def test_spans_and_metrics_go_to_a_collector(box: AccountsBox, collector: Collector) -> None:
     box.deliver(3 * SLICE)
     box.finish(telemetry__otlp_endpoint=collector.address, checkpoints__asynchronous="yes")
-    spans, figures = collector.text("/v1/traces"), collector.text("/v1/metrics")
+    spans, figures = collector.spans(), collector.text("/v1/metrics")
     for name in ("batch", "checkpoint", "upload", "restore"):
-        assert name in spans
-    assert "stateflow.generation" in spans and "accounts" in spans
+        assert name in [found for found, _ in spans]
+    assert {facts["stateflow.job"] for name, facts in spans if name == "batch"} == {"accounts"}
     for name in (
         "number_of_completed_checkpoints",
         "last_checkpoint_size",

@@ -1,0 +1,29 @@
+"""Spans of a run on Spark, whose tasks are other processes than the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.flights import FlightsBox
+from tests.recovery.process import spawn
+from tests.servers.otlp import otlp_collector
+
+pytestmark = pytest.mark.spark
+
+
+def test_tasks_send_their_spans_themselves(tmp_path: Path) -> None:
+    with otlp_collector() as collector:
+        box = FlightsBox(tmp_path / "job", {"telemetry__otlp_endpoint": collector.address}, job="small_flights",
+                         launcher=spawn)  # fmt: skip
+        box.deliver(6)
+        assert box.run().code == 0
+        spans = collector.spans()
+    of_tasks = [facts for name, facts in spans if name == "restore" and "stateflow.subtask" in facts]
+    assert {(f["stateflow.operator"], f["stateflow.subtask"]) for f in of_tasks} >= {
+        (operator, subtask) for operator in ("aircraft", "by-route") for subtask in (0, 1)
+    }
+    uploads = [facts for name, facts in spans if name == "upload"]
+    assert uploads and all(facts["stateflow.file"].startswith("data/") for facts in uploads)
+    assert len([name for name, _ in spans if name == "batch"]) == 6
