@@ -96,6 +96,9 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     if is_local(SparkConf().get("spark.master", settings.spark.master)):
         # Local workers are this very Python, not whichever python3 comes first on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if python := settings.spark.conf.get("spark.pyspark.python"):
+        # By itself only spark-submit heeds it: a session takes the Python of workers from the driver's environment.
+        os.environ["PYSPARK_PYTHON"] = python
     # Python processes that Spark starts on the driver's side, for sources in Python, know nothing of addPyFile.
     paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -135,3 +138,64 @@ def test_many_executors_and_workers_are_killed(stack: ExitStack, tmp_path: Path)
 def _replace(cluster: Cluster) -> None:
     cluster.kill_worker(len(cluster.workers) - 1)
     cluster.add_worker()
+
+
+@pytest.mark.slow
+def test_executors_whose_python_has_nothing_get_a_packed_environment(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    """As the guide says: their own Python has neither stateflow nor rocksdict."""
+    bare = Path(sys.executable).resolve()
+    for package in ("stateflow", "rocksdict"):
+        looked = subprocess.run(
+            [bare, "-c", f"import {package}"], cwd="/", env={}, capture_output=True, check=False
+        )
+        assert b"ModuleNotFoundError" in looked.stderr
+    archive = _packed(tmp_path, bare)
+    nothing = {"PYTHONPATH": "", "PATH": "/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": ""}
+    cluster = stack.enter_context(spark_cluster(tmp_path / "cluster", nothing))
+    box = _box(stack, tmp_path, cluster)
+    box.settings = {
+        **box.settings, "spark__conf__spark.archives": f"{archive}#environment",
+        "spark__conf__spark.pyspark.python": "./environment/bin/python",
+    }  # fmt: skip
+    box.deliver(4)
+    run = box.start()
+    _await_batches(run, 2)
+    _strike(cluster, random.Random(4))
+    assert run.wait(run.family).code in (0, 5), str(run)
+    box.deliver(6)
+    _finish(box)
+    check_at_rest(box)
+    assert list((tmp_path / "cluster").glob("worker-*/app-*/*/environment/bin/python")), (
+        "nothing was unpacked"
+    )
+
+
+_NEEDED = {
+    "arro3-core", "click", "deltalake", "deprecated", "markdown-it-py", "mdurl", "msgspec", "numpy",
+    "opentelemetry-api", "pandas", "pyarrow", "pygments", "python-dateutil", "pytz", "rich", "rocksdict",
+    "typing-extensions", "tzdata", "wrapt", "xxhash",
+}  # fmt: skip
+"""What tasks import, and what that needs; pyspark is Spark's own part."""
+
+
+def _packed(folder: Path, python: Path) -> Path:
+    """An archive with all that tasks need."""
+    home, archive = folder / "environment", folder / "environment.tar.gz"
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = [pin for line in lines if (pin := line.partition(";")[0].strip()).partition("==")[0] in _NEEDED]
+    assert len(pins) == len(_NEEDED), sorted(pins)
+    subprocess.run([python, "-m", "venv", home], check=True)
+    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", *pins, "venv-pack2==0.9.2", "setuptools==80.9.0", "wheel"], check=True)
+    # A build leaves files where it is made.
+    source = folder / "source"
+    for name in ("stateflow", "plugins"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", source], check=True)
+    pack = [home / "bin" / "venv-pack", "-p", home, "-o", archive, "--compress-level", "1"]
+    subprocess.run(pack, check=True, capture_output=True)
+    return archive
