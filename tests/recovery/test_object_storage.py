@@ -70,6 +70,31 @@ def test_a_driver_that_was_overtaken_is_fenced(box: AccountsBox) -> None:
     box.check_clean()
 
 
+def test_two_jobs_of_a_host_share_a_limit_of_what_it_keeps(
+    server: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """Each start removes what the other job's process may be about to link."""
+    bucket, variables = server
+    shared = {"local_dir": tmp_path / "local", "state__cache_limit_bytes": 1}
+    boxes = [
+        AccountsBox(tmp_path / name, shared, root_folder=bucket / name, address=f"s3://bucket/{name}",
+                    variables=variables) for name in ("one-job", "other-job")
+    ]  # fmt: skip
+    for round_ in range(1, 6):
+        for box in boxes:
+            box.deliver(40 * round_)
+        for ended in [box.start() for box in boxes]:
+            assert ended.wait().code == 0, str(ended)
+    for box in boxes:
+        box.check_results()
+        box.check_clean()
+    boxes[0].deliver(240)
+    boxes[0].finish()
+    kept = [path for path in (tmp_path / "local").glob("*/*/*/cache/*") if path.stat().st_nlink == 1]
+    jobs = {path.parents[3].name for path in kept}
+    assert len(jobs) <= 1, "the other job's files are there, and nobody has them open"
+
+
 @pytest.mark.parametrize("point", ["commit.manifest", "commit.after", "upload.before"])
 def test_a_job_root_in_azure(tmp_path: Path, point: str) -> None:
     with azure_server(tmp_path / "azure", "container") as variables:
