@@ -1,7 +1,8 @@
-"""How long a job on Spark is away whose driver is killed: from the SIGKILL to the first checkpoint of the next run.
+"""How long a job on Spark is away whose driver is killed: from a SIGKILL to the first batch that the next one commits.
 
-The next run begins at once, as a retry without delay would. The start of Spark itself, that of a JVM mostly, is told
-apart: it takes what it takes without stateflow as well. Run as a program, this is the driver.
+The next run begins at once, as a retry without delay would. The start of Spark's session, that of a JVM mostly, is told
+apart: it takes what it takes without stateflow as well. So does a cold JVM's first batch, and how much of the rest that
+is shows the same job by Spark's own operator and checkpoints, killed likewise. Run as a program, this is the driver.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +24,6 @@ from unittest.mock import patch
 from benchmarks.data import Events, write_events
 from benchmarks.runs import JOB
 from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Head
 from stateflow.clock import SystemClock
 from stateflow.environment import RunRequest, run_job
 from stateflow.errors import ConfigError, DataError
@@ -34,34 +35,57 @@ _AFTER = 5
 _POLL_SECONDS, _LIMIT_SECONDS = 0.005, 180
 
 
+@dataclass(frozen=True)
+class _Job:
+    """The same job, by us or by Spark.
+
+    Attributes:
+        drive: runs it in a folder until it is killed, and writes ``spark.json`` there.
+        newest: a number that grows with each batch that is committed in the folder.
+    """
+
+    name: str
+    drive: Callable[[Path], None]
+    newest: Callable[[Path], int]
+
+
 def measure(folder: Path, kills: int, events: Events = _EVENTS) -> dict[str, Any]:
-    """Kills a job's driver so many times, in the midst of its batches, and measures each time what follows."""
-    write_events(folder / "events", events)
-    away, spark = [], []
-    with _driver(folder) as process:
-        head = _checkpoints(folder, process, None, _AFTER)
+    """Kills drivers so many times, in the midst of their batches, and measures each time what follows; ours and Spark's
+    in turns."""
+    jobs = [_OURS, _SPARKS]
+    away: dict[str, list[float]] = {job.name: [] for job in jobs}
+    spark: dict[str, list[float]] = {job.name: [] for job in jobs}
+    for job in jobs:
+        write_events(folder / job.name / "events", events)
+        with _driver(folder, job) as process:
+            _await(folder, job, process, _AFTER)
     for _ in range(kills):
-        killed = time.monotonic()
-        with _driver(folder) as process:
-            first = _checkpoints(folder, process, head, 1)
-            away.append(time.monotonic() - killed)
-            spark.append(json.loads((folder / "spark.json").read_text())["seconds"])
-            head = _checkpoints(folder, process, first, _AFTER)
-    ours = [whole - start for whole, start in zip(away, spark, strict=True)]
+        for job in jobs:
+            killed = time.monotonic()
+            with _driver(folder, job) as process:
+                _await(folder, job, process, 1)
+                away[job.name].append(time.monotonic() - killed)
+                told = json.loads((folder / job.name / "spark.json").read_text())
+                spark[job.name].append(told["seconds"])
+                _await(folder, job, process, _AFTER)
+    rest = {
+        name: [whole - start for whole, start in zip(away[name], spark[name], strict=True)] for name in away
+    }
     return {
-        "recovery_s": round(statistics.median(ours), 2),
-        "recovery_worst_s": round(max(ours), 2),
-        "spark_start_s": round(statistics.median(spark), 2),
+        "recovery_s": round(statistics.median(rest["ours"]), 2),
+        "recovery_worst_s": round(max(rest["ours"]), 2),
+        "recovery_of_spark_alone_s": round(statistics.median(rest["spark"]), 2),
+        "spark_start_s": round(statistics.median(spark["ours"]), 2),
         "kills": kills,
     }
 
 
 @contextmanager
-def _driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _driver(folder: Path, job: _Job) -> Iterator[subprocess.Popen[bytes]]:
     """A run of the job, which ends by SIGKILL."""
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", "benchmarks.killed_driver", str(folder)], stdout=log,
-                                   stderr=log, cwd=Path(__file__).parent.parent)  # fmt: skip
+    command = [sys.executable, "-m", "benchmarks.killed_driver", job.name, str(folder / job.name)]
+    with (folder / job.name / "log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=Path(__file__).parent.parent)
     try:
         yield process
     finally:
@@ -69,25 +93,33 @@ def _driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _checkpoints(folder: Path, process: subprocess.Popen[bytes], before: Head | None, number: int) -> Head:
-    """The head when so many checkpoints are behind another one."""
-    first = before.entry.seq if before else 0
-    until = time.monotonic() + _LIMIT_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        head = _head(folder)
-        # Each is one entry; the CLAIM of a run is one that is none.
-        if head is not None and head.entry.is_checkpoint and head.entry.seq > first + number:
-            return head
+def _await(folder: Path, job: _Job, process: subprocess.Popen[bytes], batches: int) -> None:
+    """Until so many more are committed."""
+    here = folder / job.name
+    seen, until = job.newest(here), time.monotonic() + _LIMIT_SECONDS
+    while batches:
+        if time.monotonic() > until or process.poll() is not None:
+            raise RuntimeError(f"the driver got nowhere:\n{(here / 'log').read_text()[-3000:]}")
+        newest = job.newest(here)
+        batches -= newest != seen
+        seen = newest
         time.sleep(_POLL_SECONDS)
-    raise RuntimeError(f"the driver got nowhere:\n{(folder / 'log').read_text()[-3000:]}")
 
 
-def _head(folder: Path) -> Head | None:
+def _tell(folder: Path, seconds: float) -> None:
+    told = folder / f"spark-{os.getpid()}.json"
+    told.write_text(json.dumps({"seconds": seconds}))
+    told.rename(folder / "spark.json")
+
+
+def _newest_checkpoint(folder: Path) -> int:
     try:
-        return JobRoot.open(open_storage(str(folder / "root")), SystemClock(), "benchmark").head()
+        return (
+            JobRoot.open(open_storage(str(folder / "root")), SystemClock(), "benchmark").head().checkpoint_id
+        )
     except (ConfigError, DataError):
         # No job root yet, or no entry in it.
-        return None
+        return 0
 
 
 def _drive(folder: Path) -> None:
@@ -96,9 +128,7 @@ def _drive(folder: Path) -> None:
     def timed(*arguments: Any) -> Any:
         began = time.monotonic()
         spark = real(*arguments)
-        told = folder / f"spark-{os.getpid()}.json"
-        told.write_text(json.dumps({"seconds": time.monotonic() - began}))
-        told.rename(folder / "spark.json")
+        _tell(folder, time.monotonic() - began)
         return spark
 
     settings = {"job.events": str(folder / "events"), "job.table": str(folder / "table"), "parallelism": "2",
@@ -107,5 +137,33 @@ def _drive(folder: Path) -> None:
         run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark"))
 
 
+def _newest_commit(folder: Path) -> int:
+    names = [path.name for path in (folder / "checkpoint" / "commits").glob("[0-9]*")]
+    return max(map(int, names), default=-1) + 1
+
+
+def _drive_spark(folder: Path) -> None:
+    from pyspark.sql import SparkSession
+
+    from benchmarks.peers.spark_native import SETTINGS, transformed
+
+    builder = SparkSession.builder.master("local[2,4]")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    began = time.monotonic()
+    spark = builder.getOrCreate()
+    _tell(folder, time.monotonic() - began)
+    stream = spark.readStream.schema("key bigint, value double").option("maxFilesPerTrigger", 1)
+    means = transformed(stream.parquet((folder / "events").as_uri()))
+    # Spark's file sink takes no updates; each batch appends its rows.
+    query = means.writeStream.outputMode("update").option("checkpointLocation", str(folder / "checkpoint"))
+    query.foreachBatch(lambda rows, _: rows.write.mode("append").parquet(str(folder / "table"))).start()
+    spark.streams.awaitAnyTermination()
+
+
+_OURS = _Job("ours", _drive, _newest_checkpoint)
+_SPARKS = _Job("spark", _drive_spark, _newest_commit)
+
+
 if __name__ == "__main__":
-    _drive(Path(sys.argv[1]))
+    {job.name: job for job in (_OURS, _SPARKS)}[sys.argv[1]].drive(Path(sys.argv[2]))

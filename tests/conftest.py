@@ -49,6 +49,14 @@ _SPARK = {
 }
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that use Spark come first: they have few tests and take minutes, and one of them at the end would let the
+    other workers wait for it."""
+    slow_ones = {item.path for item in items if item.get_closest_marker("spark") or "spark" in item.nodeid}
+    items.sort(key=lambda item: item.path not in slow_ones)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_secret_is_written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Looks through everything that tests wrote: job roots, tables, logs, results, Spark's own files."""
