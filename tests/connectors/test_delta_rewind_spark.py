@@ -73,9 +73,11 @@ def _said(plan: SinkRewind) -> list[str]:
 
 
 @pytest.mark.parametrize("properties", [
-    "", _VECTORS, f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
-    f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
-    f"delta.checkpointInterval = 3, {_VECTORS}", "delta.enableChangeDataFeed = true",
+    "", f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in (
+        _VECTORS, f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
+        f"delta.checkpointInterval = 3, {_VECTORS}", "delta.enableChangeDataFeed = true",
+    )),
 ])  # fmt: skip
 def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)

@@ -52,6 +52,7 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batch
     check_at_rest(flights)
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments(flights: FlightsBox) -> None:
     kill_at_random(flights, [DRIVER, WORKER, JVM], random.Random(2))
 
