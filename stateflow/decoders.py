@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 # A type's own hooks and annotations may ask for a decoder themselves.
 _making = threading.RLock()
@@ -24,20 +25,17 @@ _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 def json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     """The decoder of JSON into a type; always the same one."""
-    found = _json.get(kind)
-    if found is None:
-        with _making:
-            found = _json.setdefault(kind, msgspec.json.Decoder(kind))
-    return found
+    return _json.get(kind) or _made(_json, kind, msgspec.json.Decoder)
 
 
 def msgpack_decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     """The decoder of msgpack into a type; always the same one."""
-    found = _msgpack.get(kind)
-    if found is None:
-        with _making:
-            found = _msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
-    return found
+    return _msgpack.get(kind) or _made(_msgpack, kind, msgspec.msgpack.Decoder)
+
+
+def _made(known: dict[Any, D], kind: Any, make: Callable[[Any], D]) -> D:
+    with _making:
+        return known.setdefault(kind, make(kind))
 
 
 def value_decoder(kind: Any, from_builtin: Callable[[type, Any], Any]) -> msgspec.msgpack.Decoder[Any]:

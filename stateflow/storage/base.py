@@ -111,3 +111,25 @@ class Storage(ABC):
     def local_path(self, key: str) -> Path | None:
         """Where the object is, or would be, on this host's file system; None when it is not on one."""
         return None
+
+
+def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
+    """Writes the new local file `target`; nothing of it is left when the chunks end by an error."""
+    # Before there is a file: nothing is left of an object that is not there.
+    first = next(chunks, b"")
+    with target.open("xb") as file:
+        try:
+            file.write(first)
+            file.writelines(chunks)
+        except BaseException:
+            target.unlink()
+            raise
+
+
+def check_own(storage: Storage, key: str, source: Path) -> None:
+    """Raises StorageError unless what is stored is the file: a request whose answer was lost leaves it there."""
+    size = storage.size(key)
+    if size is None:
+        raise StorageError("the storage does not say whether it created an object", hint="try again", key=key)
+    if size != source.stat().st_size or storage.get(key, size) != source.read_bytes():
+        raise StorageError("an object name was used twice", key=key)

@@ -28,7 +28,7 @@ from urllib3 import Retry
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts, write_chunks
 
 log = logging.getLogger(__name__)
 # It logs each answer of 401 as an error of its own, and each request otherwise.
@@ -83,7 +83,10 @@ class HdfsStorage(Storage):
             aside = self._write_aside(data)
             try:
                 return self._name(aside, path)
-            except requests.RequestException as e:
+            except (requests.RequestException, HdfsError) as e:
+                if isinstance(e, HdfsError) and e.exception is not None:
+                    raise
+                # No answer, or one that is not the NameNode's, such as a proxy's.
                 log.warning("%s did not say whether it created %s: %s", self.uri, key, _reason(e))
                 return PutResult.UNKNOWN
 
@@ -92,7 +95,7 @@ class HdfsStorage(Storage):
         with self._told(key), source.open("rb") as file:
             named = self._name(self._write_aside(file), path)
         if named is not PutResult.CREATED:
-            self._check_own(key, source)
+            check_own(self, key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         found = bytearray()
@@ -106,13 +109,13 @@ class HdfsStorage(Storage):
         return self._chunks(key)
 
     def fetch(self, key: str, target: Path) -> None:
-        _write(self._chunks(key), target)
+        write_chunks(self._chunks(key), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         # Nothing of a file is what a server takes for all of it.
         if not size and self.size(key) is None:
             raise self._missing(key)
-        _write(self._chunks(key, offset, size) if size else iter(()), target)
+        write_chunks(self._chunks(key, offset, size) if size else iter(()), target)
 
     def size(self, key: str) -> int | None:
         with self._told(key):
@@ -144,15 +147,11 @@ class HdfsStorage(Storage):
     def tidy(self) -> None:
         """Removes files that writers who were killed left aside. The clock is the NameNode's own."""
         with self._told(_ASIDE):
-            try:
-                # Its `list` keeps the headers to itself.
-                answer = self._client._list_status(self._path(_ASIDE))  # noqa: SLF001
-            except HdfsError as e:
-                if _is_missing(e):
-                    return
-                raise
+            answer = self._listed(self._path(_ASIDE))
+            if answer is None:
+                return
             until = (parsedate_to_datetime(answer.headers["Date"]) - _ABANDONED).timestamp() * 1000
-            for found in answer.json()["FileStatuses"]["FileStatus"]:
+            for found in _statuses(answer):
                 if found["modificationTime"] < until:
                     self._remove(self._path(f"{_ASIDE}/{found['pathSuffix']}"))
 
@@ -201,16 +200,6 @@ class HdfsStorage(Storage):
             self._client.makedirs(path.rpartition("/")[0], permission="700")
         raise StorageError("the folder of an object is removed again and again", path=path, storage=self.uri)
 
-    def _check_own(self, key: str, source: Path) -> None:
-        """Raises StorageError unless what is stored is the file: a rename whose answer was lost leaves it there."""
-        size = self.size(key)
-        if size is None:
-            raise StorageError(
-                "the storage does not say whether it created an object", hint="try again", key=key
-            )
-        if size != source.stat().st_size or self.get(key, size) != source.read_bytes():
-            raise StorageError("an object name was used twice", key=key)
-
     def _chunks(self, key: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         with self._told(key):
             try:
@@ -224,19 +213,29 @@ class HdfsStorage(Storage):
                 raise
 
     def _walk(self, folder: str) -> Iterator[BlobInfo]:
-        try:
-            found = self._client.list(f"{self._folder}/{folder}".rstrip("/"), status=True)
-        except HdfsError as e:
-            if _is_missing(e) or e.exception is None:  # not a folder, says the library itself
-                return
-            raise
-        for name, status in found:
+        answer = self._listed(f"{self._folder}/{folder}".rstrip("/"))
+        for status in _statuses(answer) if answer is not None else ():
+            name = status["pathSuffix"]
             key = f"{folder}/{name}" if folder else name
             if status["type"] == "DIRECTORY":
                 if key != _ASIDE:
                     yield from self._walk(key)
-            else:
+            elif name:  # that of a file itself is empty
                 yield BlobInfo(key, status["length"])
+
+    def _listed(self, path: str) -> requests.Response | None:
+        """What the NameNode says of a folder, None when there is none.
+
+        Raises HdfsError for anything else: an answer that nobody understands is no empty folder. The library's own
+        `list` tells neither these apart nor what time it is there.
+        """
+        try:
+            found: requests.Response = self._client._list_status(path)  # noqa: SLF001
+        except HdfsError as e:
+            if _is_missing(e):
+                return None
+            raise
+        return found
 
     def _remove(self, path: str) -> bool:
         """Whether there was anything to remove; a folder that is not empty stays."""
@@ -286,21 +285,14 @@ def _connect(urls: str) -> Any:
     return InsecureClient(urls, user, session=session, timeout=_TIMEOUT)
 
 
+def _statuses(answer: requests.Response) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = answer.json()["FileStatuses"]["FileStatus"]
+    return found
+
+
 def _is_missing(error: HdfsError) -> bool:
     # The last of them: the path leads through a file.
     return error.exception in ("FileNotFoundException", "ParentNotDirectoryException")
-
-
-def _write(chunks: Iterator[bytes], target: Path) -> None:
-    # Before there is a file: nothing is left of an object that is not there.
-    first = next(chunks, b"")
-    with target.open("xb") as file:
-        try:
-            file.write(first)
-            file.writelines(chunks)
-        except BaseException:
-            target.unlink()
-            raise
 
 
 def _reason(error: Exception) -> str:

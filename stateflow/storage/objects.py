@@ -22,7 +22,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts, write_chunks
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class ObjectStorage(Storage):
         if size > _SINGLE_PUT:
             self._put_parts(key, source)
         elif self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            self._check_own(key, source)
+            check_own(self, key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         with self._told(key):
@@ -122,7 +122,7 @@ class ObjectStorage(Storage):
         return self._chunks(key)
 
     def fetch(self, key: str, target: Path) -> None:
-        _write(self._chunks(key), target)
+        write_chunks(self._chunks(key), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         if not size:
@@ -131,7 +131,7 @@ class ObjectStorage(Storage):
                 raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
             target.open("xb").close()
             return
-        _write(self._chunks(key, (offset, offset + size)), target)
+        write_chunks(self._chunks(key, (offset, offset + size)), target)
 
     def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
         options: Any = {"range": span} if span else None
@@ -192,22 +192,12 @@ class ObjectStorage(Storage):
     def _put_parts(self, key: str, source: Path) -> None:
         """In parts, the object is overwritten: whoever gives a name twice is told if the other one is there already."""
         if self.size(key) is not None:
-            self._check_own(key, source)
+            check_own(self, key, source)
             return
         with self._told(key):
             obstore.put(
                 self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE
             )
-
-    def _check_own(self, key: str, source: Path) -> None:
-        """Raises StorageError unless what is stored is the file: a put whose answer was lost leaves it there."""
-        size = self.size(key)
-        if size is None:
-            raise StorageError(
-                "the storage does not say whether it created an object", hint="try again", key=key
-            )
-        if size != source.stat().st_size or self.get(key) != source.read_bytes():
-            raise StorageError("an object name was used twice", key=key)
 
     @contextlib.contextmanager
     def _told(self, key: str) -> Iterator[None]:
@@ -235,18 +225,6 @@ class ObjectStorage(Storage):
                                   reason=_reason(e)) from None  # fmt: skip
             raise StorageError("the storage failed", hint="does its endpoint answer? a new run goes on from the last "
                                "checkpoint", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
-
-
-def _write(chunks: Iterator[bytes], target: Path) -> None:
-    # Before there is a file: nothing is left of an object that is not there.
-    first = next(chunks, b"")
-    with target.open("xb") as file:
-        try:
-            file.write(first)
-            file.writelines(chunks)
-        except BaseException:
-            target.unlink()
-            raise
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,7 @@ from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.testing.storage import StorageConformance, at_once
-from tests.servers.faults import LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
+from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
 
@@ -174,6 +174,39 @@ def shaken(
     with fault_proxy(address.replace("webhdfs", "http"), faults) as proxy:
         host = proxy.removeprefix("http://")
         yield lambda: HdfsStorage("webhdfs", host, folder)
+
+
+def test_an_answer_that_is_not_the_name_nodes_is_no_empty_folder(
+    shaken: Callable[[], Storage], storage: Storage, faults: Faults
+) -> None:
+    """A LIST that hides what is there would let a run begin anew."""
+    storage.put_new("log/1", b"x")
+    behind = shaken()
+    assert behind.size("log/1") == 1
+    faults.kinds, faults.share = ANSWERS, 1.0
+    for use in (lambda: behind.list(""), lambda: behind.list("log/"), lambda: behind.size("log/1"),
+                lambda: behind.get("log/1"), lambda: behind.delete(["log/1"]), behind.tidy):  # fmt: skip
+        with pytest.raises(StorageError) as failed:
+            use()
+        assert not isinstance(failed.value, MissingFile)
+    assert [blob.key for blob in storage.list("")] == ["log/1"]
+
+
+def test_a_rename_whose_answer_is_somebody_elses_is_unknown(
+    shaken: Callable[[], Storage], storage: Storage, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behind = shaken()
+    real = HdfsStorage._write_aside
+
+    def then_fail(self: HdfsStorage, data: bytes) -> str:
+        aside = real(self, data)
+        faults.kinds, faults.share = ["500"], 1.0
+        return aside
+
+    monkeypatch.setattr(HdfsStorage, "_write_aside", then_fail)
+    assert behind.put_new("a", b"x") is PutResult.UNKNOWN
+    faults.share = 0.0
+    assert storage.size("a") is None
 
 
 def _put(storage: Storage, key: str, data: bytes) -> PutResult:
