@@ -13,12 +13,12 @@ from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import open_savepoint
 from stateflow.clock import SystemClock
-from stateflow.config import Settings
 from stateflow.environment import declare
 from stateflow.errors import ConfigError
 from stateflow.runtime.assembly import load_job, source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
 from stateflow.runtime.plan import JobPlan, plan_job
+from stateflow.settings import Settings
 from stateflow.state.evolution import Declaration, Declarations, Fit, judge
 from stateflow.state.handles import StateSchema
 from stateflow.state.operator_state import BROADCAST

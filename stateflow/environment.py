@@ -14,7 +14,7 @@ from stateflow.api.graph import Graph, SourceNode
 from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
 from stateflow.clock import Clock, SystemClock
-from stateflow.config import Settings, resolve
+from stateflow.config import resolve
 from stateflow.errors import JobDefinitionError, StateflowError
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
@@ -30,6 +30,7 @@ from stateflow.runtime.local_run import run_local
 from stateflow.runtime.plan import plan_job
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
+from stateflow.settings import Settings
 from stateflow.storage import Storage, open_storage
 from stateflow.telemetry import telemetry
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from stateflow.checkpoint.jobroot import JobRoot
@@ -21,8 +23,9 @@ from stateflow.state.transfer import private_folder
 from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.paths import FORMAT, probe
 
-_PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "apache-airflow")
+_PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "hdfs", "apache-airflow")
 _NEEDED = ("pyspark", "rocksdict", "pyarrow", "msgspec")
+_SLOW_TO_COMPILE = ("pandas", "pyarrow", "pyspark")
 _LITTLE_SPACE = 1 << 30
 _LARGE_SKEW = 60.0
 _NOTE = b"stateflow doctor\n"
@@ -61,6 +64,7 @@ def examine(job_root: str, local_dir: Path, clock: Clock) -> list[Finding]:
         _tried("Python", check_python, ".".join(map(str, sys.version_info[:3]))),
         _java(),
         _packages(),
+        _compiled(),
         _tried("Spark", lambda: check_spark(_version("pyspark")), _version("pyspark")),
         _scratch(local_dir),
     ]
@@ -96,6 +100,21 @@ def _packages() -> Finding:
     if missing:
         return Finding("packages", Health.BAD, shown, "pip install -r requirements.txt")
     return Finding("packages", Health.GOOD, shown)
+
+
+def _compiled() -> Finding:
+    """Some installers leave compiling to the first import, and PYTHONDONTWRITEBYTECODE lets nobody keep the result."""
+    without = [name for name in _SLOW_TO_COMPILE if not _is_compiled(name)]
+    if without:
+        hint = f"that is a second of CPU; python -m compileall -q {sysconfig.get_path('purelib')}"
+        told = f"each process compiles {', '.join(without)} anew"
+        return Finding("compiled packages", Health.LOOK, told, hint)
+    return Finding("compiled packages", Health.GOOD, "kept")
+
+
+def _is_compiled(module: str) -> bool:
+    spec = find_spec(module)
+    return spec is None or spec.cached is None or Path(spec.cached).exists()
 
 
 def _scratch(local_dir: Path) -> Finding:

@@ -13,9 +13,9 @@ from typing import Any
 
 from opentelemetry import metrics, trace
 
-from stateflow.config import TelemetrySettings
 from stateflow.errors import ConfigError
 from stateflow.metrics import METRICS, Kind, Recorder
+from stateflow.settings import TelemetrySettings
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.config import SourceSettings
 from stateflow.errors import JobDefinitionError
+from stateflow.settings import SourceSettings
 
 
 class CollectionSource(LocalSource):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateflow.api.schema import RowSchema
-from stateflow.config import SourceSettings
+from stateflow.settings import SourceSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

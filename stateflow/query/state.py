@@ -14,9 +14,9 @@ from typing import Any
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.clock import Clock, SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
+from stateflow.settings import RocksDBSettings
 from stateflow.state.backends import Place, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.keyed import state_names

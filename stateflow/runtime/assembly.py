@@ -6,8 +6,11 @@ import importlib.util
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from stateflow.api.graph import Graph
 from stateflow.api.sink import SinkContext
@@ -15,16 +18,24 @@ from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
 from stateflow.checkpoint.probe import probe_job_root
 from stateflow.clock import Clock
-from stateflow.config import Settings
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
 from stateflow.runtime.job import Job
 from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.runtime.publishing import BoundSink
+from stateflow.settings import Settings
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG
 
 _loaded: set[str] = set()
 """Names of the job files that this process has loaded."""
+
+
+class _JobFile(SourceFileLoader):
+    """Compiles the file that is there. What Python keeps of an earlier one is taken by time, in seconds, and size: an
+    edit within a second, or an artefact whose files all have one time, would run the job of before."""
+
+    def path_stats(self, path: Any) -> Mapping[str, Any]:
+        raise OSError("nothing is kept")
 
 
 def load_job(path: Path) -> ModuleType:
@@ -39,7 +50,7 @@ def load_job(path: Path) -> ModuleType:
         raise JobDefinitionError("a job file's name must be one that Python can import", hint="use letters, digits "
                                  "and _", path=str(path))  # fmt: skip
     _check_free(name, path)
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_JobFile(name, str(path)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateflow.clock import Clock
-from stateflow.config import RunSettings
+from stateflow.settings import RunSettings
 
 CAUGHT_UP = "caught-up"
 STOPPED = "stopped"

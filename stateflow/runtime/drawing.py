@@ -22,9 +22,9 @@ from stateflow.api.graph import (
     parents_of,
 )
 from stateflow.api.schema import RowSchema
-from stateflow.config import Settings
 from stateflow.runtime.declared import declare
 from stateflow.runtime.plan import Level, Unit, plan_job
+from stateflow.settings import Settings
 
 
 @dataclass(frozen=True)

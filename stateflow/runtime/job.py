@@ -9,11 +9,11 @@ from functools import cached_property
 from stateflow.checkpoint.documents import SourcePosition, SparkPosition
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.restore import Wanted
-from stateflow.config import Settings
 from stateflow.metrics import NullRecorder, Recorder
 from stateflow.runtime.declared import declared_if_known
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.publishing import BoundSink
+from stateflow.settings import Settings
 from stateflow.state.evolution import Declarations
 
 

@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from stateflow.clock import Clock
-from stateflow.config import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from stateflow.errors import Interrupted, StateflowError
+from stateflow.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import told_at
-from stateflow.config import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError
 from stateflow.events import log_within
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -39,6 +38,7 @@ from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.start_checks import StartChecks
 from stateflow.runtime.uncommitted import Uncommitted
 from stateflow.runtime.watermarks import advanced, combined, milliseconds
+from stateflow.settings import AT_LEAST_ONCE
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import DataKey, data_folder

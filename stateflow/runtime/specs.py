@@ -14,7 +14,7 @@ from stateflow.api.graph import Keying
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.config import RocksDBSettings, ShuffleSettings, StateSettings, TelemetrySettings
+from stateflow.settings import RocksDBSettings, ShuffleSettings, StateSettings, TelemetrySettings
 from stateflow.state.handles import StateSchema
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.state.uploads import Outbox

@@ -13,9 +13,9 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from stateflow.clock import SystemClock
-from stateflow.config import StateSettings
 from stateflow.decoders import msgpack_decoder
 from stateflow.runtime.specs import BatchInfo
+from stateflow.settings import StateSettings
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend
 from stateflow.state.handles import Base, SubtaskState

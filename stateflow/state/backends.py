@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from stateflow.config import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
+from stateflow.settings import RocksDBSettings, StateSettings
 from stateflow.state import snapshots
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.filesystem import LOCAL_NAME, FilesystemBackend

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.config import BACKENDS
 from stateflow.errors import ConfigError
 from stateflow.keygroups import KeyGroupRange
+from stateflow.settings import BACKENDS
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

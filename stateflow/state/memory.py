@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from stateflow.config import LARGEST_MEMORY_STATE
 from stateflow.errors import ConfigError
+from stateflow.settings import LARGEST_MEMORY_STATE
 from stateflow.state import snapshots
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import SubtaskState

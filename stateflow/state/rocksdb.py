@@ -34,9 +34,9 @@ from rocksdict import (
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
+from stateflow.settings import RocksDBSettings
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.rescaling import assemble, read_store_manifest, write_manifest
@@ -285,7 +285,9 @@ def _check_name(name: str) -> None:
 
 @lru_cache(maxsize=4)
 def _block_cache(size: int) -> Cache:
-    return Cache(size)
+    # RocksDB's older cache is cut into so many shards that the index and the filter of one file fill a whole one, and
+    # go out and come in again all the time. 0: it finds out how large what it keeps is.
+    return Cache.new_hyper_clock_cache(size, 0)
 
 
 def _options(settings: RocksDBSettings) -> Options:

@@ -27,10 +27,10 @@ from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
 from stateflow.api.streams import DataStream
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.config import SourceSettings
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch
 from stateflow.runtime.rows import row_maker, to_batch, to_rows
+from stateflow.settings import SourceSettings
 from stateflow.state.handles import Committable
 
 OPERATOR = "operator"

@@ -20,7 +20,7 @@ from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.clock import SystemClock
-from stateflow.config import Settings, resolve
+from stateflow.config import resolve
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, WrongJobRoot
@@ -33,6 +33,7 @@ from stateflow.runtime.local import LocalExecutor, refuse_transforms
 from stateflow.runtime.plan import plan_job
 from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.watermarks import milliseconds
+from stateflow.settings import Settings
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.state.transfer import remove_tree
 from stateflow.storage import Storage, forget_memory, open_storage

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.config import SourceSettings
+from stateflow.settings import SourceSettings
 
 
 class Crash:

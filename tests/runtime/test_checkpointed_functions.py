@@ -23,10 +23,10 @@ from stateflow import (
 )
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction
 from stateflow.api.functions import Context, KeyedProcessFunction
-from stateflow.config import Settings
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, StateError, UserCodeError
 from stateflow.runtime.drawing import as_text, draw
+from stateflow.settings import Settings
 from tests.runtime.local_box import Box
 from tests.unit.kit import Nowhere, Row
 

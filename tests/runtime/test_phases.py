@@ -15,7 +15,6 @@ from stateflow import Context, KeyedBroadcastProcessFunction, KeyedProcessFuncti
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings
 from stateflow.runtime import stores
 from stateflow.runtime.rows import to_batch
 from stateflow.runtime.specs import (
@@ -37,6 +36,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
 )
 from stateflow.runtime.task import Barrier, run_level
+from stateflow.settings import RocksDBSettings
 
 
 class Row(msgspec.Struct):

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
-from stateflow.config import ExponentialDelay, FailureRate, FixedDelay, RestartSettings, resolve
+from stateflow.config import resolve
 from stateflow.errors import BatchFailed, ConfigError, Fenced, Interrupted, StateflowError, StorageError
 from stateflow.runtime.restarts import restart_strategy, with_restarts
+from stateflow.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 SECOND = timedelta(seconds=1)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,9 @@ def test_a_run_that_ended_well_has_told_the_log_that_everything_is_published(ben
     run = bench.run(bench.build("a", "b"))
     head = run.job.root.head()
     assert pending_of(head) == []
-    assert {name: p.checkpoint_id for name, p in head.entry.published.items()} == {"a": 4, "b": 4}
+    assert {name: p.checkpoint_id for name, p in head.entry.published.items()} == {
+        "a": head.checkpoint_id, "b": head.checkpoint_id,
+    }  # fmt: skip
 
 
 def test_a_sink_can_be_removed_after_a_run_that_ended_well(bench: Bench) -> None:
@@ -248,3 +252,15 @@ def test_a_job_file_may_not_take_the_name_of_another_module(tmp_path: Path, name
     path.write_text("def build(env): ...\n")
     with pytest.raises(JobDefinitionError, match="name of another module"):
         load_job(path)
+
+
+def test_a_job_file_is_what_it_is_now_whatever_its_time_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = tmp_path / "edited.py"
+    for version in (1, 2):
+        path.write_text(f"VERSION = {version}\ndef build(env): ...\n")
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        assert load_job(path).VERSION == version
+    assert list(tmp_path.iterdir()) == [path], "nothing is written beside it"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.config import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.keygroups import KeyGroupRange
 from stateflow.runtime import stores
 from stateflow.runtime.specs import BatchInfo
+from stateflow.settings import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from stateflow.config import TelemetrySettings
 from stateflow.errors import ConfigError
 from stateflow.metrics import METRICS, Kind
+from stateflow.settings import TelemetrySettings
 from stateflow.telemetry import telemetry
 from tests.recovery.harness import SLICE, AccountsBox
 from tests.servers.otlp import Collector, otlp_collector

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings
 from stateflow.serializers import encode_key
+from stateflow.settings import RocksDBSettings
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.keyed import KeyedState

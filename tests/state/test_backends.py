@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
-from stateflow.config import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.keygroups import KeyGroupRange
+from stateflow.settings import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.state import snapshots
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.backends import Place, open_backend, read_entries

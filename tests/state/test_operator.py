@@ -23,7 +23,6 @@ from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import TaskReport
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings
 from stateflow.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -50,6 +49,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
 )
 from stateflow.runtime.task import Barrier, run_level
+from stateflow.settings import RocksDBSettings
 from stateflow.state.memory import DictBackend
 from stateflow.time_to_live import StateTtlConfig
 from tests.state.test_state_kinds import Mean

@@ -20,9 +20,9 @@ from rocksdict import Rdict
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.restore import bases_of
 from stateflow.clock import ManualClock
-from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, MissingFile, StateflowError
 from stateflow.keygroups import range_of, subtask_of
+from stateflow.settings import RocksDBSettings
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache

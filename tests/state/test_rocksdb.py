@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stateflow.config import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError, StorageError
+from stateflow.settings import COMPACTIONS, RocksDBSettings
 from stateflow.state.backend import Snapshot
 from stateflow.state.handles import FileHandle, StateFile
 from stateflow.state.rocksdb import RocksDBBackend, is_io_error
@@ -372,7 +372,7 @@ def test_a_store_may_have_another_kind_of_compaction_each_time_it_is_opened(shel
 def test_a_kind_of_compaction_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such kind of compaction") as refused:
         RocksDBSettings(compaction="fifo")
-    assert refused.value.hint == "one of universal, leveled"
+    assert refused.value.hint == "known: universal, leveled"
 
 
 # -- the host -----------------------------------------------------------------------------------------------------

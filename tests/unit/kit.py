@@ -13,8 +13,8 @@ from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
 from stateflow.checkpoint.documents import EntryKind, EntryRef, JobFormat, LogEntry
 from stateflow.checkpoint.log import Head
-from stateflow.config import SourceSettings
 from stateflow.environment import StreamExecutionEnvironment
+from stateflow.settings import SourceSettings
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import data_folder
 

@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.config import (
-    CheckpointSettings,
-    RunSettings,
-    Settings,
-    StateSettings,
-    parse_assignments,
-    parse_duration,
-    read_toml,
-    resolve,
-)
+from stateflow.config import parse_assignments, parse_duration, read_toml, resolve
 from stateflow.errors import ConfigError
+from stateflow.settings import CheckpointSettings, RunSettings, Settings, StateSettings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 

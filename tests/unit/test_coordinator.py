@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, NotDue, Outcome
-from stateflow.config import CheckpointSettings, resolve
+from stateflow.config import resolve
+from stateflow.settings import CheckpointSettings
 
 SECOND = timedelta(seconds=1)
 

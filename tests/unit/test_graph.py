@@ -12,9 +12,10 @@ from stateflow import KeyedCoProcessFunction, OutputTag, RichMapFunction
 from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend, StateBackend
 from stateflow.api.graph import Graph, level_of
 from stateflow.api.streams import DataStream
-from stateflow.config import StateSettings, resolve
+from stateflow.config import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, JobDefinitionError
+from stateflow.settings import StateSettings
 from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
 
 

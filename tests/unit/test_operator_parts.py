@@ -10,11 +10,11 @@ import pytest
 
 from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.restore import Wanted, plan_restore
-from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime import operator_parts
 from stateflow.runtime.operator_parts import INLINE_BYTES, OperatorBase, OperatorParts, read_part
 from stateflow.runtime.specs import BatchInfo
+from stateflow.settings import RocksDBSettings
 from stateflow.state.handles import OperatorContent, OperatorPart
 from stateflow.storage import PosixStorage
 
