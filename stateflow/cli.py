@@ -23,7 +23,7 @@ from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
 from stateflow.cli_status import status
 from stateflow.clock import SystemClock
-from stateflow.config import Settings, parse_assignments, read_toml
+from stateflow.config import parse_assignments, read_toml
 from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.events import ContextFilter, log_event
@@ -31,6 +31,7 @@ from stateflow.examination import Health
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.run import JobRun
+from stateflow.settings import Settings
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, refuse, tell
 from stateflow.verification import Verified
 
@@ -283,6 +284,7 @@ class _Progress:
 class _LogProgress(_Progress):
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
+        self._asynchronous = False
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.setFormatter(
             _JsonFormatter()
@@ -296,12 +298,14 @@ class _LogProgress(_Progress):
 
     def started(self, run: JobRun) -> None:
         restored = run.restored
+        self._asynchronous = run.job.settings.checkpoints.asynchronous
         log_event(log, logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
                   at=run.stood_at, checkpoint=restored.checkpoint_id, matched=list(restored.matched),
                   new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
-        event = "committed" if result.committed else "worked off"
+        # What is stored beside the batches tells of itself once committed, which may be before this line.
+        event = "committed" if result.committed and not self._asynchronous else "worked off"
         log_event(log, logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal,
                   rows=result.rows_in, seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
                   full_bytes=result.full_bytes)  # fmt: skip

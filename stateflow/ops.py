@@ -154,7 +154,7 @@ def can_delete(job_root: str, path: str) -> FileFate:
     """What becomes of one object.
 
     Args:
-        path: relative to the job root, or a whole path or address.
+        path: relative to the job root, or to the working folder, or a whole path or address.
 
     Raises ConfigError for one that is not below the job root, or not there.
     """
@@ -162,18 +162,24 @@ def can_delete(job_root: str, path: str) -> FileFate:
     key = _key_below(root, path)
     size = root.storage.size(key)
     if size is None:
-        raise ConfigError("there is no such file in the job root", path=path, root=root.storage.uri)
+        raise ConfigError("there is no such file in the job root", hint="give its path below the job root, as "
+                          "`stateflow gc --dry-run --files` does, or a whole path or address",
+                          path=path, root=root.storage.uri)  # fmt: skip
     (found,) = Collector(root).explain([BlobInfo(key, size)])
     return found
 
 
 def _key_below(root: JobRoot, path: str) -> str:
-    if "://" in path or path.startswith("/"):
-        uri = open_storage(path).uri
-        below = f"{root.storage.uri.rstrip('/')}/"
-        if not uri.startswith(below):
-            raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
+    is_whole = "://" in path or path.startswith("/")
+    if not is_whole and not os.path.exists(path):
+        return path
+    uri = open_storage(path if is_whole else os.path.abspath(path)).uri
+    below = f"{root.storage.uri.rstrip('/')}/"
+    if uri.startswith(below):
         return unquote(uri.removeprefix(below))
+    if is_whole:
+        raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
+    # Something of that name happens to be in the working folder.
     return path
 
 

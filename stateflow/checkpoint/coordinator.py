@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from stateflow.config import CheckpointSettings
+from stateflow.settings import CheckpointSettings
 
 _REMEMBERED = 100
 

@@ -14,7 +14,20 @@ from dataclasses import dataclass
 
 from stateflow.checkpoint.documents import LogEntry
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import DATA, LOG, PROBE, SPARK, DataKey, entry_seq, owned_generation, parse_data
+from stateflow.storage.paths import (
+    DATA,
+    FORMAT,
+    HISTORY,
+    LOG,
+    PROBE,
+    REQUESTS,
+    SAVEPOINTS,
+    SPARK,
+    DataKey,
+    entry_seq,
+    owned_generation,
+    parse_data,
+)
 
 COLLECTED = (DATA, SPARK, PROBE, LOG)
 """Where garbage is looked for."""
@@ -35,6 +48,10 @@ class Fate(enum.Enum):
     AHEAD = "the newest run has not committed beyond it: its next commit may need it"
     KEPT_ENTRY = "an entry of the log that is kept, or that is not older than the present checkpoint"
     RUNNING = "it belongs to the newest run"
+    FORMAT = "it says whose job root this is, and of which format"
+    HISTORY = "it is history; a run lets old records go"
+    SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes one"
+    REQUEST = "it is a request to a run, or its answer; a run lets old ones go"
     OUTSIDE = "no collection looks at it"
     GARBAGE = "nothing needs it, and no commit to come can"
     UNKNOWN = "its name is none that stateflow gives"
@@ -43,6 +60,10 @@ class Fate(enum.Enum):
     def may_go(self) -> bool:
         """Whether deleting it harms nobody, now and for ever."""
         return self is Fate.GARBAGE
+
+
+_OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST}
+"""What has owners of its own: no collection looks there."""
 
 
 def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> Findings:
@@ -76,7 +97,13 @@ def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
     if generation is not None:
         is_over = generation < head.generation or (generation == head.generation and head.ended)
         return Fate.GARBAGE if is_over else Fate.RUNNING
-    return Fate.UNKNOWN if key.startswith(COLLECTED) else Fate.OUTSIDE
+    return Fate.UNKNOWN if key.startswith(COLLECTED) else _fate_outside(key)
+
+
+def _fate_outside(key: str) -> Fate:
+    if key == FORMAT:
+        return Fate.FORMAT
+    return next((fate for area, fate in _OUTSIDE.items() if key.startswith(area)), Fate.OUTSIDE)
 
 
 def is_past(data: DataKey, head: LogEntry) -> bool:

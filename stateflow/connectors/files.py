@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
-from stateflow.config import SourceSettings
 from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.settings import SourceSettings
 
 _FOREVER = "36500d"
 _REFUSED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}

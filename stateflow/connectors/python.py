@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
 from stateflow.api.source import LocalSource, Slice, Source
-from stateflow.config import SourceSettings
 from stateflow.errors import StorageError
+from stateflow.settings import SourceSettings
 
 _START = "start"
 _numbers = count(1)

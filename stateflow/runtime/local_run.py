@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stateflow.api.source import LocalSource
+from stateflow.api.source import LocalSource, Slice
 from stateflow.checkpoint.documents import NOT_BEGUN, SourcePosition
+from stateflow.errors import BatchFailed, StateflowError
 from stateflow.runtime import stores
 from stateflow.runtime.bounds import STOPPED, Bounds
+from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.run import JobRun
 from stateflow.runtime.ticks import run_ticks
+from stateflow.settings import SourceSettings
 
 
 def run_local(
@@ -63,9 +66,21 @@ def _read(
     positions = []
     for uid, description in run.job.sources:
         offset = before.get(uid, NOT_BEGUN)
-        found = sources[uid].read(None if offset == NOT_BEGUN else offset, run.job.settings.source)
+        found = _slice(uid, sources[uid], None if offset == NOT_BEGUN else offset, run.job.settings.source)
         if found is not None:
             rows[uid] = found.rows
             offset = found.position
         positions.append(SourcePosition(uid=uid, description=description, offset=offset))
     return rows, positions
+
+
+def _slice(uid: str, source: LocalSource, position: str | None, limits: SourceSettings) -> Slice | None:
+    try:
+        return source.read(position, limits)
+    except StateflowError:
+        raise
+    except Exception as e:
+        # Whether it will do better another time, only who wrote it knows: restarts and retries are bounded.
+        raise BatchFailed("a source could not be read", hint="a new run starts from the last checkpoint; if that fails "
+                          "as well, mend the source", source=uid,
+                          reason=f"{type(e).__name__}: {e}"[:500], where=innermost(e)) from e  # fmt: skip

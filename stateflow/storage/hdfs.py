@@ -14,10 +14,11 @@ import getpass
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,7 @@ import requests
 from hdfs import HdfsError, InsecureClient, TokenClient
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
+from urllib3.exceptions import MaxRetryError
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
@@ -45,6 +47,8 @@ _RETRIES = Retry(total=8, backoff_factor=0.1, backoff_jitter=0.2, backoff_max=15
                  allowed_methods=None, redirect=10, raise_on_status=False)  # fmt: skip
 """Also of requests that write: files that are aside belong to one writer, and a rename that is asked for twice is told
 that its file is gone."""
+_NOT_READY = ("RetriableException", "SafeModeException", "StandbyException")
+"""What a NameNode says that has just started or is not the active one, and no other one is: it did nothing."""
 _FOLDER_TRIES = 20
 _SECRET = re.compile(r"\b(delegation|token)=[^&\s\"'<>,)]+")
 """What an URL may have in it."""
@@ -120,7 +124,7 @@ class HdfsStorage(Storage):
     def size(self, key: str) -> int | None:
         with self._told(key):
             try:
-                found = self._client.status(self._path(key))
+                found = _asked(lambda: self._client.status(self._path(key)))
             except HdfsError as e:
                 if _is_missing(e):
                     return None
@@ -170,9 +174,9 @@ class HdfsStorage(Storage):
         try:
             if not self._is_made:
                 # By itself: folders that come with a file have HDFS's own permissions.
-                self._client.makedirs(self._folder, permission="700")
+                self._make_folder(self._folder)
                 self._is_made = True
-            self._client.write(self._path(aside), data, overwrite=True, permission="600")
+            _asked(lambda: self._write(self._path(aside), data))
         except HdfsError as e:
             if not _is_missing(e):
                 raise
@@ -180,12 +184,19 @@ class HdfsStorage(Storage):
                               reason=_reason(e)) from None  # fmt: skip
         return aside
 
+    def _write(self, path: str, data: bytes | IO[bytes]) -> None:
+        if not isinstance(data, bytes):
+            # A try before this one may have read some of it.
+            data.seek(0)
+        self._client.write(path, data, overwrite=True, permission="600")
+
     def _name(self, aside: str, path: str) -> PutResult:
         """Renames a file unless its name is taken."""
+        # The library's own `rename` has no options, and moves a file into a folder that has the name.
+        rename = partial(self._client._rename, destination=path, renameoptions="NONE")  # noqa: SLF001
         for _ in range(_FOLDER_TRIES):
             try:
-                # Its `rename` has no options, and moves a file into a folder that has the name.
-                self._client._rename(self._path(aside), destination=path, renameoptions="NONE")  # noqa: SLF001
+                _asked(lambda: rename(self._path(aside)))
                 return PutResult.CREATED
             except HdfsError as e:
                 if e.exception == "FileAlreadyExistsException":
@@ -197,16 +208,15 @@ class HdfsStorage(Storage):
                 # Renamed by a request whose answer was lost and which was sent again, or taken by `tidy`.
                 return PutResult.UNKNOWN
             # Its folder is not there, or a collector has removed it while it was empty.
-            self._client.makedirs(path.rpartition("/")[0], permission="700")
+            self._make_folder(path.rpartition("/")[0])
         raise StorageError("the folder of an object is removed again and again", path=path, storage=self.uri)
 
     def _chunks(self, key: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         with self._told(key):
+            read = partial(self._client.read, offset=offset, length=length, chunk_size=_CHUNK)
             try:
-                with self._client.read(
-                    self._path(key), offset=offset, length=length, chunk_size=_CHUNK
-                ) as chunks:
-                    yield from chunks
+                with contextlib.ExitStack() as stack:
+                    yield from _asked(lambda: stack.enter_context(read(self._path(key))))
             except HdfsError as e:
                 if _is_missing(e):
                     raise self._missing(key) from None
@@ -230,17 +240,20 @@ class HdfsStorage(Storage):
         `list` tells neither these apart nor what time it is there.
         """
         try:
-            found: requests.Response = self._client._list_status(path)  # noqa: SLF001
+            found: requests.Response = _asked(lambda: self._client._list_status(path))  # noqa: SLF001
         except HdfsError as e:
             if _is_missing(e):
                 return None
             raise
         return found
 
+    def _make_folder(self, path: str) -> None:
+        _asked(lambda: self._client.makedirs(path, permission="700"))
+
     def _remove(self, path: str) -> bool:
         """Whether there was anything to remove; a folder that is not empty stays."""
         try:
-            return bool(self._client.delete(path))
+            return bool(_asked(lambda: self._client.delete(path)))
         except HdfsError as e:
             if _is_missing(e) or e.exception == "PathIsNotEmptyDirectoryException":
                 return False
@@ -271,6 +284,22 @@ class HdfsStorage(Storage):
             raise StorageError("the storage does not answer", hint="are the NameNode's host and HTTP port right, and "
                                "do its DataNodes run? a new run goes on from the last checkpoint",
                                storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
+
+
+def _asked(request: Callable[[], Any]) -> Any:
+    """What a NameNode answers, as soon as one is ready. Raises what `request` raises, also when none is in time."""
+    retries = _RETRIES
+    while True:
+        try:
+            return request()
+        except HdfsError as e:
+            if e.exception not in _NOT_READY:
+                raise
+            try:
+                retries = retries.increment()
+            except MaxRetryError:
+                raise e from None
+            retries.sleep()
 
 
 def _connect(urls: str) -> Any:

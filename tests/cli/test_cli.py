@@ -17,6 +17,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.cli import main
 from stateflow.clock import SystemClock
 from stateflow.runtime import stores
+from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from tests.errors.kit import BUILD, JOB, Bench, contents, stateflow
@@ -179,6 +180,23 @@ def test_checkpoints_beside_the_batches_are_told_of_by_themselves(bench: Bench) 
     assert f"to checkpoint {committed[-1]['checkpoint']}, caught-up" in shown.stdout
 
 
+def test_a_checkpoint_committed_before_its_batch_is_told_of_is_told_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = JobRun._checkpoint_if_due
+
+    def committed_at_once(run: JobRun) -> None:
+        due(run)
+        run.settle()
+
+    monkeypatch.setattr(JobRun, "_checkpoint_if_due", committed_at_once)
+    shown = invoke(*bench.command("--log-format", "json"))
+    _, *told = _json_lines(shown.stderr)
+    assert [(t["event"], t["facts"]["batch"]) for t in told] == [
+        (event, batch) for batch in (1, 2, 3) for event in ("committed", "worked off")
+    ]
+
+
 def test_a_run_goes_on_where_the_last_one_ended(bench: Bench) -> None:
     first = invoke(*bench.command("--set", "run.max_batches=1"))
     assert "1 batches, 4 rows" in first.stdout and ", batches, " in first.stdout
@@ -243,10 +261,13 @@ def test_json_logs_stay_json_when_a_run_fails(bench: Bench) -> None:
     assert "ZeroDivisionError" in last["facts"]["error"] and "job.py:" in last["facts"]["error"]
 
 
-def test_json_logs_stay_json_when_something_unexpected_happens(bench: Bench) -> None:
-    bench.write(BUILD, JOB.replace("ROWS = ", "class Odd(ScriptedSource):\n    def read(self, position, limits):\n"
-                                   "        raise SystemError('odd')\n\n\nROWS = ")
-                .replace("return ScriptedSource(", "return Odd("))  # fmt: skip
+def test_json_logs_stay_json_when_something_unexpected_happens(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def odd(*_: object) -> None:
+        raise SystemError("odd")
+
+    monkeypatch.setattr(JobRun, "run_batch", odd)
     shown = invoke(*bench.command("--log-format", "json"))
     assert shown.exit_code == 1
     unexpected, last = _json_lines(shown.stderr)[-2:]

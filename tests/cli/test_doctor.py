@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import shutil
 from collections import namedtuple
 from datetime import timedelta
@@ -26,6 +27,12 @@ def local(tmp_path: Path) -> Path:
     return tmp_path / "local"
 
 
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this machine lets Python keep what it compiles is not for these tests to say."""
+    monkeypatch.setattr(examination, "_SLOW_TO_COMPILE", ())
+
+
 def found(root: str, local: Path, clock: ManualClock | None = None) -> dict[str, Finding]:
     return {f.what: f for f in examine(root, local, clock or ManualClock(1))}
 
@@ -41,7 +48,14 @@ def test_where_all_is_well_it_says_so_and_leaves_nothing(tmp_path: Path, local: 
 
 def test_without_a_job_root_it_looks_at_the_machine_alone(local: Path) -> None:
     told = json.loads(invoke("doctor", "--json", "--local-dir", str(local)).stdout)
-    assert [t["what"] for t in told] == ["Python", "Java", "packages", "Spark", "scratch space"]
+    assert [t["what"] for t in told] == [
+        "Python",
+        "Java",
+        "packages",
+        "compiled packages",
+        "Spark",
+        "scratch space",
+    ]
 
 
 def test_no_java_is_told_with_how_to_get_one(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +72,20 @@ def test_packages_that_are_missing_and_a_spark_that_is_not_supported(
     told = found("", local)
     assert told["packages"].health is Health.BAD and "rocksdict is not there" in told["packages"].found
     assert told["Spark"].health is Health.BAD and "3.5.0" in told["Spark"].found
+
+
+def test_packages_that_each_process_compiles_anew_are_to_be_looked_at(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "a_large_package.py"
+    module.write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(examination, "_SLOW_TO_COMPILE", ("a_large_package", "one_that_is_not_there"))
+    told = found("", local)["compiled packages"]
+    assert told.health is Health.LOOK and told.found == "each process compiles a_large_package anew"
+    assert "python -m compileall" in told.hint
+    py_compile.compile(str(module))
+    assert found("", local)["compiled packages"].health is Health.GOOD
 
 
 def test_scratch_space_that_others_may_write_to_is_bad_and_little_of_it_is_to_be_looked_at(

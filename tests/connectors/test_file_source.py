@@ -13,9 +13,9 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.config import SourceSettings
 from stateflow.connectors.files import ColumnPolicy, FileSource
 from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.settings import SourceSettings
 
 _WEEK = 7 * 86400
 

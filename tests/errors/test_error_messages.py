@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 
 from stateflow.environment import StreamExecutionEnvironment, declare
-from stateflow.errors import (
-    ConfigError,
-    JobDefinitionError,
-)
+from stateflow.errors import BatchFailed, ConfigError, JobDefinitionError
+from stateflow.testing.sinks import FolderSink
 from tests.errors.kit import BUILD, JOB, STREAM, Bench, Case, check, stateflow
 
 # -- the job file and its graph -----------------------------------------------------------------------------------
@@ -109,6 +108,27 @@ def test_on_the_command_line(bench: Bench, name: str) -> None:
     (bench.folder / "result.json").unlink()
     assert result["status"] == "failed" and result["error"]["code"] == case.code
     assert bench.on_disk() == before
+
+
+def test_a_source_that_fails_is_named_and_costs_nothing(bench: Bench) -> None:
+    bench.write(textwrap.dedent("""
+    class Failing(ScriptedSource):
+        def read(self, position, limits):
+            if position is not None:
+                raise ConnectionResetError(104, "the database went away")
+            return super().read(position, limits)
+
+    def source():
+        return Failing(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4)
+    """) + BUILD)  # fmt: skip
+    ended = stateflow(bench.command(), bench.folder)
+    assert ended.returncode == BatchFailed.exit_code and "Traceback" not in ended.stderr
+    assert "a source could not be read source='rows' reason='ConnectionResetError" in ended.stderr
+    assert "the database went away" in ended.stderr and "job.py:" in ended.stderr
+    assert "hint: a new run starts from" in ended.stderr
+    bench.write(BUILD)
+    bench.run()
+    assert len(FolderSink(bench.folder / "table").rows()) == 12
 
 
 def test_a_parameter_and_a_setting_can_meet_only_in_the_last_layer() -> None:

@@ -15,7 +15,6 @@ from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.config import CheckpointSettings, Settings
 from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, SinkDiverged, StorageError
 from stateflow.runtime import run as runtime
 from stateflow.runtime.committing import NOT_IN_TIME
@@ -24,6 +23,7 @@ from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import restore_order
 from stateflow.runtime.run import JobRun
+from stateflow.settings import CheckpointSettings, Settings
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
 from tests.model.rules import Violation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -244,6 +245,21 @@ class AccountsBox(Box):
         for position, item in sorted(items, key=lambda i: i[0], reverse=True):
             lines.insert(position, item)
         (self.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def deliver_more(self, rows: int) -> None:
+        """Makes the script longer by so many events."""
+        self.deliver(len(self.delivered) + rows)
+
+    def kill_at(self, stop: str, **settings: object) -> None:
+        """Runs until a run is killed there. How many checkpoints a run has depends on who is faster when they are
+        stored beside the batches: behind one that had too few comes one over more events."""
+        for _ in range(20):
+            ended = self.run(stop, **settings)
+            if ended.code != 0:
+                assert ended.code == -signal.SIGKILL and self.marker.exists(), ended
+                return
+            self.deliver_more(10 * SLICE)
+        raise AssertionError(f"no run came to {stop}")
 
     def replace_events(self, since: int) -> None:
         """Makes the events from that one on others: what came of the old ones can be told from what must come."""

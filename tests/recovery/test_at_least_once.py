@@ -77,8 +77,8 @@ def test_a_kill_loses_no_row_and_state_is_exact(box: AccountsBox, point: str, as
     box.settings = {**SELDOM, "checkpoints__asynchronous": asynchronous}
     box.deliver(10 * SLICE)
     time = 1 if point.partition(".")[0] in ("claim", "start", "run") else 2
-    assert box.run(f"{point}:{time}:kill", checkpoints__collect_every=1).code == KILLED
-    box.deliver(13 * SLICE)
+    box.kill_at(f"{point}:{time}:kill", checkpoints__collect_every=1)
+    box.deliver_more(3 * SLICE)
     box.finish()
     _repeated(box)
     _check_state(box)
@@ -101,4 +101,4 @@ def test_a_run_may_have_another_mode_than_the_one_before(box: AccountsBox, modes
 def test_a_mode_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigError, match="no such mode") as refused:
         resolve({"checkpoints.mode": "at-most-once"})
-    assert refused.value.hint == "exactly-once or at-least-once"
+    assert refused.value.hint == "known: exactly-once, at-least-once"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.recovery import disk
 from tests.recovery.harness import AccountsBox, expected, multiset
@@ -71,15 +67,6 @@ def test_making_it_notifies_nobody(box: AccountsBox) -> None:
     others = {e.seq for e in entries if not e.is_checkpoint}
     recorded = {r["checkpoint_id"] for r in disk.history(box.root) if "checkpoint_id" in r}
     assert told and told <= recorded and not told & others
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system."""
-    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == os.stat(tmp_path).st_dev:
-        pytest.skip("there is no second file system")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def test_a_copy_is_gone_back_to_and_may_go_then(early: AccountsBox, tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batch
     flights.reach("upload.before:3", 0)
     check_at_rest(flights)
     flights.deliver(12)
-    flights.reach("commit.stored:3", -9)
+    # A run has two checkpoints at least, the first batch's and its last, however slowly they are committed.
+    flights.reach("commit.stored:2", -9)
     flights.finish()
     check_at_rest(flights)
 

@@ -14,10 +14,10 @@ from stateflow.checkpoint.files import write_manifest
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.checkpoint.log import Appended
 from stateflow.clock import SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.keygroups import KeyGroupRange
 from stateflow.serializers import ValueSerializer, encode_key
+from stateflow.settings import RocksDBSettings
 from stateflow.state.current import state_id
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend

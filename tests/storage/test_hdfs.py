@@ -19,7 +19,15 @@ from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.testing.storage import StorageConformance, at_once
-from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
+from tests.servers.faults import (
+    ANSWERS,
+    LATE_REQUEST,
+    LOST_ANSWER,
+    LOST_REQUEST,
+    NOT_READY,
+    Faults,
+    fault_proxy,
+)
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
 
@@ -206,6 +214,33 @@ def test_a_rename_whose_answer_is_somebody_elses_is_unknown(
     monkeypatch.setattr(HdfsStorage, "_write_aside", then_fail)
     assert behind.put_new("a", b"x") is PutResult.UNKNOWN
     faults.share = 0.0
+    assert storage.size("a") is None
+
+
+def test_a_name_node_that_is_not_ready_is_asked_again(
+    shaken: Callable[[], Storage], faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdfs, "_RETRIES", Retry(total=50, backoff_factor=0.001, backoff_max=0.01))
+    faults.kinds, faults.share = NOT_READY, 0.4
+    (tmp_path / "file").write_bytes(b"y" * 100)
+    behind = shaken()
+    for number in range(5):
+        assert behind.put_new(f"log/{number}", b"x") is PutResult.CREATED
+        behind.put_file(f"data/{number}", tmp_path / "file")
+        assert behind.get(f"data/{number}") == b"y" * 100
+    behind.delete(["log/0"])
+    assert [blob.key for blob in behind.list("log/")] == [f"log/{n}" for n in range(1, 5)]
+    assert {*faults.injected} == {*NOT_READY}
+
+
+def test_a_name_node_that_does_not_get_ready_is_told(
+    shaken: Callable[[], Storage], storage: Storage, faults: Faults
+) -> None:
+    behind = shaken()
+    faults.kinds, faults.share = ["SafeModeException"], 1.0
+    with pytest.raises(StorageError, match="the storage failed") as failed:
+        behind.put_new("a", b"x")
+    assert "safe mode" in (failed.value.hint or "")
     assert storage.size("a") is None
 
 
