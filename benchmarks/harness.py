@@ -20,7 +20,6 @@ from stateflow.api.functions import KeyedFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.config import RocksDBSettings
 from stateflow.keygroups import key_hash
 from stateflow.runtime import stores
 from stateflow.runtime.specs import (
@@ -38,6 +37,7 @@ from stateflow.runtime.specs import (
     UnitSpec,
 )
 from stateflow.runtime.task import Barrier, run_level
+from stateflow.settings import RocksDBSettings
 from stateflow.state.handles import SubtaskState
 
 M = 4096

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.results import write_result
 from benchmarks.stores import LookUps, Stores
-from stateflow.config import COMPACTIONS, RocksDBSettings
+from stateflow.settings import COMPACTIONS, RocksDBSettings
 from stateflow.state.backend import Snapshot
 from stateflow.state.store_manifest import parse
 from stateflow.state.transfer import remove_tree

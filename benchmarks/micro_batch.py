@@ -34,15 +34,21 @@ def run(folder: Path) -> Path:
 
 
 def measure(folder: Path, size: Size) -> dict[str, Any]:
-    """Jobs of one level and more over the same files; and Spark alone, which is the floor."""
+    """Jobs of one level and more over the same files; and Spark alone, which is the floor.
+
+    The first job only warms up: a JVM goes on compiling for hundreds of batches, and who came later would look faster.
+    """
     events = folder / "events"
     write_events(events, Events(size.warm_up + size.batches, size.rows, keys=1000))
-    jobs = {levels: _timeline(folder, levels) for levels in _LEVELS}
+    _timeline(folder, "first", 1)
+    synchronous = _timeline(folder, "synchronous", 1, asynchronous=False)
+    jobs = {levels: _timeline(folder, f"levels-{levels}", levels) for levels in _LEVELS}
     medians = {levels: _median_ms(timeline.intervals(size.warm_up)) for levels, timeline in jobs.items()}
     alone = _median_ms(_spark_alone(folder)[size.warm_up :])
     one = jobs[1]
     return {
         "interval_ms": medians[1],
+        "interval_ms_with_synchronous_checkpoints": _median_ms(synchronous.intervals(size.warm_up)),
         "per_further_level_ms": round((medians[_LEVELS[-1]] - medians[1]) / (_LEVELS[-1] - 1), 1),
         "interval_ms_by_levels": {str(levels): median for levels, median in medians.items()},
         "p90_interval_ms": _ms(statistics.quantiles(one.intervals(size.warm_up), n=10)[-1]),
@@ -54,10 +60,11 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
     }
 
 
-def _timeline(folder: Path, levels: int) -> Timeline:
-    home = folder / f"levels-{levels}"
+def _timeline(folder: Path, name: str, levels: int, asynchronous: bool = True) -> Timeline:
+    home = folder / name
     settings = {"job.events": str(folder / "events"), "job.table": str(home / "table"), "job.levels": str(levels),
-                "local_dir": str(home / "local"), "parallelism": "2"}  # fmt: skip
+                "local_dir": str(home / "local"), "parallelism": "2",
+                "checkpoints.asynchronous": str(asynchronous)}  # fmt: skip
     return run_timed(JOB, home / "root", settings)[1]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from stateflow.checkpoint.documents import OperatorState
 from stateflow.checkpoint.restore import bases_of
 from stateflow.clock import SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.keygroups import range_of
+from stateflow.settings import RocksDBSettings
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import HostCache
@@ -140,11 +140,10 @@ def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> Subta
     for ordinal, batch in enumerate((numbers, some, some), 1):
         for chunk in _chunks(batch):
             store.write({_key(owned.first + n % len(owned), n): os.urandom(size.value_bytes) for n in chunk})
-        files = list(store.snapshot(prefix.format(ordinal)).files)
+        taken = store.snapshot(prefix.format(ordinal))
     store.close()
-    return SubtaskState(
-        subtask=subtask, first_group=owned.first, last_group=owned.last, snapshot="base", files=files
-    )
+    return SubtaskState(subtask=subtask, first_group=owned.first, last_group=owned.last, snapshot="base",
+                        files=list(taken.files), store_manifest=taken.store_manifest)  # fmt: skip
 
 
 def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

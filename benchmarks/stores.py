@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.clock import SystemClock
-from stateflow.config import RocksDBSettings
 from stateflow.keygroups import range_of
 from stateflow.serializers import encode_key
+from stateflow.settings import RocksDBSettings
 from stateflow.state.backend import Snapshot
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.rocksdb import RocksDBBackend

@@ -19,7 +19,7 @@ from stateflow import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.config import SourceSettings
+from stateflow.settings import SourceSettings
 
 VALUE_BYTES = 200
 

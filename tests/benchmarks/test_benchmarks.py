@@ -49,7 +49,7 @@ def test_the_cleaning_benchmark_runs(tmp_path: Path) -> None:
 
 
 def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
-    size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=1, batches=10)
+    size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
     assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
 
 
@@ -58,9 +58,11 @@ def test_the_increments_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(increments.run(tmp_path, size).read_text())["keys"] == 2_000
 
 
-def test_the_restoring_benchmark_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_restoring_benchmark_runs(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
-    path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1))
+    path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1), elsewhere)
     assert json.loads(path.read_text())["storage_fraction_of_copy"] > 0
 
 

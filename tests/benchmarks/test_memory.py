@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import memory
 from benchmarks.memory import MIB, Size
+from tests.benchmarks.processes import alone
 
 _TINY = Size(keys=4000, updates=1000, rows_per_file=1000)
 
@@ -16,7 +17,7 @@ _TINY = Size(keys=4000, updates=1000, rows_per_file=1000)
 @pytest.mark.slow
 @pytest.mark.spark
 def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp_path: Path) -> None:
-    figures = memory.measure(tmp_path, _TINY)
+    figures = alone(memory.measure, tmp_path, _TINY)
     assert figures["state_mib"] > 4000 * 4096 / MIB
     assert figures["workers"] >= 2
     # Less than that would not be a worker.

@@ -1,0 +1,18 @@
+"""Measuring where nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def alone(measure: Callable[_P, _R], *arguments: _P.args, **more: _P.kwargs) -> _R:
+    """What a benchmark that starts Spark finds, in a process of its own: a process has one Spark, and the benchmark's
+    has no Delta JARs for the tests that come next."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments, **more).result()
