@@ -4,16 +4,21 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
+# Some machines ask Python not to keep what it compiled. There are hundreds of processes here, and each would compile
+# pandas and Airflow anew: a second and more.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Asked for by each recipe, not when this file is read: on a fresh machine `setup` has to write it first.
 RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
 # A file's tests stay on one worker, which starts at most one Spark session; tests/conftest.py says in which order. Groups (--dist loadgroup) would be finer,
 # but pytest-xdist 3.8 cannot mark them under pytest 9.2: it names tests by an attribute that is gone.
-WORKERS ?= 2
+# One more than cores of a small machine: a worker often waits for processes that it has started.
+WORKERS ?= 3
 # Classes that Spark loads, parsed and verified; a JVM that cannot use the file, or finds none, says nothing and goes on.
 ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cds+dynamic=off
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
-PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo ui test test-all scoreboard lint format bench requirements clean
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,17 @@ def _no_failpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failpoint in the environment of whoever calls is not for the tests' own process."""
     monkeypatch.delenv("STATEFLOW_FAILPOINT", raising=False)
     monkeypatch.delenv("STATEFLOW_FAILPOINT_ONCE", raising=False)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than `tmp_path`."""
+    for parent in ("/dev/shm", "/var/tmp", "/tmp"):
+        if os.access(parent, os.W_OK) and os.stat(parent).st_dev != os.stat(tmp_path).st_dev:
+            with tempfile.TemporaryDirectory(dir=parent) as folder:
+                yield Path(folder)
+            return
+    pytest.skip("there is no second file system")
 
 
 @pytest.fixture(scope="session")

@@ -65,9 +65,12 @@ class Site:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins_folder),
             "PYTHONPATH": str(self.folder),
         }
-        # -S: the packages of this Python's own site-packages would come back otherwise.
-        command = [sys.executable, "-S", "-c", LOAD]
-        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        # -S and another folder: the packages of this Python's own site-packages would come back otherwise, and what a
+        # build has left in this repository.
+        command, home = [sys.executable, "-S", "-c", LOAD], self.folder.parent
+        output = subprocess.run(
+            command, env=environment, cwd=home, check=True, capture_output=True, text=True
+        )
         return dict(json.loads(output.stdout.splitlines()[-1]))
 
 

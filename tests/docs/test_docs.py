@@ -17,12 +17,12 @@ from stateflow import errors
 from stateflow.checkpoint import documents
 from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Spread
-from stateflow.config import Settings
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
 from stateflow.metrics import METRICS
 from stateflow.runtime import versions
 from stateflow.serializers import ValueSerializer, encode_key
+from stateflow.settings import Settings
 from stateflow.state import handles
 from stateflow_airflow.provider_info import get_provider_info
 from stateflow_airflow.versions import SUPPORTED, require_supported

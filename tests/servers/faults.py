@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import random
 import socket
 import struct
@@ -19,6 +20,8 @@ LOST_REQUEST, LOST_ANSWER, LATE_REQUEST = "lost request", "lost answer", "late r
 CUT_ANSWER, SLOW_ANSWER = "cut answer", "slow answer"
 BUSY = ("503", "429")
 ANSWERS = ("500", "408", "409", *BUSY)
+NOT_READY = ("RetriableException", "SafeModeException", "StandbyException")
+"""What a NameNode of HDFS answers that has just started, or is not the active one."""
 KINDS = (LOST_REQUEST, LOST_ANSWER, LATE_REQUEST, CUT_ANSWER, SLOW_ANSWER, *ANSWERS)
 _LATEST_SECONDS, _PIECES = 0.3, 20
 _RESET = struct.pack("ii", 1, 0)
@@ -96,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind = self.faults.draw()
         if kind in ANSWERS:
             self._send(_Answer(int(kind), [], b"<Error><Code>SlowDown</Code></Error>"))
+        elif kind in NOT_READY:
+            self._send(_Answer(403, [("content-type", "application/json")], _remote_exception(kind)))
         elif kind == LOST_REQUEST:
             self._reset()
         elif kind == LATE_REQUEST:
@@ -161,6 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RD)
         self.connection.close()
+
+
+def _remote_exception(name: str) -> bytes:
+    told = {"exception": name, "javaClassName": f"org.apache.hadoop.{name}", "message": "not now"}
+    return json.dumps({"RemoteException": told}).encode()
 
 
 def _cut(body: bytes) -> list[bytes]:

@@ -89,6 +89,11 @@ def spark_cluster(folder: Path, variables: Mapping[str, str] = {}, workers: int 
             cluster.stop()
 
 
+def executor_of(task: psutil.Process) -> psutil.Process:
+    """The executor that a Python process of a task belongs to."""
+    return next(p for p in task.parents() if any(_EXECUTOR in part for part in _command_of(p)))
+
+
 def _base(folder: Path) -> dict[str, str]:
     return {**os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1",
             "SPARK_LOCAL_DIRS": str(folder / "local"), "PYTHONPATH": ""}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from tests.scoreboard.rows import (
     clocks,
+    cluster,
     damage,
     disks,
     forks,
@@ -19,6 +20,7 @@ ROWS = sorted(
         *histories.ROWS,
         *killed_drivers.ROWS,
         *spark.ROWS,
+        *cluster.ROWS,
         *racing.ROWS,
         *network.ROWS,
         *damage.ROWS,
