@@ -171,12 +171,13 @@ class Launcher:
 
         Members of the launch's session are found one by one: Spark's Python workers leave the process group.
         """
-        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.5)):
-            members = self._members(launch)
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.5), (signal.SIGKILL, 1.5)):
+            # Looked for again each time: a member may have started another one after the last look.
+            if not (members := self._members(launch)):
+                break
             for member in members:
                 processes.send(member, number)
-            if processes.wait_for_all(members, seconds):
-                break
+            processes.wait_for_all(members, seconds)
         _collect(launch.pid)
 
     def forget_old(self, keep: int) -> None:

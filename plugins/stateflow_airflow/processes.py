@@ -17,6 +17,8 @@ from pathlib import Path
 _PROC = Path("/proc")
 _ENDED = (b"Z", b"X", b"x")
 """Zombies, and what is being collected at this very moment."""
+_EXEC_SECONDS = 1.0
+"""An exec takes milliseconds on a busy machine; threads of the kernel have no program ever."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def boot_id() -> str:
 def look(pid: int) -> Process | None:
     """The living process `pid`; None when there is none, or only a zombie that nobody has collected yet."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_bytes()
+        stat = _read(pid, "stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command in parentheses and may hold any character, so count from its end.
@@ -56,9 +58,29 @@ def session_members(session: int) -> list[Process]:
 def has_environment(pid: int, entry: str) -> bool:
     """Whether the process was started with ``NAME=value`` in its environment."""
     try:
-        return entry.encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        return entry.encode() in _environment(pid).split(b"\0")
     except OSError:
         return False
+
+
+def _environment(pid: int) -> bytes:
+    """The environment of a process, one in the middle of an exec included.
+
+    Between its old program and its new one a process has neither arguments nor environment. Whoever takes that for
+    an answer leaves a child that is just being started out of those to end.
+    """
+    deadline = time.monotonic() + _EXEC_SECONDS  # noqa: TID251
+    while not (environment := _read(pid, "environ")):
+        # Arguments without an environment: it has none, unless its exec came to an end between the two questions.
+        settled = _read(pid, "cmdline") or look(pid) is None
+        if settled or time.monotonic() > deadline:  # noqa: TID251
+            return _read(pid, "environ")
+        os.sched_yield()
+    return environment
+
+
+def _read(pid: int, name: str) -> bytes:
+    return (_PROC / str(pid) / name).read_bytes()
 
 
 @contextlib.contextmanager

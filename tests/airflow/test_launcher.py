@@ -28,6 +28,16 @@ child = subprocess.Popen([sys.executable, "-c", {PAUSE!r}], process_group=0)
 print(child.pid, flush=True)
 signal.pause()
 """
+# Told to end, it starts a stubborn child and is gone before anybody could look again.
+HEIR = f"""
+import os, signal, subprocess, sys
+def leave(number, frame):
+    subprocess.Popen([sys.executable, "-c", {PAUSE!r}])
+    os._exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+signal.pause()
+"""
 
 
 class Workbench:
@@ -156,6 +166,14 @@ def test_stop_ends_a_stubborn_program_and_its_child_in_another_group(bench: Work
     assert processes.look(child.pid) is None
     assert processes.session_members(launch.pid) == []
     assert launch.exit_code() is None
+
+
+def test_child_that_a_program_starts_when_it_is_told_to_end_is_ended_too(bench: Workbench) -> None:
+    launcher = bench.launcher()
+    launch = bench.start(HEIR, launcher)
+    assert lines(launch, 1) == ["ready"]
+    launcher.stop(launch)
+    assert processes.session_members(launch.pid) == []
 
 
 def test_children_left_behind_are_ended_with_the_launch(bench: Workbench) -> None:
