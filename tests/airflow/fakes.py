@@ -16,7 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-DEADLINE = 20.0
+from stateflow_airflow import processes
+
+DEADLINE = 60.0
 """Seconds that a test waits for another process before it fails."""
 
 
@@ -125,7 +127,7 @@ class FakeSpark:
         if (self.folder / "child").exists():
             pids.append(self.child())
         for pid in pids:
-            if f"FAKE_SPARK={self.folder}".encode() in _environment(pid):
+            if processes.has_environment(pid, f"FAKE_SPARK={self.folder}"):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -136,10 +138,3 @@ def _opened(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""

@@ -16,7 +16,7 @@ import pytest
 from tests.errors.kit import BUILD, JOB, Bench
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 30.0
+DEADLINE = 60.0
 # Each slice waits for a byte: so the test decides how long a batch is what is shown.
 GATED = JOB.replace("ROWS = ", """
 class Gated(ScriptedSource):

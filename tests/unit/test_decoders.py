@@ -21,7 +21,7 @@ begun, second = threading.Event(), threading.Event()
 def slowly():
     # msgspec evaluates annotations while it has found half of what there is to find.
     begun.set()
-    second.wait(1)
+    second.wait(%r)
     return int
 
 class Inner(msgspec.Struct):
@@ -42,29 +42,33 @@ DATA = b'{"inner": {"x": 1}, "after": "y"}'
 first = threading.Thread(target=HOW, args=(DATA,))
 first.start()
 begun.wait()
-found = HOW(DATA)
-second.set()
+try:
+    found = HOW(DATA)
+finally:
+    second.set()
 first.join()
 assert found == Outer(Inner(1), "y"), found
 print("whole")
 """
 
 
-def _of_two_threads(how: str) -> subprocess.CompletedProcess[str]:
+def _of_two_threads(how: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """What comes of it when the first looks at the type until the second is through, or for so long."""
     return subprocess.run(
-        [sys.executable, "-c", _TWO_THREADS % how], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _TWO_THREADS % (seconds, how)], capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.parametrize("how", ["json", "msgpack", "value"])
 def test_a_type_is_whole_for_whoever_asks_while_it_is_looked_at(how: str) -> None:
-    done = _of_two_threads(how)
+    # The second waits for the first, so the first has to wait for nothing.
+    done = _of_two_threads(how, 1)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 
 def test_without_them_it_is_not() -> None:
     """When this fails msgspec has mended it, and `stateflow.decoders` may go."""
-    assert _of_two_threads("bare").returncode != 0
+    assert _of_two_threads("bare", 60).returncode != 0
 
 
 def test_a_decoder_is_made_once() -> None:
