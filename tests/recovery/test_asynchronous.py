@@ -10,14 +10,13 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow
+from tests.recovery.harness import ASKED, SLICE, AccountsBox, mostly_slow, second_time
 
 _POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
 _QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")} | {
     "batch.end",
     "gc.deleting",
 }
-_ONCE = ("claim", "start", "run")
 
 
 @pytest.fixture
@@ -30,8 +29,7 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_kill_costs_a_replay_and_no_row(box: AccountsBox, point: str) -> None:
     box.deliver(10 * SLICE)
-    time = 1 if point.partition(".")[0] in _ONCE else 2
-    box.kill_at(f"{point}:{time}:kill", checkpoints__collect_every=1)
+    box.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
     box.deliver_more(3 * SLICE)
     box.finish()
     box.check_results()

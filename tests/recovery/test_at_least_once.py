@@ -12,7 +12,7 @@ from stateflow.config import resolve
 from stateflow.errors import ConfigError
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, SLICE, AccountsBox, expected, mostly_slow, multiset
+from tests.recovery.harness import ASKED, SLICE, AccountsBox, expected, mostly_slow, multiset, second_time
 
 SELDOM = {"checkpoints__mode": "at-least-once", "checkpoints__interval_batches": 3}
 _POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
@@ -76,8 +76,7 @@ def test_a_kill_loses_no_row_and_state_is_exact(box: AccountsBox, point: str, as
         pytest.skip("nothing is stored beside the batches")
     box.settings = {**SELDOM, "checkpoints__asynchronous": asynchronous}
     box.deliver(10 * SLICE)
-    time = 1 if point.partition(".")[0] in ("claim", "start", "run") else 2
-    box.kill_at(f"{point}:{time}:kill", checkpoints__collect_every=1)
+    box.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
     box.deliver_more(3 * SLICE)
     box.finish()
     _repeated(box)

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, BESIDE, SLICE, AccountsBox, mostly_slow
+from tests.recovery.harness import ASKED, BESIDE, SLICE, AccountsBox, mostly_slow, second_time
 
 THIRD = {"checkpoints__interval_batches": 3}
 _POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded"})
@@ -63,8 +63,7 @@ _QUICK = (
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_kill_between_or_at_a_checkpoint_costs_a_replay_and_no_row(box: AccountsBox, point: str) -> None:
     box.deliver(10 * SLICE)
-    time = 1 if point.partition(".")[0] in ("claim", "start", "run") else 2
-    assert box.run(f"{point}:{time}:kill", checkpoints__collect_every=1).code == KILLED
+    assert box.run(f"{second_time(point)}:kill", checkpoints__collect_every=1).code == KILLED
     assert box.marker.exists()
     box.deliver(13 * SLICE)
     box.finish()

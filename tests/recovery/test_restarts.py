@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.recovery import disk
-from tests.recovery.harness import ASKED, BESIDE, AccountsBox, mostly_slow
+from tests.recovery.harness import ASKED, BESIDE, AccountsBox, mostly_slow, second_time
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
@@ -29,8 +29,7 @@ _QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "pu
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsBox, point: str) -> None:
     box.deliver(60)
-    time = 1 if point.partition(".")[0] in ("claim", "start") else 2
-    ended = box.run(f"{point}:{time}:error", checkpoints__collect_every=2)
+    ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2)
     assert ended.code == 0, str(ended)
     assert box.marker.exists() and "restart 1" in ended.err
     box.check_results()
