@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from pathlib import Path
 
 from stateflow.clock import Clock
@@ -212,19 +213,26 @@ def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
         (path,) = sources
         handle = FileHandle(key=f"{prefix}{path.name}", size=path.stat().st_size, sha256=hash_file(path))
         return [StateFile(handle=handle, local_name=path.name)]
-    whole, parts, offset = hashlib.sha256(), [], 0
-    for path in sources:
-        digest, size = hashlib.sha256(), 0
+    sizes = [path.stat().st_size for path in sources]
+    with ThreadPoolExecutor(1) as pool:
+        # A merge may be of half a gigabyte, and each byte is hashed twice: at once, since hashing lets go of the
+        # interpreter, and whoever merges is often alone in doing so.
+        whole = pool.submit(_hash_in_a_row, sources)
+        hashes = [hash_file(path) for path in sources]
+    handle = FileHandle(key=f"{prefix}{PACKED}", size=sum(sizes), sha256=whole.result())
+    files = zip(sources, accumulate(sizes, initial=0), sizes, hashes, strict=False)
+    return [StateFile(handle=handle, local_name=path.name, part=FilePart(offset=offset, size=size, sha256=sha256))
+            for path, offset, size, sha256 in files]  # fmt: skip
+
+
+def _hash_in_a_row(paths: Sequence[Path]) -> str:
+    """SHA-256 of the files one behind the other."""
+    digest = hashlib.sha256()
+    for path in paths:
         with path.open("rb") as file:
             while chunk := file.read(COPY_CHUNK):
                 digest.update(chunk)
-                whole.update(chunk)
-                size += len(chunk)
-        parts.append(FilePart(offset=offset, size=size, sha256=digest.hexdigest()))
-        offset += size
-    handle = FileHandle(key=f"{prefix}{PACKED}", size=offset, sha256=whole.hexdigest())
-    return [StateFile(handle=handle, local_name=path.name, part=part)
-            for path, part in zip(sources, parts, strict=True)]  # fmt: skip
+    return digest.hexdigest()
 
 
 def _is_coming_in(name: str) -> bool:
