@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.servers.running import CANARY, files_with
 
@@ -23,12 +23,12 @@ pytest.register_assert_rewrite(
 )
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
+# How long it takes to draw examples tells of a machine, not of a test.
+_ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
-    "ci", max_examples=60, stateful_step_count=15, derandomize=True, deadline=None, report_multiple_bugs=False
+    "ci", _ANY_SPEED, max_examples=60, stateful_step_count=15, derandomize=True, report_multiple_bugs=False
 )
-settings.register_profile(
-    "nightly", max_examples=3000, stateful_step_count=80, deadline=None, print_blob=True
-)
+settings.register_profile("nightly", _ANY_SPEED, max_examples=3000, stateful_step_count=80, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {

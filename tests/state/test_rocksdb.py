@@ -96,7 +96,9 @@ def test_several_new_files_are_one_object(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:1000],
-                                    lambda data: data[:50_000] + b"!" + data[50_001:]])  # fmt: skip
+                                    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+                                    lambda data: data[:50_000] + bytes([data[50_000] ^ 1]) + data[50_001:],
+                                    ])  # fmt: skip
 def test_a_damaged_object_of_several_files_is_refused(
     tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
