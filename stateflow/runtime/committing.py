@@ -360,7 +360,7 @@ def record_checkpoint(recorder: Recorder, record: CheckpointRecord) -> None:
     """Counts a completed checkpoint, with Flink's names."""
     recorder.count("number_of_completed_checkpoints")
     recorder.gauge("last_completed_checkpoint_id", record.checkpoint_id)
-    recorder.gauge("last_checkpoint_size", record.increment_bytes)
+    recorder.gauge("last_checkpoint_size", record.increment_bytes + record.compaction_bytes)
     recorder.gauge("last_checkpoint_compaction_size", record.compaction_bytes)
     recorder.gauge("last_checkpoint_full_size", record.full_bytes)
     recorder.gauge("last_checkpoint_duration", record.duration_ms / 1000)

@@ -117,8 +117,30 @@ def test_a_full_one_has_no_file_in_common_with_any_before_it(box: AccountsBox, b
     before = set[str]().union(*(keys for seq, keys in files.items() if seq < full))
     assert files[full] and not files[full] & before
     assert any(files[seq] & files[full] for seq in files if seq > full) or backend == "filesystem"
+    (told,) = (r for r in disk.history(box.root) if r["checkpoint_id"] == full)
+    assert told["full_bytes"] == told["increment_bytes"] == _bytes(box, files[full])
     box.check_results()
     box.check_clean()
+
+
+def test_what_is_told_as_stored_is_what_the_storage_got(box: AccountsBox) -> None:
+    box.settings = {
+        "state__backend": "rocksdb", "state__inline_below_bytes": 1, "rocksdb__compact_at_files": 2,
+        "checkpoints__retained": 100, "checkpoints__collect_every": 100,
+    }  # fmt: skip
+    box.deliver(8 * SLICE)
+    box.finish()
+    seen, told = set[str](), {r["checkpoint_id"]: r for r in disk.history(box.root)}
+    commits = [entry for entry in disk.kept_entries(box.root) if entry.doc["kind"] == "commit"]
+    for entry in commits:
+        new = _state_files(box, entry) - seen
+        assert told[entry.seq]["increment_bytes"] + told[entry.seq]["compaction_bytes"] == _bytes(box, new)
+        seen |= new
+    assert len(commits) == 8 and any(r["compaction_bytes"] for r in told.values())
+
+
+def _bytes(box: AccountsBox, keys: set[str]) -> int:
+    return sum((box.root / key).stat().st_size for key in keys)
 
 
 def _state_files(box: AccountsBox, entry: disk.Entry) -> set[str]:

@@ -17,6 +17,7 @@ from stateflow.environment import declare
 from stateflow.metrics import MemoryRecorder
 from stateflow.runtime import stores
 from stateflow.runtime.assembly import assemble
+from stateflow.runtime.committing import record_checkpoint
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
@@ -109,6 +110,14 @@ def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
     first, *_, last = (g["last_completed_checkpoint_id"] for g in ran.gauges)
     assert (first, last) == (2, ran.run.head.checkpoint_id)
     assert all(g["last_checkpoint_full_size"] >= g["last_checkpoint_size"] for g in ran.gauges)
+
+
+def test_the_size_of_a_checkpoint_has_in_it_what_compaction_wrote(ran: Ran) -> None:
+    """What the storage got; tests/recovery/test_checkpoints.py counts it there."""
+    recorder, last = MemoryRecorder(), read_records(ran.run.job.root.storage)[-1]
+    record_checkpoint(recorder, msgspec.structs.replace(last, increment_bytes=30, compaction_bytes=12))
+    assert recorder.gauges["last_checkpoint_size"] == 42
+    assert recorder.gauges["last_checkpoint_compaction_size"] == 12
 
 
 def test_all_rows_of_a_batch_have_its_processing_time(ran: Ran) -> None:
