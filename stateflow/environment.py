@@ -282,8 +282,9 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
     from stateflow.runtime.frames import check_transforms
-    from stateflow.runtime.session import open_session, told_when_gone, traits_of
+    from stateflow.runtime.session import open_session, traits_of
     from stateflow.runtime.spark import SparkExecutor
+    from stateflow.runtime.spark_failures import is_alive, told_of_spark
     from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
     graph, settings = launch.graph, launch.settings
@@ -299,7 +300,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     check_transforms(spark, plan_job(graph, settings.parallelism))
 
     def attempt(number: int) -> str:
-        with told_when_gone():
+        with told_of_spark(lambda: is_alive(spark)):
             run = launch.start(SparkExecutor(), number)
             return SparkRun(spark, run, sources, launch.request.on_batch, launch.bounds).run()
 

@@ -20,6 +20,7 @@
     ├── Fenced                         a newer run owns the job: this one must end, and not be retried
     ├── StorageError                   the storage did not answer or refused: trying again may help
     ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
+    │   └── SparkGone                  Spark's process has ended, or was stopped: this process has no other
     ├── RequestTimeout                 a run did not answer in time: ask again, or look whether there is a run
     ├── Interrupted                    a person or the system ended the run; its last checkpoint is safe
     └── InternalError                  should never happen: please report it
@@ -178,6 +179,12 @@ class BatchFailed(StateflowError):
     code = "batch-failed"
     exit_code = 5
     retryable = True
+
+
+class SparkGone(BatchFailed):
+    """Spark's process has ended, or was stopped. Nothing helps in this process; a new one has a Spark of its own."""
+
+    code = "spark-gone"
 
 
 class RequestTimeout(StateflowError):

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from stateflow.clock import Clock
-from stateflow.errors import Interrupted, StateflowError
+from stateflow.errors import Interrupted, SparkGone, StateflowError
 from stateflow.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,6 @@ def with_restarts(attempt: Callable[[int], T], strategy: RestartStrategy, clock:
 
 
 def can_mend(error: StateflowError) -> bool:
-    """Whether starting again may help: not against bad input, wrong settings or a newer run, and not when somebody
-    wants the run to end."""
-    return error.retryable and not isinstance(error, Interrupted)
+    """Whether starting again may help: not against bad input, wrong settings or a newer run, not when somebody wants
+    the run to end, and not without a Spark: a process has one, so that is for whoever launched it."""
+    return error.retryable and not isinstance(error, (Interrupted, SparkGone))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from stateflow.api.graph import Graph, all_before
-from stateflow.errors import BatchFailed, ConfigError, EnvironmentUnsupported
+from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.runtime.local import has_transform
 from stateflow.runtime.versions import check_java, check_python, check_spark
 from stateflow.settings import Settings
@@ -110,32 +107,6 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     _check(session)
     session.sparkContext.addPyFile(str(job_file))
     return session
-
-
-@contextmanager
-def told_when_gone() -> Iterator[None]:
-    """Tells in our words that Spark's process has died while it was asked for something.
-
-    Raises BatchFailed for that: a new run has a Spark of its own.
-    """
-    try:
-        yield
-    except Py4JJavaError:
-        raise
-    except (Py4JError, ConnectionError) as e:
-        if not _is_of_py4j(e):
-            # What a source of the job has in the driver may lose a connection of its own.
-            raise
-        raise BatchFailed("Spark is gone", hint="was its process killed, or out of memory? a new run starts from the "
-                          "last checkpoint", reason=f"{type(e).__name__}: {e}"[:500]) from e  # fmt: skip
-
-
-def _is_of_py4j(error: Exception) -> bool:
-    """Whether it came from what talks to Spark's process: sockets raise the same errors whoever uses them."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, Py4JError) or any(
-        str(frame.f_globals.get("__name__")).startswith("py4j.") for frame in frames
-    )
 
 
 def defaults(traits: Traits) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stateflow import failpoints
 from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
-from stateflow.errors import BatchFailed, ConfigError, StateflowError
+from stateflow.errors import ConfigError, StateflowError
 from stateflow.runtime.bounds import STOPPED, Bounds
 from stateflow.runtime.frames import source_frame
 from stateflow.runtime.job import BatchResult, Positions
-from stateflow.runtime.row_steps import failure_in
 from stateflow.runtime.run import JobRun
 from stateflow.runtime.seeding import SparkLocation, driver_location, source_positions
 from stateflow.runtime.session import is_local
+from stateflow.runtime.spark_failures import as_ours
 from stateflow.runtime.ticks import run_ticks
 from stateflow.storage import Storage
 from stateflow.storage.paths import spark_location
@@ -147,7 +146,7 @@ class SparkRun:
             query.awaitTermination()
         except StreamingQueryException as e:
             if outcome.error is None and outcome.reached is None:
-                outcome.error = _as_ours(e)
+                outcome.error = as_ours(e)
 
     def _batch(self, frame: DataFrame, batch_id: int, outcome: _Outcome, finished: threading.Event) -> None:
         if outcome.error is not None or outcome.reached is not None:
@@ -157,7 +156,7 @@ class SparkRun:
         try:
             self._on_batch(self._run.run_batch(frame, lambda folder: self._positions(batch_id, folder)))
         except BaseException as e:
-            outcome.error = e if isinstance(e, StateflowError) else _as_ours(e)
+            outcome.error = e if isinstance(e, StateflowError) else as_ours(e)
             finished.set()
             raise
         outcome.batches += 1
@@ -174,13 +173,3 @@ class SparkRun:
 def _query_id(hexadecimal: str) -> str:
     h = hexadecimal
     return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
-
-
-def _as_ours(error: BaseException) -> StateflowError:
-    """An error of Spark's as one of ours: a new run may do better, unless a row function failed."""
-    failure = failure_in(str(error))
-    if failure is not None:
-        return failure
-    text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
-    return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
-                       "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip

@@ -52,7 +52,7 @@ def _strike(run: Running, victim: str, dice: random.Random) -> bool:
 
     def due() -> bool:
         nonlocal began
-        there = _candidates(run, victim)
+        there = candidates(run, victim)
         if not began and " restored " in run.errors and _batches(run) >= batches:
             began = time.monotonic()
         late_enough = bool(began) and time.monotonic() - began >= delay
@@ -62,14 +62,15 @@ def _strike(run: Running, victim: str, dice: random.Random) -> bool:
     if run.poll() is not None:
         return False
     try:
-        os.kill(dice.choice(_candidates(run, victim)), signal.SIGKILL)
+        os.kill(dice.choice(candidates(run, victim)), signal.SIGKILL)
     except (IndexError, ProcessLookupError):
         # Spark let its idle workers go in this very moment.
         return _strike(run, victim, dice)
     return True
 
 
-def _candidates(run: Running, victim: str) -> list[int]:
+def candidates(run: Running, victim: str) -> list[int]:
+    """The processes of a run that are what a victim is."""
     if victim == DRIVER:
         return [run.pid]
     found = run.workers() if victim == WORKER else [p for p in run.family() if _name_of(p) == "java"]

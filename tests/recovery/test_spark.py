@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
 from tests.recovery.process import Running, spawn
-from tests.recovery.strikes import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
+from tests.recovery.strikes import DRIVER, JVM, WORKER, candidates, check_at_rest, kill_at_random
 
 pytestmark = [pytest.mark.spark]
 
@@ -49,6 +51,25 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batch
     flights.deliver(12)
     # A run has two checkpoints at least, the first batch's and its last, however slowly they are committed.
     flights.reach("commit.stored:2", -9)
+    flights.finish()
+    check_at_rest(flights)
+
+
+def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: FlightsBox) -> None:
+    """A process has one Spark, so it would start again without end; whoever launched the run starts a new one."""
+    without_end = {
+        "restart__strategy": "exponential-delay",
+        "restart__exponential_delay__initial_backoff": "1ms",
+    }
+    flights.deliver(4)
+    run = flights.start("batch.reported:2:stop", **without_end)
+    run.wait_stopped()
+    (spark,) = candidates(run, JVM)
+    os.kill(spark, signal.SIGKILL)
+    run.resume()
+    ended = run.wait()
+    assert ended.code == 5 and "error [spark-gone]" in ended.err, str(ended)
+    assert [e.doc["kind"] for e in disk.entries(flights.root)].count("claim") == 1
     flights.finish()
     check_at_rest(flights)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-from py4j.clientserver import ClientServer, JavaParameters, PythonParameters
-from py4j.protocol import Py4JError, Py4JNetworkError
 
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.api.streams import DataStream
-from stateflow.errors import BatchFailed, ConfigError
-from stateflow.runtime.session import REQUIRED, Traits, _check, defaults, told_when_gone, traits_of
+from stateflow.errors import ConfigError
+from stateflow.runtime.session import REQUIRED, Traits, _check, defaults, traits_of
 
 
 class FakeConf:
@@ -45,38 +42,6 @@ def test_a_session_in_which_attempts_could_mix_is_refused(key: str, value: str |
 def test_a_session_with_what_is_required_is_taken() -> None:
     _check(_session({}))
     _check(_session(dict.fromkeys(REQUIRED, "TRUE")))
-
-
-@pytest.mark.parametrize("error", [
-    Py4JNetworkError("Answer from Java side is empty"), Py4JError("An error occurred while calling o1.x"),
-])  # fmt: skip
-def test_a_spark_that_is_gone_is_told_and_may_be_tried_again(error: Exception) -> None:
-    with pytest.raises(BatchFailed, match="Spark is gone") as told, told_when_gone():
-        raise error
-    assert told.value.retryable and str(error)[:20] in told.value.facts["reason"]
-
-
-def test_nobody_where_spark_was_is_told_as_well() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    spark = ClientServer(JavaParameters(port=port), PythonParameters(port=0))
-    with pytest.raises(BatchFailed, match="Spark is gone") as told, told_when_gone():
-        spark.jvm.System.currentTimeMillis()
-    assert "ConnectionRefused" in told.value.facts["reason"]
-    spark.shutdown()
-
-
-@pytest.mark.parametrize(
-    "error", [ConnectionResetError(104, "reset"), ConnectionRefusedError(111, "refused")]
-)
-def test_a_connection_of_the_job_s_own_is_not_spark_s(error: ConnectionError) -> None:
-    with pytest.raises(type(error)), told_when_gone():
-        raise error
-
-
-def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(ConfigError, match="mine"), told_when_gone():
-        raise ConfigError("mine")
 
 
 def test_a_session_that_never_tries_a_task_again_is_refused() -> None:

@@ -36,6 +36,7 @@ STABLE = {
     "Fenced": ("fenced", 3, False),
     "StorageError": ("storage", 5, True),
     "BatchFailed": ("batch-failed", 5, True),
+    "SparkGone": ("spark-gone", 5, True),
     "PlanOutdated": ("plan-outdated", 4, False),
     "RequestTimeout": ("request-timeout", 5, True),
     "Interrupted": ("interrupted", 130, True),
