@@ -179,7 +179,7 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
 
 
 def _lifecycle(storage: Storage) -> Finding:
-    if storage.local_path("x") is not None:
+    if storage.local_path("x") is not None or storage.uri.startswith(("webhdfs://", "swebhdfs://")):
         return Finding("lifecycle rules", Health.GOOD, "a file system has none")
     return Finding("lifecycle rules", Health.LOOK, "they cannot be seen from here", "no rule of the bucket may delete "
                    "objects below the job root, nor move them to where they cannot be read at once; one that aborts "

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import unquote
 
 from stateflow.checkpoint.ancestry import came_from
@@ -170,6 +171,12 @@ def can_delete(job_root: str, path: str) -> FileFate:
 
 
 def _key_below(root: JobRoot, path: str) -> str:
+    local = root.storage.local_path("x")
+    if local is not None and "://" not in path and os.path.exists(path):
+        # A shell tells where it is without the symbolic links that lead there.
+        file, folder = Path(path).resolve(), local.parent.resolve()
+        if file.is_relative_to(folder):
+            return file.relative_to(folder).as_posix()
     is_whole = "://" in path or path.startswith("/")
     if not is_whole and not os.path.exists(path):
         return path

@@ -50,7 +50,9 @@ class Fate(enum.Enum):
     RUNNING = "it belongs to the newest run"
     FORMAT = "it says whose job root this is, and of which format"
     HISTORY = "it is history; a run lets old records go"
-    SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes one"
+    SAVEPOINT = (
+        "of a savepoint; `stateflow savepoint dispose` deletes one, a collection what nobody completed"
+    )
     REQUEST = "it is a request to a run, or its answer; a run lets old ones go"
     OUTSIDE = "no collection looks at it"
     GARBAGE = "nothing needs it, and no commit to come can"
@@ -63,7 +65,7 @@ class Fate(enum.Enum):
 
 
 _OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST}
-"""What has owners of its own: no collection looks there."""
+"""What has owners of its own, and rules of its own: `find_garbage` names none of it."""
 
 
 def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> Findings:

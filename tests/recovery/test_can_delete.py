@@ -58,6 +58,9 @@ def test_a_file_that_is_needed_may_not_go_whatever_it_is_called_by(box: Accounts
     # As a shell completes it, which is not where the job root is.
     relative = os.path.relpath(box.root / state)
     assert "needed by checkpoint" in box.command("can-delete", relative).out
+    link = box.folder / "link"
+    link.symlink_to(box.root)
+    assert "needed by checkpoint" in box.command("can-delete", str(link / state)).out
     for name in ("FORMAT", f"log/{disk.head(box.root).seq:020d}"):
         assert box.command("can-delete", name).code == _NO
 

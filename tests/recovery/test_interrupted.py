@@ -1,0 +1,38 @@
+"""A run that a person or the system ends: what was committed stays, and the same command goes on from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recovery import disk
+from tests.recovery.harness import SLICE, AccountsBox
+from tests.recovery.process import spawn
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsBox]:
+    made = AccountsBox(tmp_path / "job", launcher=spawn)
+    yield made
+    made.end_all()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_cancelled_run_keeps_what_it_committed(box: AccountsBox, number: signal.Signals, code: int) -> None:
+    box.deliver(10 * SLICE)
+    box.settings = {"checkpoints__asynchronous": "no"}
+    run = box.start("batch.begin:5:stop", restart__strategy="exponential-delay")
+    run.wait_stopped()
+    os.kill(run.pid, number)
+    run.resume()
+    ended = run.wait()
+    assert ended.code == code, str(ended)
+    assert ("error [interrupted]" in ended.err) == (number == signal.SIGINT), str(ended)
+    assert disk.head(box.root).position == 4 * SLICE
+    box.finish()
+    box.check_results()
+    box.check_clean()
