@@ -21,6 +21,15 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
     made.end_all()
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A shell without job control has what it starts in the background ignore SIGINT, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_cancelled_run_keeps_what_it_committed(box: AccountsBox, number: signal.Signals, code: int) -> None:
     box.deliver(10 * SLICE)
