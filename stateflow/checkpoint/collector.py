@@ -14,7 +14,7 @@ from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.garbage import COLLECTED, Fate, fate_of, find_garbage
 from stateflow.checkpoint.jobroot import JobRoot, kept
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.savepoint_cleanup import sweep_savepoints
+from stateflow.checkpoint.savepoint_cleanup import left_over, sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
@@ -111,8 +111,12 @@ class Collector:
         for who, handle in self._manifests(head).items():
             for key in self._files_of(handle):
                 needs.setdefault(key, []).append(who)
-        return [FileFate(blob.key, blob.size, fate_of(head.entry, live, blob.key), tuple(needs.get(blob.key, ())))
-                for blob in blobs]  # fmt: skip
+        unfinished = left_over(self.root)
+
+        def fate(key: str) -> Fate:
+            return Fate.UNFINISHED if key in unfinished else fate_of(head.entry, live, key)
+
+        return [FileFate(b.key, b.size, fate(b.key), tuple(needs.get(b.key, ()))) for b in blobs]
 
     def _manifests(self, head: Head) -> dict[str, FileHandle]:
         """The manifest of the head and of each checkpoint that it keeps, by who needs it."""

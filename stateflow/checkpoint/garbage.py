@@ -50,9 +50,8 @@ class Fate(enum.Enum):
     RUNNING = "it belongs to the newest run"
     FORMAT = "it says whose job root this is, and of which format"
     HISTORY = "it is history; a run lets old records go"
-    SAVEPOINT = (
-        "of a savepoint; `stateflow savepoint dispose` deletes one, a collection what nobody completed"
-    )
+    SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes one"
+    UNFINISHED = "of a savepoint that nobody completed, or that is being disposed of: a collection removes it"
     REQUEST = "it is a request to a run, or its answer; a run lets old ones go"
     OUTSIDE = "no collection looks at it"
     GARBAGE = "nothing needs it, and no commit to come can"

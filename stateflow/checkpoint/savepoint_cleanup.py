@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Set
 
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer
@@ -40,10 +41,7 @@ def sweep_savepoints(root: JobRoot) -> list[str]:
     """Removes what savepoints that were never completed, or not taken away wholly, have left; safe beside their makers.
     Returns the folders."""
     # The listing comes before the pins: who is listed had its pin before, and has completed when it is gone.
-    found: dict[str, dict[str, int]] = {}
-    for blob in root.storage.list(SAVEPOINTS):
-        if place := savepoint_file(blob.key):
-            found.setdefault(place[0], {})[place[1]] = blob.size
+    found = _sizes_by_folder(root.storage)
     swept = [f for f, files in found.items() if _sweep_leftovers(root.storage, savepoint_folder(f), files)]
     started = [f for f, files in found.items() if STARTED in files and f not in swept]
     if not started:
@@ -52,13 +50,48 @@ def sweep_savepoints(root: JobRoot) -> list[str]:
     return swept + [f for f in started if _sweep(root, savepoint_folder(f), pins)]
 
 
-def _sweep_leftovers(storage: Storage, folder: str, files: dict[str, int]) -> bool:
+def left_over(root: JobRoot) -> frozenset[str]:
+    """Keys of what a sweep would remove now; removes nothing."""
+    found = _sizes_by_folder(root.storage)
+    pins = {p.id.encode() for p in root.head().entry.pinned} if found else set()
+    return frozenset(
+        f"{savepoint_folder(folder)}{name}"
+        for folder, files in found.items()
+        for name in _left_over_in(root.storage, savepoint_folder(folder), files, pins)
+    )
+
+
+def _left_over_in(storage: Storage, folder: str, files: Mapping[str, int], pins: Set[bytes]) -> Set[str]:
+    if DISPOSED in files:
+        return files.keys()
+    given_up = _is_given_up(storage, folder, files)
+    is_complete = SAVEPOINT in files and not given_up
+    if is_complete or (STARTED in files and get_or_none(storage, f"{folder}{STARTED}") in pins):
+        return frozenset()
+    # That a savepoint was given up stays told: its maker may be asleep, and must not complete it.
+    return files.keys() - {SAVEPOINT} if given_up or STARTED in files else frozenset()
+
+
+def _sizes_by_folder(storage: Storage) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for blob in storage.list(SAVEPOINTS):
+        if place := savepoint_file(blob.key):
+            found.setdefault(place[0], {})[place[1]] = blob.size
+    return found
+
+
+def _is_given_up(storage: Storage, folder: str, files: Mapping[str, int]) -> bool:
+    # The size first: it is in the listing already.
+    told = files.get(SAVEPOINT) == len(GIVEN_UP)
+    return told and get_or_none(storage, f"{folder}{SAVEPOINT}") == GIVEN_UP
+
+
+def _sweep_leftovers(storage: Storage, folder: str, files: Mapping[str, int]) -> bool:
     if DISPOSED in files:
         _finish_taking_away(storage, folder)
         return True
     # A maker that slept while its savepoint was given up may have gone on copying.
-    late = len(files) > 1 and STARTED not in files and files.get(SAVEPOINT) == len(GIVEN_UP)
-    if late and get_or_none(storage, f"{folder}{SAVEPOINT}") == GIVEN_UP:
+    if len(files) > 1 and STARTED not in files and _is_given_up(storage, folder, files):
         storage.delete(f"{folder}{name}" for name in files if name != SAVEPOINT)
         return True
     return False

@@ -77,6 +77,35 @@ def test_a_pin_is_named_with_its_owner(box: AccountsBox) -> None:
     assert any("(pin of " in who for needed_by in told for who in needed_by)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("point", ["pinned", "started", "copied", "complete", "disposing", "disposed"])
+def test_what_a_collection_takes_of_a_savepoint_is_told_before(box: AccountsBox, point: str) -> None:
+    box.deliver(SLICE)
+    box.finish()
+    makes = not point.startswith("dispos")
+    create = ("savepoint", "create", "--name", "mine")
+    if makes:
+        assert box.command(*create, failpoint=f"savepoint.{point}").code == -9
+        # While its pin stands somebody may be making it.
+        assert not _unfinished(box)
+        (pin,) = disk.head(box.root).doc["pinned"]
+        assert box.command("pins", "--drop", pin["id"]).code == 0
+    else:
+        assert box.command(*create).code == 0
+        assert box.command("savepoint", "dispose", "mine", failpoint=f"savepoint.{point}").code == -9
+    told, before = _unfinished(box), disk.files_below(box.root).keys()
+    assert bool(told) == (point not in ("pinned", "complete"))
+    assert box.command("can-delete", *sorted(told)[:1] or ["FORMAT"]).code == _NO
+    assert box.command("gc").code == 0
+    gone = {key for key in before - disk.files_below(box.root).keys() if key.startswith("savepoints/")}
+    # Of a complete one, only that somebody was making it.
+    assert gone - {key for key in gone if point == "complete" and key.endswith("/_started")} == told
+    assert not _unfinished(box)
+
+
+def _unfinished(box: AccountsBox) -> set[str]:
+    return {key for key, told in _files(box).items() if "nobody completed" in str(told["why"])}
+
+
 @pytest.mark.parametrize("path", ["nothing", "/etc/passwd", "../outside", "s3://bucket/x"])
 def test_what_is_no_file_of_the_job_root_is_told(box: AccountsBox, path: str) -> None:
     box.deliver(SLICE)
