@@ -104,11 +104,12 @@ def wait_for_end(process: Process, seconds: float) -> bool:
         return descriptor is None or ended(descriptor, seconds)
 
 
-def wait_for_all(group: Sequence[Process], seconds: float) -> bool:
-    """Waits up to `seconds` altogether; True as soon as every process of `group` has ended."""
+def wait_for_all(group: Sequence[Process], seconds: float) -> None:
+    """Waits up to `seconds` altogether, until every process of `group` has ended."""
     # Processes end in the machine's own time, so this asks for it and takes no Clock.
     deadline = time.monotonic() + seconds  # noqa: TID251
-    return all(wait_for_end(process, max(0.0, deadline - time.monotonic())) for process in group)  # noqa: TID251
+    for process in group:
+        wait_for_end(process, max(0.0, deadline - time.monotonic()))  # noqa: TID251
 
 
 def ended(descriptor: int, seconds: float) -> bool:

@@ -13,6 +13,7 @@ import psutil
 
 from tests.recovery.flights import FlightsBox
 from tests.recovery.process import ROOT, Ended, Running, spawn, wait_for
+from tests.recovery.strikes import check_at_rest
 from tests.servers.spark import Cluster, executor_of, spark_cluster
 
 _SETTINGS = {
@@ -42,12 +43,12 @@ class ClusteredFlights:
         self.cluster.kill_worker(len(self.cluster.workers) - 1)
         self.cluster.add_worker()
 
-    def finish(self) -> None:
-        """Runs until one ends well; the others end by an error that a retry mends."""
-        for _ in range(_TRIES):
-            if check_ended(self.box.run()).code == 0:
-                return
-        raise AssertionError("no run ended well")
+    def end_well(self, files: int) -> None:
+        """Runs until one has worked off so many files; others end by an error that a retry mends."""
+        self.box.deliver(files)
+        if not any(check_ended(self.box.run()).code == 0 for _ in range(_TRIES)):
+            raise AssertionError("no run ended well")
+        check_at_rest(self.box)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.recovery.clusters import (
+    ClusteredFlights,
     await_batches,
     batches_of,
     check_ended,
@@ -19,10 +20,18 @@ from tests.recovery.clusters import (
     kill_executor_of,
 )
 from tests.recovery.process import ROOT
-from tests.recovery.strikes import check_at_rest
 from tests.servers.running import s3_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def _lose_an_executor(flights: ClusteredFlights, files: int, seed: int) -> None:
+    flights.box.deliver(files)
+    run = flights.box.start()
+    await_batches(run, 2)
+    flights.kill_executor(random.Random(seed))
+    check_ended(run.wait(run.family))
+    flights.end_well(files + 2)
 
 
 def test_executors_and_a_worker_are_killed(tmp_path: Path) -> None:
@@ -36,9 +45,7 @@ def test_executors_and_a_worker_are_killed(tmp_path: Path) -> None:
         await_batches(run, 5)
         flights.replace_worker()
         check_ended(run.wait(run.family))
-        flights.box.deliver(10)
-        flights.finish()
-        check_at_rest(flights.box)
+        flights.end_well(10)
 
 
 def test_an_executor_is_killed_while_a_task_has_closed_its_sink(tmp_path: Path) -> None:
@@ -49,9 +56,7 @@ def test_an_executor_is_killed_while_a_task_has_closed_its_sink(tmp_path: Path) 
         run = flights.box.start()
         kill_executor_of(marker, run)
         check_ended(run.wait(run.family))
-        flights.box.deliver(8)
-        flights.finish()
-        check_at_rest(flights.box)
+        flights.end_well(8)
 
 
 def test_a_job_root_on_s3(tmp_path: Path) -> None:
@@ -63,14 +68,7 @@ def test_a_job_root_on_s3(tmp_path: Path) -> None:
             tmp_path, root_folder=folder, address="s3://bucket/job", variables=variables
         ) as flights,
     ):
-        flights.box.deliver(5)
-        run = flights.box.start()
-        await_batches(run, 2)
-        flights.kill_executor(random.Random(2))
-        check_ended(run.wait(run.family))
-        flights.box.deliver(7)
-        flights.finish()
-        check_at_rest(flights.box)
+        _lose_an_executor(flights, files=5, seed=2)
 
 
 def test_many_executors_and_workers_are_killed(tmp_path: Path) -> None:
@@ -88,9 +86,7 @@ def test_many_executors_and_workers_are_killed(tmp_path: Path) -> None:
                 await_batches(run, batches_of(run) + dice.randrange(1, 3))
                 strikes.pop()()
             check_ended(run.wait(run.family))
-        flights.box.deliver(delivered + 2)
-        flights.finish()
-        check_at_rest(flights.box)
+        flights.end_well(delivered + 2)
 
 
 def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: Path) -> None:
@@ -109,14 +105,7 @@ def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: P
             "spark__conf__spark.archives": f"{archive}#environment",
             "spark__conf__spark.pyspark.python": "./environment/bin/python",
         }
-        flights.box.deliver(4)
-        run = flights.box.start()
-        await_batches(run, 2)
-        flights.kill_executor(random.Random(4))
-        check_ended(run.wait(run.family))
-        flights.box.deliver(6)
-        flights.finish()
-        check_at_rest(flights.box)
+        _lose_an_executor(flights, files=4, seed=4)
     unpacked = (tmp_path / "cluster").glob("worker-*/app-*/*/environment/bin/python")
     assert list(unpacked), "nothing was unpacked"
 

@@ -12,7 +12,6 @@ from tests.recovery.clusters import (
     kill_executor_of,
 )
 from tests.recovery.plants import VARIABLE
-from tests.recovery.strikes import check_at_rest
 from tests.scoreboard.row import Round, Row, Tier
 
 _POINTS = ("task.sink-closed", "task.uploaded", "task.snapshot", "task.processed", "task.restored")
@@ -40,9 +39,7 @@ def _play(round_: Round) -> int:
             flights.replace_worker()
             done += 1
         check_ended(run.wait(run.family))
-        flights.box.deliver(_FILES + 2)
-        flights.finish()
-        check_at_rest(flights.box)
+        flights.end_well(_FILES + 2)
     return done
 
 
