@@ -21,6 +21,7 @@ from stateflow.errors import StateflowError, StorageError
 from stateflow.runtime.versions import check_java, check_python, check_spark
 from stateflow.state.transfer import private_folder
 from stateflow.storage import PutResult, Storage, open_storage
+from stateflow.storage.locate import HDFS_SCHEMES
 from stateflow.storage.paths import FORMAT, probe
 
 _PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "hdfs", "apache-airflow")
@@ -179,7 +180,7 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
 
 
 def _lifecycle(storage: Storage) -> Finding:
-    if storage.local_path("x") is not None or storage.uri.startswith(("webhdfs://", "swebhdfs://")):
+    if storage.local_path("x") is not None or storage.uri.partition("://")[0] in HDFS_SCHEMES:
         return Finding("lifecycle rules", Health.GOOD, "a file system has none")
     return Finding("lifecycle rules", Health.LOOK, "they cannot be seen from here", "no rule of the bucket may delete "
                    "objects below the job root, nor move them to where they cannot be read at once; one that aborts "

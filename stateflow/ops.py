@@ -171,22 +171,18 @@ def can_delete(job_root: str, path: str) -> FileFate:
 
 
 def _key_below(root: JobRoot, path: str) -> str:
-    local = root.storage.local_path("x")
-    if local is not None and "://" not in path and os.path.exists(path):
-        # A shell tells where it is without the symbolic links that lead there.
-        file, folder = Path(path).resolve(), local.parent.resolve()
-        if file.is_relative_to(folder):
-            return file.relative_to(folder).as_posix()
-    is_whole = "://" in path or path.startswith("/")
-    if not is_whole and not os.path.exists(path):
-        return path
-    uri = open_storage(path if is_whole else os.path.abspath(path)).uri
-    below = f"{root.storage.uri.rstrip('/')}/"
-    if uri.startswith(below):
-        return unquote(uri.removeprefix(below))
-    if is_whole:
+    folder = root.storage.local_path("x")
+    if "://" in path:
+        uri, below = open_storage(path).uri, f"{root.storage.uri.rstrip('/')}/"
+        if uri.startswith(below):
+            return unquote(uri.removeprefix(below))
+    elif folder is not None and (path.startswith("/") or os.path.exists(path)):
+        # Without the symbolic links that lead there: a shell completes a path with them, or tells one without.
+        file = Path(path).resolve()
+        if file.is_relative_to(folder.parent.resolve()):
+            return file.relative_to(folder.parent.resolve()).as_posix()
+    if "://" in path or path.startswith("/"):
         raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
-    # Something of that name happens to be in the working folder.
     return path
 
 

@@ -10,7 +10,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stateflow.errors import BatchFailed, Interrupted, SparkGone, StateflowError
+from stateflow.errors import BatchFailed, SparkGone, StateflowError
+from stateflow.runtime.restarts import can_mend
 from stateflow.runtime.row_steps import failure_in
 
 
@@ -30,7 +31,9 @@ def told_of_spark(lives: Callable[[], bool]) -> Iterator[None]:
     except Exception as e:
         # What a source of the job has in the driver may lose a connection of its own: that is not Spark's.
         of_spark = isinstance(e, (Py4JError, PySparkException))
-        may_be_gone = of_spark or isinstance(e, ConnectionError) or _may_be_tried_again(e)
+        may_be_gone = (
+            of_spark or isinstance(e, ConnectionError) or (isinstance(e, StateflowError) and can_mend(e))
+        )
         if may_be_gone and not lives():
             raise SparkGone("Spark is gone", hint="was its process killed, or out of memory? a new run has a Spark of "
                             "its own, and starts from the last checkpoint",
@@ -56,7 +59,3 @@ def as_ours(error: BaseException) -> StateflowError:
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
     return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
                        "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip
-
-
-def _may_be_tried_again(error: Exception) -> bool:
-    return isinstance(error, StateflowError) and error.retryable and not isinstance(error, Interrupted)

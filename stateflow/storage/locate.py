@@ -19,7 +19,7 @@ _SEGMENT = r"(?!\.\.?(?:/|$))[A-Za-z0-9._=-]+"
 _PREFIX = re.compile(rf"({_SEGMENT}(/{_SEGMENT})*)?")
 _HOSTS = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(,[A-Za-z0-9.-]+:[0-9]+)*")
 _OBJECT_STORES = ("s3", "gs", "az")
-_HDFS = ("webhdfs", "swebhdfs")
+HDFS_SCHEMES = ("webhdfs", "swebhdfs")
 
 _memory: dict[str, MemoryStorage] = {}
 
@@ -42,7 +42,7 @@ def open_storage(uri: str) -> Storage:
         return _memory.setdefault(uri, MemoryStorage(uri))
     if parts.scheme in _OBJECT_STORES:
         return _object_storage(uri, Credentials.of_process())
-    if parts.scheme in _HDFS:
+    if parts.scheme in HDFS_SCHEMES:
         return _hdfs_storage(uri, Credentials.of_process())
     if parts.scheme == "hdfs":
         raise ConfigError("an HDFS is reached through WebHDFS", hint="like webhdfs://namenode:9870/path, with the "

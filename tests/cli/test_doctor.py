@@ -15,7 +15,7 @@ import pytest
 from stateflow import examination
 from stateflow.checkpoint.jobroot import JobRoot, NewJob
 from stateflow.clock import ManualClock
-from stateflow.examination import Finding, Health, examine
+from stateflow.examination import Finding, Health, _lifecycle, examine
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, locate
 from tests.cli.test_cli import invoke
 
@@ -124,6 +124,13 @@ def test_a_storage_whose_put_if_absent_is_broken_is_found(
     assert told["put-if-absent"].health is Health.BAD and "use another storage" in told["put-if-absent"].hint
     assert told["lifecycle rules"].health is Health.LOOK
     assert storage.list("") == []
+
+
+@pytest.mark.parametrize(("uri", "health"), [
+    ("s3://bucket/job", Health.LOOK), ("az://container/job", Health.LOOK), ("webhdfs://namenode:9870/job", Health.GOOD),
+])  # fmt: skip
+def test_only_buckets_have_lifecycle_rules(uri: str, health: Health) -> None:
+    assert _lifecycle(MemoryStorage(uri)).health is health
 
 
 class Forgetful(MemoryStorage):
