@@ -15,6 +15,7 @@ from stateflow.errors import StateError
 from stateflow.serializers import ValueSerializer, decode_key, encode_key
 from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.handles import OperatorContent, StateSchema
+from stateflow.state.map_access import MapAccess
 from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class OperatorListState(Generic[T]):
         return self._serializer.encode(value)
 
 
-class BroadcastState(Generic[K, V]):
+class BroadcastState(MapAccess[K, V]):
     """A map that is the same in every subtask; only rows of the broadcast stream change it.
 
     Args:
