@@ -31,7 +31,7 @@ class ListState(Generic[T]):
         self, entries: CurrentKey, descriptor: ListStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.codec = value_serializer(descriptor.element_type, descriptor.serializer)
+        self.codec = value_serializer(descriptor.element_type, descriptor.serializer, descriptor.name)
         self.schema = state_schema(descriptor, "list", descriptor.element_type)
         self.ttl = ttl
         self._entries = entries

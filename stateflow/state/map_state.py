@@ -26,7 +26,7 @@ class MapState(MapAccess[K, V]):
         self, entries: CurrentKey, descriptor: MapStateDescriptor[K, V], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        self.codec = value_serializer(descriptor.value_type, descriptor.serializer, descriptor.name)
         self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._entries = entries

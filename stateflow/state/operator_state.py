@@ -45,7 +45,7 @@ class OperatorListState(Generic[T]):
         self, schema: StateSchema, element_type: Any, kept: list[bytes], seen: list[bytes] | None = None
     ) -> None:
         self.schema = schema
-        self._serializer: ValueSerializer[T] = ValueSerializer(element_type)
+        self._serializer: ValueSerializer[T] = ValueSerializer(element_type, schema.name)
         self._kept = kept
         self._seen = kept if seen is None else seen
         self._marked = (self._kept, len(self._kept), self._seen, len(self._seen))
@@ -109,7 +109,7 @@ class BroadcastState(MapAccess[K, V]):
 
     def __init__(self, schema: StateSchema, value_type: Any, entries: dict[bytes, bytes], side: Side) -> None:
         self.schema = schema
-        self._serializer: ValueSerializer[V] = ValueSerializer(value_type)
+        self._serializer: ValueSerializer[V] = ValueSerializer(value_type, schema.name)
         self._entries = entries
         self._side = side
         self._before: dict[bytes, bytes | None] = {}
