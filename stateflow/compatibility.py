@@ -21,6 +21,7 @@ from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.settings import Settings
 from stateflow.state.evolution import Declaration, Declarations, Fit, judge
 from stateflow.state.handles import StateSchema
+from stateflow.state.keyed import check_ids
 from stateflow.state.operator_state import BROADCAST
 from stateflow.state.type_comparison import Conflict
 from stateflow.storage import Storage, open_storage
@@ -109,10 +110,10 @@ def check_job(job_file: Path, against: str, layers: tuple[dict[str, Any], ...] =
     env.graph.check()
     stored = _stored(open_storage(against))
     plan = plan_job(env.graph, settings.parallelism)
-    declared = declared_states(plan, settings.max_parallelism)
+    declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
     states = list(_check_states(stored.manifest, declared))
     columns = list(_check_columns(stored.manifest, source_columns(plan)))
-    problems = list(_problems(stored, plan, settings))
+    problems = list(_problems(stored, plan, settings, declared))
     return CheckReport(
         settings.name, against, stored.at, _overall(states, columns, problems), states, columns, problems
     )
@@ -190,15 +191,25 @@ def _check_columns(
                 yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
 
 
-def _problems(stored: _Stored, plan: JobPlan, settings: Settings) -> Iterator[Problem]:
+def _problems(
+    stored: _Stored, plan: JobPlan, settings: Settings, declared: Mapping[str, Declarations]
+) -> Iterator[Problem]:
     wanted = Wanted(plan.parallelism, stored.max_parallelism, plan.key_types, source_descriptions(plan))
     try:
         if stored.root is not None:
             new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
             check_same_job(stored.root.job, new, stored.root.storage.uri)
         plan_restore(0, stored.manifest, wanted)
+        _check_ids(stored.manifest, declared)
     except ConfigError as e:
         yield Problem(e.code, e.sentence, e.hint)
+
+
+def _check_ids(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> None:
+    for operator in manifest.operators if manifest else ():
+        names = [schema.name for schema in operator.states]
+        for declaration in declared.get(operator.uid, Declarations()).keyed:
+            check_ids(declaration.schema.name, names, operator.uid)
 
 
 def _overall(states: list[StateCheck], columns: list[ColumnCheck], problems: list[Problem]) -> Fit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
@@ -15,13 +16,24 @@ from stateflow.settings import Settings
 
 _ALIASES = {"state.backend.incremental": "state.incremental"}
 """Other names of settings: one that Flink gives a value and a group cannot be both here."""
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS = {
+    0.001: ("ms", "milli", "millis", "millisecond", "milliseconds"),
+    1.0: ("s", "sec", "secs", "second", "seconds"),
+    60.0: ("m", "min", "mins", "minute", "minutes"),
+    3600.0: ("h", "hour", "hours"),
+    86400.0: ("d", "day", "days"),
+}
+"""Names of the units of a duration, by seconds."""
+_SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
+_DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _WORDS = {
     "int": "a whole number from 1 up",
     "Count": "a whole number from 0 up",
     "float": "a number from 0 up",
-    "timedelta": "a duration above zero, like 500ms, 90s, 10m, 2h or 1d",
+    "timedelta": "a duration above zero, like 500ms, 90s, 10 min, 2h or 1d",
+    "Delay": "a duration like 0s, 500ms, 90s, 10 min, 2h or 1d",
+    "Choice": "text",
     "bool": "true or false",
     "str": "text",
 }
@@ -109,11 +121,8 @@ def _convert(value: Any, kind: str, name: str) -> Any:
 
 
 def _parse(value: Any, kind: str) -> Any:
-    if "timedelta" in kind:
-        duration = value if isinstance(value, timedelta) else parse_duration(str(value))
-        if duration <= timedelta():
-            raise ValueError(value)
-        return duration
+    if kind.startswith(("timedelta", "Delay")):
+        return _parse_time(value, may_be_zero=kind.startswith("Delay"))
     if kind.startswith(("int", "Count")):
         least = 1 if kind.startswith("int") else 0
         if isinstance(value, bool) or isinstance(value, float) or int(value) < least:
@@ -129,15 +138,23 @@ def _parse(value: Any, kind: str) -> Any:
         if text not in _TRUE + _FALSE:
             raise ValueError(value)
         return text in _TRUE
+    if kind == "Choice":
+        return str(value).lower().replace("_", "-")
     if kind == "str":
         return str(value)
     raise TypeError(kind)
 
 
+def _parse_time(value: Any, may_be_zero: bool) -> timedelta:
+    duration = value if isinstance(value, timedelta) else parse_duration(str(value))
+    if duration < timedelta() or (not duration and not may_be_zero):
+        raise ValueError(value)
+    return duration
+
+
 def parse_duration(text: str) -> timedelta:
-    """A duration like ``90s``, ``10m``, ``500ms``, ``2h`` or ``1d``. Raises ValueError or OverflowError."""
-    text = text.strip()
-    for unit in sorted(_UNITS, key=len, reverse=True):
-        if text.endswith(unit):
-            return timedelta(seconds=float(text.removesuffix(unit)) * _UNITS[unit])
-    raise ValueError(text)
+    """Parses a duration like ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``. Raises ValueError, OverflowError."""
+    found = _DURATION.fullmatch(text)
+    if found is None or found["unit"].lower() not in _SECONDS:
+        raise ValueError(text)
+    return timedelta(seconds=float(found["number"]) * _SECONDS[found["unit"].lower()])

@@ -155,7 +155,7 @@ def declare(
                                  where=innermost(e)) from e  # fmt: skip
     settings = resolve({"name": name}, env.defaults, *layers)
     check_name("the job's name", settings.name)
-    check_max_parallelism(settings.max_parallelism)
+    check_max_parallelism(settings.key_groups)
     return env, settings
 
 

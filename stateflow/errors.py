@@ -56,6 +56,10 @@ class StateflowError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
+    def add_facts(self, **facts: object) -> None:
+        """Adds facts that the place which raised the error did not know; those that it gave stay."""
+        self.facts = {**self.facts, **{name: v for name, v in facts.items() if name not in self.facts}}
+
     @property
     def sentence(self) -> str:
         """The message with its facts, without the hint."""

@@ -46,6 +46,10 @@ class KeyGroupRange:
         return KeyGroupRange(first, last) if first <= last else None
 
 
+DEFAULT_MAX_PARALLELISM = 4096
+"""Of a new job root whose settings do not name a max parallelism."""
+
+
 def check_max_parallelism(value: int) -> int:
     """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:

@@ -47,6 +47,7 @@ class ValueSerializer(Generic[T]):
 
     Args:
         value_type: any type of `scalars.SUPPORTED`.
+        state: name of the state that the values belong to, for errors.
 
     Raises:
         JobDefinitionError: the type is none of these; the error has the list.
@@ -54,7 +55,8 @@ class ValueSerializer(Generic[T]):
 
     custom: Serializer[T] | None = None
 
-    def __init__(self, value_type: type[T] | Any) -> None:
+    def __init__(self, value_type: type[T] | Any, state: str = "") -> None:
+        self._of = {"state": state} if state else {}
         self._encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
         try:
             self.value_type = python_type(value_type)
@@ -78,7 +80,7 @@ class ValueSerializer(Generic[T]):
             return VALUE_FORMAT + data
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
             raise StateError("a value cannot be stored", hint=f"the state is declared as {self.type_name}",
-                             value=repr(value)[:200], reason=str(e)) from e  # fmt: skip
+                             value=repr(value)[:200], reason=str(e), **self._of) from e  # fmt: skip
 
     def decode(self, data: bytes) -> T:
         """The value in `data`. Raises CorruptFile when it is not of the declared type."""
@@ -86,22 +88,26 @@ class ValueSerializer(Generic[T]):
             return self._decoder.decode(data[1:] if data[:1] == VALUE_FORMAT else _payload(data))
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             raise CorruptFile("a stored value is not of the declared type", hint="was the type of the state changed?",
-                              declared=self.type_name, reason=str(e)) from e  # fmt: skip
+                              declared=self.type_name, reason=str(e), **self._of) from e  # fmt: skip
 
 
 class CustomValueSerializer(Generic[T]):
-    """Lets a job's own serializer encode and decode: stored is a msgpack array of its version and its bytes.
+    """Encodes and decodes with a job's own serializer. Stored is a msgpack array of its version and its bytes.
+
+    Args:
+        state: name of the state that the values belong to, for errors.
 
     Raises:
         JobDefinitionError: it has no name, or no version above zero.
     """
 
-    def __init__(self, custom: Serializer[T], value_type: Any) -> None:
+    def __init__(self, custom: Serializer[T], value_type: Any, state: str = "") -> None:
         if not isinstance(custom, Serializer) or not _is_named(custom):
             raise JobDefinitionError("a serializer must be a stateflow.Serializer with a name and a version above 0",
                                      hint="set both on its class", given=repr(custom)[:200])  # fmt: skip
         self.custom = custom
         self.value_type = value_type
+        self._of = {"state": state} if state else {}
 
     @property
     def type_name(self) -> str:
@@ -119,7 +125,7 @@ class CustomValueSerializer(Generic[T]):
             custom.decode(data, custom.version)
         except Exception as e:
             raise StateError("a value cannot be stored", hint="mend the state's serializer", serializer=custom.name,
-                             value=repr(value)[:200], reason=f"{type(e).__name__}: {e}") from e  # fmt: skip
+                             value=repr(value)[:200], reason=f"{type(e).__name__}: {e}", **self._of) from e  # fmt: skip
         return VALUE_FORMAT + msgspec.msgpack.encode((custom.version, data))
 
     def decode(self, data: bytes) -> T:
@@ -131,16 +137,18 @@ class CustomValueSerializer(Generic[T]):
         except Exception as e:
             raise CorruptFile("a stored value cannot be decoded by the state's serializer", hint="does it still read "
                               "what it wrote?", serializer=custom.name,
-                              reason=f"{type(e).__name__}: {e}") from e  # fmt: skip
+                              reason=f"{type(e).__name__}: {e}", **self._of) from e  # fmt: skip
 
 
 Codec = ValueSerializer[Any] | CustomValueSerializer[Any]
 """What encodes and decodes a state's values."""
 
 
-def value_serializer(value_type: Any, custom: Serializer[Any] | None) -> Codec:
-    """What encodes and decodes a state's values. Raises JobDefinitionError."""
-    return ValueSerializer(value_type) if custom is None else CustomValueSerializer(custom, value_type)
+def value_serializer(value_type: Any, custom: Serializer[Any] | None, state: str = "") -> Codec:
+    """Returns what encodes and decodes the values of the state of this name. Raises JobDefinitionError."""
+    if custom is None:
+        return ValueSerializer(value_type, state)
+    return CustomValueSerializer(custom, value_type, state)
 
 
 def _is_named(custom: Serializer[Any]) -> bool:

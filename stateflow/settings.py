@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from stateflow.errors import ConfigError
+from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
@@ -24,6 +25,10 @@ _INLINE_TOTAL = 16 << 20
 
 Count = int
 """A whole number that may be 0."""
+Delay = timedelta
+"""A duration that may be zero."""
+Choice = str
+"""One of a list of words, in any case; underscores and hyphens are equal, so that Flink's constants are understood."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,10 @@ class CheckpointSettings:
         tolerable_failures: how many checkpoints may fail one after the other; the next one fails the run.
     """
 
-    mode: str = EXACTLY_ONCE
+    mode: Choice = EXACTLY_ONCE
     interval_batches: int | None = None
     interval: timedelta | None = None
-    min_pause: timedelta | None = None
+    min_pause: Delay | None = None
     asynchronous: bool = True
     timeout: timedelta = timedelta(minutes=10)
     max_in_flight: int = 1
@@ -87,7 +92,7 @@ class FixedDelay:
     """Of restarts that always wait as long."""
 
     attempts: int = 1
-    delay: timedelta = timedelta(seconds=1)
+    delay: Delay = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ class FailureRate:
 
     max_failures: int = 1
     interval: timedelta = timedelta(minutes=1)
-    delay: timedelta = timedelta(seconds=1)
+    delay: Delay = timedelta(seconds=1)
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,7 @@ class RestartSettings:
         strategy: one of `RESTART_STRATEGIES`.
     """
 
-    strategy: str = "none"
+    strategy: Choice = "none"
     fixed_delay: FixedDelay = FixedDelay()
     exponential_delay: ExponentialDelay = ExponentialDelay()
     failure_rate: FailureRate = FailureRate()
@@ -170,7 +175,7 @@ class StateSettings:
             a store is opened; the least recently used go first.
     """
 
-    backend: str = "rocksdb"
+    backend: Choice = "rocksdb"
     incremental: bool = True
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
@@ -225,7 +230,7 @@ class RocksDBSettings:
 
     write_buffer_bytes: int = 64 << 20
     block_cache_bytes: int = 64 << 20
-    compaction: str = "universal"
+    compaction: Choice = "universal"
     compact_at_files: int = 12
     max_size_amplification_percent: int = 60
     level_base_bytes: int = 64 << 20
@@ -288,14 +293,15 @@ class Settings:
     Attributes:
         name: the job; by default the job file's name without its ending.
         parallelism: subtasks of each operator.
-        max_parallelism: key groups; fixed for the life of the job root.
+        max_parallelism: number of key groups, fixed for the life of the job root. If None, an existing job root's own
+            number, and `DEFAULT_MAX_PARALLELISM` for a new one.
         local_dir: scratch space on each host: working stores, and the cache of state files.
         job: the job's own parameters, from ``job.NAME``.
     """
 
     name: str = ""
     parallelism: int = 2
-    max_parallelism: int = 4096
+    max_parallelism: int | None = None
     local_dir: str = ""
     run: RunSettings = RunSettings()
     source: SourceSettings = SourceSettings()
@@ -312,12 +318,17 @@ class Settings:
     job: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.parallelism <= self.max_parallelism:
+        if self.max_parallelism is not None and self.parallelism > self.max_parallelism:
             raise ConfigError("parallelism is out of range", hint="1 to max_parallelism", value=self.parallelism,
                               max_parallelism=self.max_parallelism)  # fmt: skip
         if self.checkpoints.retained < 1 or self.checkpoints.collect_every < 1:
             raise ConfigError("at least one checkpoint must be retained, and collecting needs an interval",
                               retained=self.checkpoints.retained)  # fmt: skip
+
+    @property
+    def key_groups(self) -> int:
+        """Number of key groups of a job root that these settings create."""
+        return self.max_parallelism or DEFAULT_MAX_PARALLELISM
 
     @property
     def local_folder(self) -> Path:

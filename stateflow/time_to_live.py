@@ -50,8 +50,9 @@ class StateTtlConfig:
     """
 
     class UpdateType(Enum):
-        """What begins an entry's life anew."""
+        """What begins an entry's life anew; with `Disabled`, entries live for ever."""
 
+        Disabled = "disabled"
         OnCreateAndWrite = "write"
         OnReadAndWrite = "read"
 
@@ -82,6 +83,11 @@ class StateTtlConfig:
         if self.cleanup_entries is not None and self.cleanup_entries < 1:
             raise JobDefinitionError("a clean-up looks at one entry or more", hint="disable_cleanup_in_background "
                                      "switches it off", entries=self.cleanup_entries)  # fmt: skip
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether entries expire at all."""
+        return self.update_type is not StateTtlConfig.UpdateType.Disabled
 
     @property
     def milliseconds(self) -> int:

@@ -40,7 +40,11 @@ class SideOutputs:
         self._rows: dict[str, list[Any]] = {}
 
     def add(self, tag: OutputTag[Any], row: Any) -> None:
-        """Appends a row to the output that `tag` names."""
+        """Appends a row to the output that `tag` names. Raises JobDefinitionError for something that is no tag."""
+        if not isinstance(tag, OutputTag):
+            raise JobDefinitionError("ctx.output needs the OutputTag of a side output", hint="declare one, as "
+                                     "OutputTag(\"late\", LateRow); return or yield rows of the main output",
+                                     given=repr(tag)[:200])  # fmt: skip
         self._rows.setdefault(tag.name, []).append(row)
 
     def mark(self) -> dict[str, int]:

@@ -31,6 +31,7 @@ from stateflow.errors import (
     WrongJobRoot,
 )
 from stateflow.ids import check_name
+from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, log_entry
@@ -41,10 +42,15 @@ _FORMAT_TRIES = 4
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a job root is created with; an existing root must agree."""
+    """What a job root is created with; an existing root must agree.
+
+    Attributes:
+        max_parallelism: number of key groups. None takes what an existing root has, and the default for a new one.
+        key_types: Spark type names of the key columns, by operator uid.
+    """
 
     name: str
-    max_parallelism: int
+    max_parallelism: int | None
     key_types: dict[str, list[str]]
 
 
@@ -70,7 +76,8 @@ class JobRoot:
         """
         if storage.size(FORMAT) is None:
             _write_format(storage, JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
-                                             max_parallelism=new.max_parallelism, key_types=new.key_types))  # fmt: skip
+                                             max_parallelism=new.max_parallelism or DEFAULT_MAX_PARALLELISM,
+                                             key_types=new.key_types))  # fmt: skip
         root = cls.open(storage, clock, writer)
         check_same_job(root.job, new, storage.uri)
         return root
@@ -331,9 +338,13 @@ def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
     if found.job != wanted.name:
         raise WrongJobRoot("the job root belongs to another job", hint="give each job a root of its own",
                            root=uri, found=found.job, wanted=wanted.name)  # fmt: skip
-    if found.max_parallelism != wanted.max_parallelism:
-        raise WrongJobRoot("the job root was made with another max parallelism", hint="set max_parallelism to what "
-                           "the root has", found=found.max_parallelism, wanted=wanted.max_parallelism)  # fmt: skip
+    if wanted.max_parallelism not in (None, found.max_parallelism):
+        raise WrongJobRoot(
+            "the job root was made with another max parallelism",
+            hint="set max_parallelism to what the root has, or do not set it",
+            found=found.max_parallelism,
+            wanted=wanted.max_parallelism,
+        )
     for uid, types in wanted.key_types.items():
         if found.key_types.get(uid, types) != types:
             raise WrongJobRoot("the key columns of an operator have other types than its state was written with",

@@ -1,7 +1,8 @@
 """Operator state from the subtasks that wrote it to those that go on with it. Pure; the rules are Flink's.
 
-An even-split list: the elements of all subtasks, in their order, cut into stretches whose lengths differ by one at
-most. A union list: everybody sees all elements; each is still kept by one subtask only, so that it does not multiply.
+An even-split list: the elements of all subtasks, in their order, cut into runs whose lengths differ by at most one.
+The longer runs of a list begin after those of the list before it, so that many short lists do not all go to subtask 0.
+A union list: everybody sees all elements; each is still kept by one subtask only, so that it does not multiply.
 Broadcast state: any one subtask's copy is everybody's. Raw keyed streams go with their key groups. At the parallelism
 of the checkpoint, every subtask goes on with what it wrote itself.
 """
@@ -58,12 +59,36 @@ def assign(written: Written, subtask: int, parallelism: int, max_parallelism: in
     return Assigned(own, unions, _any_copy(contents))
 
 
-def even_split(items: Sequence[T], parts: int) -> list[list[T]]:
-    """`items` in their order, cut into `parts` stretches; the first ones are longer by one where it does not work
-    out."""
+def even_split(items: Sequence[T], parts: int, first: int = 0) -> list[list[T]]:
+    """Cuts `items`, in their order, into `parts` runs whose lengths differ by at most one.
+
+    Args:
+        first: the part that gets the first of the longer runs; the parts after it get the others, and part 0 follows
+            the last part.
+    """
     length, rest = divmod(len(items), parts)
-    ends = list(accumulate(length + (part < rest) for part in range(parts)))
+    ends = list(accumulate(length + ((part - first) % parts < rest) for part in range(parts)))
     return [list(items[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+class _EvenSplit:
+    """Divides one list after the other; the longer runs of each begin where those of the list before ended."""
+
+    def __init__(self, subtask: int, parallelism: int) -> None:
+        self._subtask = subtask
+        self._parallelism = parallelism
+        self._first = 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """The subtask's share of the next list."""
+        found = even_split(items, self._parallelism, self._first)[self._subtask]
+        self._first = (self._first + len(items)) % self._parallelism
+        return found
+
+    def shares(self, lists: Mapping[str, list[bytes]]) -> dict[str, list[bytes]]:
+        """The subtask's share of each list, in the order of `lists`; without the empty ones."""
+        found = {name: self.share(elements) for name, elements in lists.items()}
+        return {name: elements for name, elements in found.items() if elements}
 
 
 def _share(
@@ -71,18 +96,15 @@ def _share(
 ) -> OperatorContent:
     owned = range_of(subtask, parallelism, max_parallelism)
     keyed = [piece for content in contents for piece in content.raw_keyed if piece[0] in owned]
+    split = _EvenSplit(subtask, parallelism)
+    # Every subtask divides the lists in this order: the start of each depends on those before it.
     return OperatorContent(
-        lists=_stretches(_together([content.lists for content in contents]), subtask, parallelism),
-        unions=_stretches(_together([content.unions for content in contents]), subtask, parallelism),
+        lists=split.shares(_together([content.lists for content in contents])),
+        unions=split.shares(_together([content.unions for content in contents])),
+        raw=split.share([piece for content in contents for piece in content.raw]),
         broadcasts=_any_copy(contents) if subtask == 0 else {},
-        raw=even_split([piece for content in contents for piece in content.raw], parallelism)[subtask],
         raw_keyed=sorted(keyed, key=lambda piece: piece[0]),
     )
-
-
-def _stretches(lists: Mapping[str, list[bytes]], subtask: int, parallelism: int) -> dict[str, list[bytes]]:
-    found = {name: even_split(elements, parallelism)[subtask] for name, elements in lists.items()}
-    return {name: elements for name, elements in found.items() if elements}
 
 
 def _together(lists: Sequence[Mapping[str, list[bytes]]]) -> dict[str, list[bytes]]:

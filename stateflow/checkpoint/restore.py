@@ -11,6 +11,7 @@ from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.keygroups import range_of
 from stateflow.state.evolution import Declarations, check_state
 from stateflow.state.handles import Base, check_known
+from stateflow.state.keyed import check_ids
 
 _EPOCHS = 1 << 63
 """Far more than there will be; they have eight bytes in keys."""
@@ -137,6 +138,8 @@ def _check_states(operator: OperatorState, declared: Declarations) -> None:
         stored = {schema.name: schema for schema in schemas}
         for declaration in declarations:
             check_state(stored.get(declaration.schema.name), declaration, operator.uid)
+    for declaration in declared.keyed:
+        check_ids(declaration.schema.name, [schema.name for schema in operator.states], operator.uid)
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:

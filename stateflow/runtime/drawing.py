@@ -119,9 +119,9 @@ def draw(graph: Graph, settings: Settings, on_spark: bool) -> Drawing:
     """
     plan = plan_job(graph, settings.parallelism)
     return Drawing(
-        settings.name, settings.parallelism, settings.max_parallelism, on_spark,
+        settings.name, settings.parallelism, settings.key_groups, on_spark,
         tuple(DrawnSource(n.uid, n.source.description, _columns(n.schema)) for n in plan.sources),
-        tuple(_level(level, graph, settings.max_parallelism) for level in plan.levels),
+        tuple(_level(level, graph, settings.key_groups) for level in plan.levels),
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ class ExponentialDelayRestart(RestartStrategy):
 
 
 class FailureRateRestart(RestartStrategy):
-    """Until failures come too fast."""
+    """Restarts until more than `max_failures` failures fall into one interval, both ends included, as in Flink."""
 
     def __init__(self, settings: FailureRate) -> None:
         self._settings = settings
@@ -97,7 +97,7 @@ class FailureRateRestart(RestartStrategy):
 
     def delay_behind(self, failed_at: float) -> timedelta | None:
         since = failed_at - self._settings.interval.total_seconds()
-        self._failures = [at for at in self._failures if at > since] + [failed_at]
+        self._failures = [at for at in self._failures if at >= since] + [failed_at]
         return self._settings.delay if len(self._failures) <= self._settings.max_failures else None
 
 

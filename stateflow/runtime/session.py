@@ -28,6 +28,8 @@ REQUIRED = {
 _DEFAULTS = {
     # Delayed acknowledgements on loopback cost a task 40 ms; a Unix socket has none.
     "spark.python.unix.domain.socket.enabled": "true",
+    # How long the JVM waits for a Python worker to connect: 15 s by default, too short at ten times the load.
+    "spark.python.authenticate.socketTimeout": "2m",
     # Spark's own directory is not the truth, so it need not be synced, nor have .crc files.
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
     "FileSystemBasedCheckpointFileManager",

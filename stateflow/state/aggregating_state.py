@@ -26,7 +26,7 @@ class AggregatingState(Cell[Acc], Generic[In, Acc, Out]):
         descriptor: AggregatingStateDescriptor[In, Acc, Out],
         ttl: Ttl | None = None,
     ) -> None:
-        codec = value_serializer(descriptor.accumulator_type, descriptor.serializer)
+        codec = value_serializer(descriptor.accumulator_type, descriptor.serializer, descriptor.name)
         schema = state_schema(descriptor, "aggregating", descriptor.accumulator_type)
         super().__init__(entries, schema, codec, ttl)
         self._function = descriptor.agg_function

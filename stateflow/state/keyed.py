@@ -21,7 +21,7 @@ from stateflow.descriptors import (
     StateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.errors import StateError
+from stateflow.errors import IncompatibleState, StateError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.serializers import Codec
 from stateflow.state.aggregating_state import AggregatingState
@@ -249,7 +249,7 @@ class KeyedState:
             state.give_back()
 
     def _ttl(self, descriptor: StateDescriptor) -> Ttl | None:
-        if descriptor.ttl is None:
+        if descriptor.ttl is None or not descriptor.ttl.is_enabled:
             return None
         return Ttl(self._entries, descriptor.name, descriptor.ttl, self._known.get(descriptor.name))
 
@@ -277,6 +277,7 @@ class KeyedState:
                                  name=schema.name, first=_declared(found), second=_declared(wanted))  # fmt: skip
             return found
         check_state(self._known.get(schema.name), _declaration(wanted))
+        check_ids(schema.name, self._known)
         self._refuse_shared(wanted)
         self._states[schema.name] = wanted
         return wanted
@@ -294,6 +295,23 @@ class KeyedState:
             if schema.queryable and schema.queryable == other.schema.queryable:
                 raise StateError("two states have the same queryable name", hint="rename one of them",
                                  queryable=schema.queryable, first=other.schema.name, second=schema.name)  # fmt: skip
+
+
+def check_ids(name: str, stored: Iterable[str], operator: str = "") -> None:
+    """Raises IncompatibleState when a state's entries would lie among those of another stored state.
+
+    The stored state need not be declared any more: its entries stay, and would be read as values of `name`.
+
+    Args:
+        stored: names of the states that the operator's checkpoint has.
+        operator: its uid, for the error.
+    """
+    taken = {state_id(name), *expiry_ids(name)}
+    for other in stored:
+        if other != name and taken & {state_id(other), *expiry_ids(other)}:
+            facts = {"operator": operator} if operator else {}
+            raise IncompatibleState("a state has the same id as a stored state of another name", hint="rename the new "
+                                    "state", name=name, stored=other, **facts)  # fmt: skip
 
 
 def state_names(schemas: Iterable[StateSchema]) -> dict[bytes, StateSchema | None]:

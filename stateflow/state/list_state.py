@@ -31,7 +31,7 @@ class ListState(Generic[T]):
         self, entries: CurrentKey, descriptor: ListStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.codec = value_serializer(descriptor.element_type, descriptor.serializer)
+        self.codec = value_serializer(descriptor.element_type, descriptor.serializer, descriptor.name)
         self.schema = state_schema(descriptor, "list", descriptor.element_type)
         self.ttl = ttl
         self._entries = entries
@@ -44,26 +44,19 @@ class ListState(Generic[T]):
         return (self.codec.decode(data) for key, data in found if self._admits(key, data))
 
     def add(self, value: T) -> None:
-        """Adds an element at the end. Raises StateError for None."""
-        if value is None:
-            raise StateError("a list's element cannot be None", state=self.schema.name)
-        prefix = self._entries.stored_key(self.id)
-        key, data = prefix + self._epoch + struct.pack(">I", self._added), self.codec.encode(value)
-        self._added += 1
-        if self.ttl is None:
-            self._entries.pending[key] = data
-        else:
-            self.ttl.write(key, data, None)
+        """Adds an element at the end. Raises StateError for None, and for a value that cannot be stored."""
+        self._append([self._encoded(value)])
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Adds elements at the end, in their order."""
-        for value in values:
-            self.add(value)
+        """Adds elements at the end, in their order: all of them, or none when one raises StateError as in `add`."""
+        self._append([self._encoded(value) for value in values])
 
     def update(self, values: Iterable[T]) -> None:
-        """Replaces the list."""
-        # They may come from this very list, and None among them must change nothing.
-        self._replace(list(values))
+        """Replaces the list. The list stays as it is when one of `values` raises StateError as in `add`."""
+        # Encode before clearing: the values may come from this very list, and an invalid one must change nothing.
+        data = [self._encoded(value) for value in values]
+        self.clear()
+        self._append(data)
 
     def clear(self) -> None:
         """Removes every element."""
@@ -80,11 +73,20 @@ class ListState(Generic[T]):
     def drop(self) -> None:
         """Nothing is kept for the current key."""
 
-    def _replace(self, values: list[T]) -> None:
-        if any(value is None for value in values):
+    def _encoded(self, value: T) -> bytes:
+        if value is None:
             raise StateError("a list's element cannot be None", state=self.schema.name)
-        self.clear()
-        self.add_all(values)
+        return self.codec.encode(value)
+
+    def _append(self, elements: list[bytes]) -> None:
+        prefix = self._entries.stored_key(self.id) + self._epoch
+        for data in elements:
+            key = prefix + struct.pack(">I", self._added)
+            self._added += 1
+            if self.ttl is None:
+                self._entries.pending[key] = data
+            else:
+                self.ttl.write(key, data, None)
 
     def _admits(self, key: bytes, data: bytes) -> bool:
         return self.ttl is None or self.ttl.admit_scanned(key, data)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
 from stateflow.serializers import decode_key, encode_key, value_serializer
 from stateflow.state.columns import ColumnSerializer, columns_of
 from stateflow.state.current import CurrentKey, state_id
+from stateflow.state.map_access import MapAccess
 from stateflow.state.ttl import Ttl
 from stateflow.state.typeschema import state_schema
 
@@ -18,14 +19,14 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class MapState(Generic[K, V]):
+class MapState(MapAccess[K, V]):
     """A map for the current key; it is never loaded as a whole."""
 
     def __init__(
         self, entries: CurrentKey, descriptor: MapStateDescriptor[K, V], ttl: Ttl | None = None
     ) -> None:
         self.id = state_id(descriptor.name)
-        self.codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        self.codec = value_serializer(descriptor.value_type, descriptor.serializer, descriptor.name)
         self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._entries = entries

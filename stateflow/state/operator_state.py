@@ -15,6 +15,7 @@ from stateflow.errors import StateError
 from stateflow.serializers import ValueSerializer, decode_key, encode_key
 from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.handles import OperatorContent, StateSchema
+from stateflow.state.map_access import MapAccess
 from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class OperatorListState(Generic[T]):
         self, schema: StateSchema, element_type: Any, kept: list[bytes], seen: list[bytes] | None = None
     ) -> None:
         self.schema = schema
-        self._serializer: ValueSerializer[T] = ValueSerializer(element_type)
+        self._serializer: ValueSerializer[T] = ValueSerializer(element_type, schema.name)
         self._kept = kept
         self._seen = kept if seen is None else seen
         self._marked = (self._kept, len(self._kept), self._seen, len(self._seen))
@@ -98,7 +99,7 @@ class OperatorListState(Generic[T]):
         return self._serializer.encode(value)
 
 
-class BroadcastState(Generic[K, V]):
+class BroadcastState(MapAccess[K, V]):
     """A map that is the same in every subtask; only rows of the broadcast stream change it.
 
     Args:
@@ -108,7 +109,7 @@ class BroadcastState(Generic[K, V]):
 
     def __init__(self, schema: StateSchema, value_type: Any, entries: dict[bytes, bytes], side: Side) -> None:
         self.schema = schema
-        self._serializer: ValueSerializer[V] = ValueSerializer(value_type)
+        self._serializer: ValueSerializer[V] = ValueSerializer(value_type, schema.name)
         self._entries = entries
         self._side = side
         self._before: dict[bytes, bytes | None] = {}

@@ -21,7 +21,7 @@ class ReducingState(Cell[T]):
     def __init__(
         self, entries: CurrentKey, descriptor: ReducingStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
-        codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        codec = value_serializer(descriptor.value_type, descriptor.serializer, descriptor.name)
         schema = state_schema(descriptor, "reducing", descriptor.value_type)
         super().__init__(entries, schema, codec, ttl)
         self._reduce = descriptor.reduce

@@ -20,7 +20,7 @@ class ValueState(Cell[T]):
     def __init__(
         self, entries: CurrentKey, descriptor: ValueStateDescriptor[T], ttl: Ttl | None = None
     ) -> None:
-        codec = value_serializer(descriptor.value_type, descriptor.serializer)
+        codec = value_serializer(descriptor.value_type, descriptor.serializer, descriptor.name)
         schema = state_schema(descriptor, "value", descriptor.value_type)
         super().__init__(entries, schema, codec, ttl, descriptor.default)
 

@@ -43,7 +43,9 @@ from stateflow.testing.harness_state import OperatorView, PendingTimer
 Moment = datetime | int
 """A datetime (without a zone: UTC), or milliseconds since 1970."""
 
-_DEFAULTS = {"name": "harness", "parallelism": 1, "max_parallelism": 128}
+_DEFAULTS = {"name": "harness", "parallelism": 1}
+_KEY_GROUPS = 128
+"""Unless the settings or a restored snapshot say otherwise: opening a store looks at each group, so few are fast."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = milliseconds(datetime.max.replace(tzinfo=UTC))
 
@@ -111,6 +113,7 @@ class KeyedHarness:
         env = StreamExecutionEnvironment()
         self._job = declare_graph(env, self._definition)
         self._settings: Settings = resolve(_DEFAULTS, env.defaults, given)
+        self._key_groups = self._settings.max_parallelism or _KEY_GROUPS
         self._plan = plan_job(self._job.graph, self._settings.parallelism)
         refuse_transforms(self._plan)
         self._executor = LocalExecutor()
@@ -274,7 +277,7 @@ class KeyedHarness:
         """The state behind the last batch, for `restore`: what its checkpoint would be."""
         self._check_open()
         files = {key: self._storage.get(key) for key in sorted(self._live(self._point))}
-        return HarnessSnapshot(self._point, files, self._definition, self._settings.max_parallelism)
+        return HarnessSnapshot(self._point, files, self._definition, self._key_groups)
 
     def close(self) -> None:
         """Lets go of stores and scratch files. What came out can still be read."""
@@ -323,7 +326,7 @@ class KeyedHarness:
         return BatchInfo(
             job_uuid=self._uuid, root_uri=self._root, generation=1, ordinal=at.epoch + 1, epoch=at.epoch + 1,
             checkpoint_id=at.epoch, processing_time=_EPOCH + timedelta(milliseconds=at.processing_time),
-            max_parallelism=settings.max_parallelism, local_folder=self._local, rocksdb=settings.rocksdb,
+            max_parallelism=self._key_groups, local_folder=self._local, rocksdb=settings.rocksdb,
             state=settings.state.shared_by(len(self._plan.participants())),
         )  # fmt: skip
 
@@ -342,7 +345,8 @@ class KeyedHarness:
         )  # fmt: skip
 
     def _go_on_from(self, snapshot: HarnessSnapshot) -> None:
-        found, wanted = snapshot.max_parallelism, self._settings.max_parallelism
+        found, wanted = snapshot.max_parallelism, self._settings.max_parallelism or snapshot.max_parallelism
+        self._key_groups = wanted
         if found != wanted:
             raise WrongJobRoot("the snapshot was made with another max parallelism", hint="it is fixed for the life of "
                                "a job", found=found, wanted=wanted)  # fmt: skip

@@ -78,8 +78,10 @@ def test_chance_moves_a_delay_by_its_part_and_never_beyond_the_longest(
 
 def test_failures_are_counted_within_an_interval() -> None:
     settings = RestartSettings("failure-rate", failure_rate=FailureRate(2, 60 * SECOND, 3 * SECOND))
-    assert delays(settings, [0, 30, 60, 91, 120.5]) == [3, 3, 3, 3, 3]
+    assert delays(settings, [0, 30, 60.5, 91, 121]) == [3, 3, 3, 3, 3]
     assert delays(settings, [0, 30, 59]) == [3, 3, None]
+    # Flink restarts only when the oldest failure is more than an interval ago.
+    assert delays(settings, [0, 30, 60]) == [3, 3, None]
 
 
 @given(times=st.lists(st.floats(0, 500), max_size=30), most=st.integers(1, 4))
@@ -87,7 +89,7 @@ def test_the_failure_rate_is_that_of_a_count_over_all_failures(times: list[float
     times.sort()
     settings = RestartSettings("failure-rate", failure_rate=FailureRate(most, 60 * SECOND, SECOND))
     for number, delay in enumerate(delays(settings, times)):
-        recent = [at for at in times[: number + 1] if at > times[number] - 60]
+        recent = [at for at in times[: number + 1] if at >= times[number] - 60]
         assert (delay is None) == (len(recent) > most)
 
 

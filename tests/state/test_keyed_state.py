@@ -289,6 +289,27 @@ def test_two_names_whose_ids_collide_are_refused_by_name(state: KeyedState) -> N
     assert set(refused.value.facts.values()) == {first, second}
 
 
+def test_a_state_never_takes_over_the_id_of_a_stored_state_of_another_name(
+    store: Watched, state: KeyedState
+) -> None:
+    first, second = COLLIDING
+    state.value_state(ValueStateDescriptor(first, int))
+    # A later version declares only the other name.
+    later = KeyedState(store, state.schemas)
+    with pytest.raises(IncompatibleState) as refused:
+        later.value_state(ValueStateDescriptor(second, int))
+    assert refused.value.facts == {"name": second, "stored": first}
+
+
+def test_a_map_has_the_syntax_of_python_s_maps(state: KeyedState) -> None:
+    names = state.map_state(NAMES)
+    switch(state, "a")
+    names["x"] = 1
+    names["y"] = 2
+    del names["y"], names["never there"]
+    assert ("x" in names, "y" in names, names["x"], names["y"], list(names)) == (True, False, 1, None, ["x"])
+
+
 @pytest.mark.parametrize("use", [
     ValueState.value, ValueState.clear, lambda value: value.update(1),
 ])  # fmt: skip

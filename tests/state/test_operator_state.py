@@ -97,6 +97,15 @@ def test_broadcast_state_is_a_map_in_order_of_keys() -> None:
     kept = store.content(keeps_broadcasts=True).broadcasts["rules"]
     assert kept == {encode_key(("a",)): _encode(1), encode_key(("b",)): _encode(4)}
     assert store.content(keeps_broadcasts=False) == OperatorContent()
+    rules["d"] = 5
+    del rules["a"]
+    assert ("d" in rules, "a" in rules, rules["d"], rules["a"], list(rules)) == (
+        True,
+        False,
+        5,
+        None,
+        ["b", "d"],
+    )
     rules.clear()
     assert rules.is_empty() and store.content(keeps_broadcasts=True) == OperatorContent()
 

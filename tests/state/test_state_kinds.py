@@ -156,15 +156,21 @@ def test_a_large_list_is_not_read_as_a_whole(state: KeyedState, store: Watched) 
     assert store.scanned == 1
 
 
-@pytest.mark.parametrize("use", [lambda w: w.add(None), lambda w: w.update(["x", None])])
-def test_a_list_refuses_none_and_stays_as_it_was(
-    state: KeyedState, use: Callable[[ListState[Any]], None]
+@pytest.mark.parametrize("wrong", [None, 5])
+@pytest.mark.parametrize("use", [
+    lambda words, wrong: words.add(wrong),
+    lambda words, wrong: words.add_all(["x", wrong]),
+    lambda words, wrong: words.update(["x", wrong]),
+])  # fmt: skip
+def test_a_list_takes_all_of_the_given_elements_or_none(
+    state: KeyedState, use: Callable[[ListState[Any], Any], None], wrong: Any
 ) -> None:
     words = state.list_state(WORDS)
     switch(state, "a")
     words.add("kept")
-    with pytest.raises(StateError, match="cannot be None"):
-        use(words)
+    with pytest.raises(StateError) as refused:
+        use(words, wrong)
+    assert refused.value.facts
     assert list(words.get()) == ["kept"]
 
 

@@ -634,6 +634,15 @@ def test_the_builder_says_what_flink_s_does() -> None:
     assert again == shortest.build() == StateTtlConfig(timedelta(milliseconds=1))
 
 
+def test_a_disabled_time_to_live_is_none(state: KeyedState) -> None:
+    off = (
+        StateTtlConfig.new_builder(Time.hours(1)).set_update_type(StateTtlConfig.UpdateType.Disabled).build()
+    )
+    state.value_state(ValueStateDescriptor("count", int, ttl=off))
+    (recorded,) = state.schemas
+    assert (recorded.ttl_time, recorded.ttl_since, recorded.ttl_index) == ("", None, False)
+
+
 @pytest.mark.parametrize("make", [
     lambda: StateTtlConfig.new_builder(timedelta()), lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
     lambda: StateTtlConfig.new_builder(5), lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),  # type: ignore[arg-type]

@@ -87,8 +87,9 @@ class Oracle:
     def _redistribute(self) -> None:
         """Done by a batch: state that goes to another parallelism and back without one stays as it is."""
         if len(self.split) != self.parallelism:
+            words = len(_flat(self.split))
             self.split = _even_split(self.split, self.parallelism)
-            self.union = _even_split(self.union, self.parallelism)
+            self.union = _even_split(self.union, self.parallelism, words % self.parallelism)
 
     def declare(self, ttls: Ttls) -> None:
         """Goes on with other times to live: what is there counts anew where one was added, or in another time."""
@@ -408,8 +409,9 @@ def _flat(lists: Iterable[list[str]]) -> list[str]:
     return [word for each in lists for word in each]
 
 
-def _even_split(lists: Sequence[list[str]], parts: int) -> list[list[str]]:
-    """In order, the first ones with one more."""
+def _even_split(lists: Sequence[list[str]], parts: int, first: int = 0) -> list[list[str]]:
+    """In order; the parts from `first` on have one more, as far as the remainder goes."""
     words = _flat(lists)
-    sizes = [len(words) // parts + (at < len(words) % parts) for at in range(parts)]
+    longer = {(first + at) % parts for at in range(len(words) % parts)}
+    sizes = [len(words) // parts + (at in longer) for at in range(parts)]
     return [[words.pop(0) for _ in range(size)] for size in sizes]

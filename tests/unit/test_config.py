@@ -67,7 +67,8 @@ def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "duration"), [
     ("500ms", timedelta(milliseconds=500)), ("90s", timedelta(seconds=90)), ("10m", timedelta(minutes=10)),
     ("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("1.5h", timedelta(minutes=90)),
-    (" 3 s ", timedelta(seconds=3)),
+    (" 3 s ", timedelta(seconds=3)), ("10 min", timedelta(minutes=10)), ("1 Day", timedelta(days=1)),
+    ("250 millis", timedelta(milliseconds=250)), ("2 hours", timedelta(hours=2)), (".5sec", timedelta(seconds=0.5)),
 ])  # fmt: skip
 def test_a_duration_has_a_unit(text: str, duration: timedelta) -> None:
     assert parse_duration(text) == duration
@@ -80,6 +81,8 @@ def test_a_duration_has_a_unit(text: str, duration: timedelta) -> None:
     ("parallelism", "0"), ("run.max_batches", -1), ("checkpoints.retained", 0), ("checkpoints.collect_every", "0"),
     ("rocksdb.compact_at_files", ""), ("run.max_duration", "90"), ("run.max_duration", 90), ("run.max_duration", "s"),
     ("run.max_duration", "-1s"), ("run.max_duration", "0s"), ("run.max_duration", "infs"), ("run.max_duration", "nans"),
+    ("run.max_duration", "1 min 5 s"), ("run.max_duration", "5 minits"), ("run.max_duration", "٣s"),
+    ("checkpoints.min_pause", "-1s"), ("checkpoints.min_pause", "0"),
     ("run.max_duration", timedelta()), ("storage.shared", "maybe"), ("storage.shared", 2), ("run", 5), ("job", "x"),
     ("spark.conf", "x"),
 ])  # fmt: skip
@@ -103,6 +106,27 @@ def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
 def test_an_unknown_setting_lists_what_there_is() -> None:
     with pytest.raises(ConfigError, match="known here: max_batches, max_duration"):
         resolve({"run.batches": 1})
+
+
+@pytest.mark.parametrize("name", [
+    "checkpoints.min_pause", "restart.fixed_delay.delay", "restart.failure_rate.delay",
+])  # fmt: skip
+def test_a_pause_may_be_zero(name: str) -> None:
+    group, _, field = name.rpartition(".")
+    found: Any = resolve({name: "0s"})
+    for part in group.split("."):
+        found = getattr(found, part)
+    assert getattr(found, field) == timedelta()
+
+
+@pytest.mark.parametrize(("name", "given", "found"), [
+    ("checkpoints.mode", "EXACTLY_ONCE", "exactly-once"), ("checkpoints.mode", "At_Least-Once", "at-least-once"),
+    ("restart.strategy", "FAILURE_RATE", "failure-rate"), ("state.backend", "RocksDB", "rocksdb"),
+    ("rocksdb.compaction", "LEVELED", "leveled"),
+])  # fmt: skip
+def test_a_word_may_be_written_as_flink_s_constants_are(name: str, given: str, found: str) -> None:
+    group, _, field = name.partition(".")
+    assert getattr(getattr(resolve({name: given}), group), field) == found
 
 
 @pytest.mark.parametrize("settings", [{"parallelism": 200, "max_parallelism": 100}, {"max_parallelism": 1}])

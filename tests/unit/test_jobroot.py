@@ -57,6 +57,17 @@ def test_the_root_of_another_job_is_left_as_it_is() -> None:
     assert _make(storage).job == made.job
 
 
+def test_a_max_parallelism_that_is_not_set_is_that_of_the_root() -> None:
+    storage = MemoryStorage()
+    unset = NewJob("flights", None, {})
+    _make(storage)
+    assert _make(storage, unset).job.max_parallelism == 128
+    with pytest.raises(WrongJobRoot) as refused:
+        _make(storage, NewJob("flights", 64, {}))
+    assert refused.value.facts == {"found": 128, "wanted": 64}
+    assert _make(MemoryStorage(), unset).job.max_parallelism == 4096
+
+
 def test_nothing_is_made_by_looking() -> None:
     storage = MemoryStorage()
     with pytest.raises(ConfigError, match="there is no job here"):

@@ -109,15 +109,29 @@ def test_rescaling_twice_loses_nothing(before: Written, second: int, third: int)
     assert after.contents[0].broadcasts == before.contents[0].broadcasts
 
 
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, M))
+def test_no_subtask_gets_more_of_all_lists_together_than_another(
+    lengths: list[int], parallelism: int
+) -> None:
+    lists = {chr(97 + at): [b"x"] * length for at, length in enumerate(lengths) if length}
+    unions = {"u": [b"u"] * sum(lengths[:2])}
+    before = Written({0: OperatorContent(lists=lists, unions=unions, raw=[b"r"] * len(lengths))}, M + 1)
+    shares = [each.own for each in _all(before, parallelism)]
+    totals = [sum(map(len, [*s.lists.values(), *s.unions.values(), s.raw])) for s in shares]
+    assert max(totals) - min(totals) <= 1
+
+
 @pytest.mark.parametrize(
-    ("items", "parts", "expected"),
+    ("items", "parts", "first", "expected"),
     [
-        ("", 3, [[], [], []]),
-        ("ab", 3, [["a"], ["b"], []]),
-        ("abcdefg", 3, [["a", "b", "c"], ["d", "e"], ["f", "g"]]),
-        ("abcd", 2, [["a", "b"], ["c", "d"]]),
-        ("abc", 1, [["a", "b", "c"]]),
+        ("", 3, 0, ["", "", ""]),
+        ("ab", 3, 0, ["a", "b", ""]),
+        ("ab", 3, 2, ["a", "", "b"]),
+        ("abcdefg", 3, 0, ["abc", "de", "fg"]),
+        ("abcdefg", 3, 1, ["ab", "cde", "fg"]),
+        ("abcd", 2, 1, ["ab", "cd"]),
+        ("abc", 1, 0, ["abc"]),
     ],
 )
-def test_stretches_of_an_even_split(items: str, parts: int, expected: list[list[str]]) -> None:
-    assert even_split(items, parts) == expected
+def test_runs_of_an_even_split(items: str, parts: int, first: int, expected: list[str]) -> None:
+    assert even_split(items, parts, first) == [list(run) for run in expected]
