@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stateflow.connectors.delta_files import OWN_NAMES, NamelessFile, disk_error, sync_folder
+from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta_files import OWN_NAMES, NamelessFile, disk_error
 from stateflow.decoders import json_decoder
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 
@@ -163,20 +164,6 @@ def _try_checkpoint(table: Path, version: int) -> None:
         checkpoint(table)
     except Exception:
         _logger.warning("the Delta table %s got no checkpoint at version %d", table, version, exc_info=True)
-
-
-def checkpoint(table: Path) -> None:
-    """Makes one of Delta's checkpoints of the newest version, then lets expired log entries go."""
-    opened = open_deltalake(table)
-    opened.create_checkpoint()
-    folder = table / LOG_FOLDER
-    # deltalake does not sync; what a cut of power leaves of a checkpoint must not be what readers begin with.
-    for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
-    if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-        opened.cleanup_metadata()
 
 
 @dataclass(frozen=True)

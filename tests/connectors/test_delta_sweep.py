@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 
 from stateflow.api.sink import Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint, entry_path
+from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta_log import entry_path
 from tests.connectors.kit import context, ids, pairs, put, snapshot, write
 
 _ABOUT = context()
