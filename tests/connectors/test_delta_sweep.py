@@ -170,9 +170,10 @@ def test_output_that_was_published_before_its_checkpoint_is_found(sink: DeltaSin
     """In at-least-once mode entries of generation 5 have the token that the table had when it began."""
     put(sink, _ABOUT, 2, pairs(2, 1))
     early = [write(sink, _ABOUT, pairs(n, 1), Writing(5, n, 0, "early")) for n in range(3)]
-    for files in early:
-        assert sink.open_table(_ABOUT).commit(2, files) is not None
+    assert sink.open_table(_ABOUT).commit(2, early[0]) is not None
     _expire_tombstones(table)
+    for files in early[1:]:
+        assert sink.open_table(_ABOUT).commit(2, files) is not None
     assert DeltaSink(table).sweep(_ABOUT, lambda generation, *_: generation == 5) == []
 
 
