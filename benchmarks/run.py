@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
         "--events", type=int, default=cells.EVENTS, help="of throughput: how many in each cell"
     )
     size = soak.Size()
-    parser.add_argument("--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none")
+    parser.add_argument(
+        "--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none"
+    )
     parser.add_argument(
         "--spark-batches", type=int, default=size.spark_batches, help="of soak: with Spark; 0 for none"
     )

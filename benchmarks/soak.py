@@ -150,7 +150,9 @@ class _Soak:
         """Each row that was to come out is in the table, once."""
         files = [uri.removeprefix("file://") for uri in DeltaTable(str(self.folder / "table")).file_uris()]
         found = pa.concat_tables(parquet.read_table(file) for file in files)
-        wanted = self.size.rows * sum(map(has_output, range(self._source.fill, self._source.fill + self.batches)))
+        wanted = self.size.rows * sum(
+            map(has_output, range(self._source.fill, self._source.fill + self.batches))
+        )
         distinct = found.group_by(["key", "count"]).aggregate([]).num_rows
         assert (self.done, found.num_rows, distinct) == (self._source.fill + self.batches, wanted, wanted)
 
@@ -217,7 +219,9 @@ def _write_files(folder: Path, source: Batches, batches: int) -> None:
     folder.mkdir()
     for number in range(batches):
         path = folder / f"{number:08d}.parquet"
-        parquet.write_table(pa.Table.from_pylist([msgspec.structs.asdict(r) for r in source.rows(number)]), path)
+        parquet.write_table(
+            pa.Table.from_pylist([msgspec.structs.asdict(r) for r in source.rows(number)]), path
+        )
         os.utime(path, (_EPOCH + number, _EPOCH + number))
 
 

@@ -123,7 +123,7 @@ def _jvm() -> dict[str, float]:
     from pyspark.sql import SparkSession
 
     session: Any = SparkSession.getActiveSession()
-    java: Any = session.sparkContext._jvm.java
+    java: Any = session.sparkContext._jvm.java  # noqa: SLF001 - PySpark has no other way into its JVM
     java.lang.System.gc()
     runtime = java.lang.Runtime.getRuntime()
     heap = runtime.totalMemory() - runtime.freeMemory()

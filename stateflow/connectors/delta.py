@@ -112,7 +112,9 @@ class DeltaSink(Sink):
             catch_up(self._root, head)
         # The folder before the log: a file that is published in between is then found in the log.
         written = {str(name): name.writing for name in self._written(context)}
-        possible = {name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)}
+        possible = {
+            name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)
+        }
         leftovers = sorted(unnamed_files(self._root, context.application, possible)) if possible else []
         for path in leftovers:
             try:

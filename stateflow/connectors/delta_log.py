@@ -219,7 +219,9 @@ def unnamed_files(table: Path, application: str, files: Mapping[str, int]) -> se
     missing = files.keys() - {uri.rpartition("/")[2] for uri in opened.file_uris()}
     if missing:
         # Lite: only what the log names. All tombstones are older than zero hours.
-        missing -= set(opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False))
+        missing -= set(
+            opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
+        )
     if missing:
         # Versions that are older than the tombstones which Delta keeps can be read until the log is cleaned up.
         oldest = min(files[name] for name in missing)
