@@ -62,7 +62,7 @@ class _Watch:
     grown: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, result: BatchResult) -> None:
-        for pid in _workers(os.getpid()):
+        for pid in workers(os.getpid()):
             self.peaks[pid] = max(_peak(pid), self.peaks.get(pid, 0))
         self.grown.append((result.full_bytes, max(self.peaks.values())))
 
@@ -118,7 +118,7 @@ def _keys(size: Size) -> np.ndarray[Any, Any]:
     return np.concatenate([dice.permutation(size.keys), dice.integers(0, size.keys, size.updates)])
 
 
-def _workers(driver: int) -> list[int]:
+def workers(driver: int) -> list[int]:
     """The processes of Spark's Python daemons below the driver, without the daemons, which never work."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):

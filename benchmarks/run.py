@@ -6,6 +6,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from benchmarks import (
     micro_batch,
     restoring,
     savepoints,
+    soak,
     throughput,
 )
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async", "restore", "gc")
+NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async", "restore", "gc", "soak")
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +38,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--events", type=int, default=cells.EVENTS, help="of throughput: how many in each cell"
     )
+    size = soak.Size()
+    parser.add_argument(
+        "--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none"
+    )
+    parser.add_argument(
+        "--spark-batches", type=int, default=size.spark_batches, help="of soak: with Spark; 0 for none"
+    )
     given = parser.parse_args(arguments)
+    size = replace(size, batches=given.batches, spark_batches=given.spark_batches)
     try:
         chosen = cells.selected([name for name in given.cells.split(",") if name], given.events)
     except ValueError as e:
@@ -50,6 +60,7 @@ def main(arguments: list[str]) -> int:
         "async": asynchronous.run,
         "restore": restoring.run,
         "gc": cleaning.run,
+        "soak": partial(soak.run, size=size),
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

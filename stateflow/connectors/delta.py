@@ -21,11 +21,12 @@ from stateflow.connectors.delta_log import (
     LOG_FOLDER,
     DeltaHead,
     append_entry,
+    catch_up,
     entry_path,
     is_current,
     maintain,
-    named_files,
     read_head,
+    unnamed_files,
 )
 from stateflow.connectors.delta_rewind import Change, Rewinder
 from stateflow.connectors.delta_versions import ENGINE, RESTORE
@@ -35,7 +36,6 @@ from stateflow.storage import open_storage
 
 _clock = SystemClock()
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
-_OWN_NAMES = re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")
 
 
 class DeltaSink(Sink):
@@ -107,14 +107,15 @@ class DeltaSink(Sink):
         return DeltaSinkTable(self._root, context, head)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
+        head = self._head(context)
+        if head is not None:
+            catch_up(self._root, head)
         # The folder before the log: a file that is published in between is then found in the log.
-        written = {str(name): name for name in self._written(context)}
-        if not written:
-            return []
-        for name in named_files(self._root, _OWN_NAMES):
-            written.pop(name, None)
-        leftovers = [path for path, n in sorted(written.items())
-                     if is_leftover(n.writing.generation, n.writing.ordinal, path)]  # fmt: skip
+        written = {str(name): name.writing for name in self._written(context)}
+        possible = {
+            name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)
+        }
+        leftovers = sorted(unnamed_files(self._root, context.application, possible)) if possible else []
         for path in leftovers:
             try:
                 (self._root / path).unlink(missing_ok=True)

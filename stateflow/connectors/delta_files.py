@@ -34,6 +34,9 @@ _NAME = re.compile(
 )
 _LONGEST_NAME = 255
 
+OWN_NAMES = re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")
+"""Finds names of data files in the text of a table's log."""
+
 
 @dataclass(frozen=True)
 class FileName:

@@ -9,19 +9,20 @@ What is larger than that, the first read, Delta's own checkpoints and the clean-
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stateflow.connectors.delta_files import NamelessFile, disk_error, sync_folder
+from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta_files import OWN_NAMES, NamelessFile, disk_error
 from stateflow.decoders import json_decoder
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 
@@ -32,6 +33,11 @@ LOG_FOLDER = "_delta_log"
 
 # deltalake's default. Delta's own, 10, would rewrite the list of all files ten times as often.
 _CHECKPOINT_INTERVAL = 100
+
+_LOG_FILE = re.compile(
+    r"(?P<version>\d{20})\.(?P<kind>json|\d{20}\.compacted\.json"
+    r"|(?P<checkpoint>checkpoint)\.(?:parquet|\d{10}\.(?P<parts>\d{10})\.parquet|[0-9a-fA-F-]{36}\.(?:json|parquet)))"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -131,53 +137,135 @@ def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, Any]]
 def maintain(table: Path, version: int, metadata: Metadata) -> None:
     """After the commit of `version`: now and then makes one of Delta's checkpoints, and removes expired log entries.
 
-    Nobody depends on it, so a failure is only logged.
+    Nothing depends on it, so a failure is only logged.
     """
+    if (version + 1) % _checkpoint_interval(metadata) == 0:
+        _try_checkpoint(table, version)
+
+
+def catch_up(table: Path, head: DeltaHead) -> None:
+    """At a run's start: makes a checkpoint when two or more are missing; a failure is only logged.
+
+    A driver that is killed after its commit leaves out a checkpoint, and so does one that has no room for it. Without
+    this, each later start would read all entries since the last one.
+    """
+    newest = list_log(table).newest_checkpoint(head.version)
+    if head.version - newest >= 2 * _checkpoint_interval(head.metadata):
+        _try_checkpoint(table, head.version)
+
+
+def _checkpoint_interval(metadata: Metadata) -> int:
     interval = (metadata.configuration or {}).get("delta.checkpointInterval") or ""
-    if (version + 1) % (int(interval) if interval.isdecimal() and int(interval) else _CHECKPOINT_INTERVAL):
-        return
+    return int(interval) if interval.isdecimal() and int(interval) else _CHECKPOINT_INTERVAL
+
+
+def _try_checkpoint(table: Path, version: int) -> None:
     try:
         checkpoint(table)
     except Exception:
         _logger.warning("the Delta table %s got no checkpoint at version %d", table, version, exc_info=True)
 
 
-def checkpoint(table: Path) -> None:
-    """Makes one of Delta's checkpoints of the newest version, then lets expired log entries go."""
-    opened = open_deltalake(table)
-    opened.create_checkpoint()
+@dataclass(frozen=True)
+class LogListing:
+    """The files of a table's log.
+
+    Attributes:
+        names: of all files, each with the version that it is about or begins with.
+        entries: versions that have a log entry.
+        checkpoints: versions that have a complete checkpoint.
+    """
+
+    names: Mapping[str, int]
+    entries: frozenset[int]
+    checkpoints: frozenset[int]
+
+    @property
+    def other_texts(self) -> list[str]:
+        """JSON files that are no entries: compacted entries, and checkpoints of Delta's version 2."""
+        return [name for name in self.names if name.endswith(".json") and name.count(".") > 1]
+
+    def newest_checkpoint(self, version: int) -> int:
+        """The newest version up to `version` that has a checkpoint; 0 without one."""
+        return max((v for v in self.checkpoints if v <= version), default=0)
+
+
+def list_log(table: Path) -> LogListing:
+    """What a table's log consists of. Raises StorageError."""
     folder = table / LOG_FOLDER
-    # deltalake does not sync; what a cut of power leaves of a checkpoint must not be what readers begin with.
-    for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_folder(folder)
-    if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-        opened.cleanup_metadata()
+    try:
+        found = [match for name in os.listdir(folder) if (match := _LOG_FILE.fullmatch(name))]
+    except OSError as e:
+        raise disk_error(e, folder) from e
+    there = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
+    return LogListing(
+        names={match.string: int(match["version"]) for match in found},
+        entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
+        checkpoints=frozenset(version for (version, parts), number in there.items() if number >= parts),
+    )
 
 
-def named_files(table: Path, pattern: re.Pattern[bytes]) -> set[str]:
-    """Files that some version of the table which can still be read names, or a tombstone that Delta keeps.
+def unnamed_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
+    """Those of `files` that no version of the table which can still be read names, nor a tombstone that Delta keeps.
+
+    The newest version and its tombstones come from Delta's checkpoint. Only for files that these do not name, older
+    log entries are read: from the newest one back to those that were written before the files.
 
     Args:
-        pattern: finds the names that matter in the text of the log.
+        application: whose commits may name the files.
+        files: names of stateflow's data files, each with the generation that wrote it.
     """
     opened = open_deltalake(table)
-    names = {uri.rpartition("/")[2] for uri in opened.file_uris()}
-    # Lite: only what the log names. All tombstones are older than zero hours.
-    names.update(opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False))
-    # Versions that are older than the tombstones which Delta keeps can be read until the log is cleaned up.
-    for path in _text_entries(table):
-        with contextlib.suppress(FileNotFoundError):
-            names.update(name.decode() for name in pattern.findall(path.read_bytes()))
-    return names
+    missing = files.keys() - {uri.rpartition("/")[2] for uri in opened.file_uris()}
+    if missing:
+        # Lite: only what the log names. All tombstones are older than zero hours.
+        missing -= set(
+            opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
+        )
+    if missing:
+        # Versions that are older than the tombstones which Delta keeps can be read until the log is cleaned up.
+        oldest = min(files[name] for name in missing)
+        for text in _texts(table, application, oldest):
+            missing -= {name.decode() for name in OWN_NAMES.findall(text)}
+            if not missing:
+                break
+    return missing
 
 
-def _text_entries(table: Path) -> list[Path]:
+def _texts(table: Path, application: str, oldest: int) -> Iterator[bytes]:
+    """The log as text, newest entry first, as far back as it may name a file of the generation `oldest`.
+
+    What a generation publishes has a token above its number; or, in at-least-once mode, the newest token below that.
+    """
+    listing = list_log(table)
+    for name in listing.other_texts:
+        yield _text(table / LOG_FOLDER / name)
+    newest_below = None
+    for version in sorted(listing.entries, reverse=True):
+        path = entry_path(table, version)
+        text = _text(path)
+        yield text
+        token = _token_of(path, text.splitlines(), application)
+        if token is None or token >= oldest:
+            continue
+        if newest_below is not None and token < newest_below:
+            return
+        newest_below = token
+
+
+def _text(path: Path) -> bytes:
+    """A file of the log; nothing when a clean-up has removed it in between."""
     try:
-        return [Path(e.path) for e in os.scandir(table / LOG_FOLDER) if e.name.endswith(".json")]
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
     except OSError as e:
-        raise disk_error(e, table / LOG_FOLDER) from e
+        raise disk_error(e, path) from e
+
+
+def _token_of(path: Path, lines: list[bytes], application: str) -> int | None:
+    found = [a.txn.version for a in _decoded(path, lines) if a.txn and a.txn.app_id == application]
+    return found[-1] if found else None
 
 
 def open_deltalake(table: Path) -> DeltaTable:
@@ -234,12 +322,7 @@ def _follow(table: Path, application: str, head: DeltaHead) -> DeltaHead:
 
 
 def _applied(head: DeltaHead, application: str, path: Path, lines: list[bytes]) -> DeltaHead:
-    try:
-        actions = [_actions.decode(line) for line in lines if not line.isspace()]
-    except msgspec.DecodeError as e:
-        message = "a log entry of the Delta table does not decode"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
-    for action in actions:
+    for action in _decoded(path, lines):
         head = dataclasses.replace(
             head,
             protocol=action.protocol or head.protocol,
@@ -247,6 +330,14 @@ def _applied(head: DeltaHead, application: str, path: Path, lines: list[bytes]) 
             token=action.txn.version if action.txn and action.txn.app_id == application else head.token,
         )
     return head
+
+
+def _decoded(path: Path, lines: list[bytes]) -> list[_Action]:
+    try:
+        return [_actions.decode(line) for line in lines if line.strip()]
+    except msgspec.DecodeError as e:
+        message = "a log entry of the Delta table does not decode"
+        raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
 def _mark(path: Path) -> Mark | None:

@@ -7,8 +7,6 @@ one checkpoint more, in a folder of its own that has links to the log up to that
 
 from __future__ import annotations
 
-import os
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,10 +17,16 @@ import msgspec
 import pyarrow.parquet as pq
 
 from stateflow.connectors.delta_files import disk_error
-from stateflow.connectors.delta_log import LOG_FOLDER, Metadata, Protocol, entry_path, open_deltalake
+from stateflow.connectors.delta_log import (
+    LOG_FOLDER,
+    Metadata,
+    Protocol,
+    entry_path,
+    list_log,
+    open_deltalake,
+)
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 
-_LOG_FILE = re.compile(r"(\d{20})\.(?:json|checkpoint\..+)")
 _SIDECARS = "_sidecars"
 
 ENGINE, RESTORE = "stateflow", "RESTORE"
@@ -171,17 +175,16 @@ def read_content(table: Path, version: int, application: str) -> Content | None:
 
 
 def _link_log(table: Path, view: Path, version: int) -> None:
-    """Makes a table of links that ends at `version`."""
+    """Makes a table of links that ends at `version`, and begins with the newest checkpoint up to there."""
     source, links = (table / LOG_FOLDER).absolute(), view / LOG_FOLDER
     links.mkdir()
-    try:
-        names = os.listdir(source)
-    except OSError as e:
-        raise disk_error(e, source) from e
-    for name in names:
-        found = _LOG_FILE.fullmatch(name)
-        if name == _SIDECARS or (found and int(found[1]) <= version):
+    listing = list_log(table)
+    first = listing.newest_checkpoint(version)
+    for name, number in listing.names.items():
+        if first <= number <= version and not name.endswith(".compacted.json"):
             (links / name).symlink_to(source / name)
+    if (source / _SIDECARS).is_dir():
+        (links / _SIDECARS).symlink_to(source / _SIDECARS)
 
 
 def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:

@@ -34,7 +34,7 @@ class SparkLocation:
     def __init__(self, folder: Path, storage: Storage) -> None:
         self.folder = folder
         self._storage = storage
-        self._stored: dict[str, SourceFile] = {}
+        self._newest: dict[str, SourceFile] = {}
 
     def seed(self, position: SparkPosition | None, query_id: str) -> None:
         """Makes the location: empty for a job without a checkpoint, else to go on behind `position`."""
@@ -49,7 +49,7 @@ class SparkLocation:
         self._write(f"commits/{n}", position.commit)
         for file in position.source_files:
             self._write(f"sources/{_checked(file.path)}", self._content(file))
-            self._stored[file.path] = file
+        self._remember(position.source_files)
 
     def capture(self, batch_id: int, folder: str) -> SparkPosition:
         """Everything that Spark wrote to describe the batch that is about to run.
@@ -61,11 +61,18 @@ class SparkLocation:
         offsets = self._read(f"offsets/{batch_id}")
         if offsets is None:
             raise InternalError("Spark has not written the offsets of a batch that it runs", batch=batch_id)
+        files = [self._source_file(path, folder) for path in self._source_paths()]
+        self._remember(files)
         return SparkPosition(
             batch_id=batch_id, offsets=offsets,
             previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None, commit=_COMMIT,
-            source_files=[self._source_file(path, folder) for path in self._source_paths()],
+            source_files=files,
         )  # fmt: skip
+
+    def _remember(self, files: list[SourceFile]) -> None:
+        """Keeps what the newest position has, which the next one may have as well. Older entries of a source's log are
+        in a compacted one, and are never needed again."""
+        self._newest = {file.path: file for file in files}
 
     def _source_paths(self) -> list[str]:
         """Of each source's log: the newest compacted entry and all behind it; of other files: all."""
@@ -77,10 +84,7 @@ class SparkLocation:
         return result
 
     def _source_file(self, path: str, folder: str) -> SourceFile:
-        known = self._stored.get(path)
-        if known is None:
-            known = self._stored[path] = self._store(path, folder)
-        return known
+        return self._newest.get(path) or self._store(path, folder)
 
     def _store(self, path: str, folder: str) -> SourceFile:
         content = (self.folder / "sources" / path).read_bytes()

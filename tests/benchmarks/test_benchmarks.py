@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from benchmarks import (
     restoring,
     results,
     savepoints,
+    soak,
     throughput,
 )
 from benchmarks.cells import CELLS, GOAL, Cell, selected
@@ -25,6 +27,7 @@ from benchmarks.competitors import COMPETITORS
 from benchmarks.data import UNIFORM, ZIPF, Events, write_events
 from benchmarks.peers.final import Final, check_final
 from benchmarks.processes import ProgramFailed, Usage, run_program
+from benchmarks.soak_leg import Sample
 from benchmarks.stores import LookUps
 
 
@@ -64,6 +67,33 @@ def test_the_restoring_benchmark_runs(
     monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
     path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1), elsewhere)
     assert json.loads(path.read_text())["storage_fraction_of_copy"] > 0
+
+
+_SHORT = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)
+
+
+def test_the_soak_benchmark_runs(tmp_path: Path) -> None:
+    figures = json.loads(soak.run(tmp_path, _SHORT).read_text())["without_spark"]
+    assert (figures["batches"], figures["restarts"], figures["restores"]) == (61, 3, 1)
+    assert figures["rss_mib"]["driver"] > 20 and figures["log_entries"]["max_second_half"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_soak_benchmark_runs_on_spark(tmp_path: Path) -> None:
+    size = replace(_SHORT, batches=0, spark_batches=60)
+    figures = json.loads(soak.run(tmp_path, size).read_text())["with_spark"]
+    assert figures["rss_mib"].keys() == {"driver", "workers", "jvm", "heap"}
+
+
+def test_memory_that_grows_is_told_from_memory_that_comes_and_goes() -> None:
+    def run(*resident: float) -> list[Sample]:
+        return [Sample(10 * n, 1.0, 1.0, 1.0, {"driver": mib}, {}) for n, mib in enumerate(resident, 1)]
+
+    start, saw = [50.0] * 5, [100.0, 100.0, 130.0, 100.0, 100.0]
+    assert soak._growth([run(*start, *saw * 9)], "driver") == 0
+    assert soak._growth([run(*start, *saw * 8, *[140.0] * 5)], "driver") == 40
+    assert soak._growth([run(*start, *saw * 9), run(*[115.0] * 5)], "driver") == 15
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_the_state_of_the_full_size_is_twenty_times_the_sum() -> None:
 
 
 def test_a_process_that_is_no_daemon_s_is_no_worker() -> None:
-    assert memory._workers(os.getpid()) == []
+    assert memory.workers(os.getpid()) == []
 
 
 def test_the_peak_counts_what_was_given_back() -> None:

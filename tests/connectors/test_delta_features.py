@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint
+from stateflow.connectors.delta_checkpoint import checkpoint
 from stateflow.errors import SinkRefused
 from tests.connectors.kit import context, pairs, put, snapshot
 

@@ -17,7 +17,8 @@ from deltalake import DeltaTable, write_deltalake
 from stateflow.api.sink import SinkRewind
 from stateflow.checkpoint.publish import Decision, decide
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint, entry_path
+from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta_log import entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
 from tests.connectors.kit import Process, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint
+from stateflow.connectors.delta_checkpoint import checkpoint
 from tests.connectors.kit import commit_elsewhere, context, pairs, put
 
 _ABOUT = context()

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint
+from stateflow.connectors.delta_checkpoint import checkpoint
 from stateflow.errors import SinkDiverged
 from tests.connectors.kit import context, pairs, put, snapshot
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint
+from stateflow.connectors.delta_checkpoint import checkpoint
 from tests.connectors.kit import Every, context, ids, pairs, put, write
 
 pytestmark = pytest.mark.spark

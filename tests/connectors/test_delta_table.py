@@ -14,7 +14,8 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_log import checkpoint, entry_path, read_head
+from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta_log import entry_path, read_head
 from stateflow.errors import (
     ConfigError,
     CorruptFile,

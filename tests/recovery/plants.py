@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from stateflow.checkpoint import files, jobroot, log, publish
+from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
@@ -24,9 +25,9 @@ from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
 from stateflow.state.handles import Committable
 from stateflow.state.map_state import MapState
-from stateflow.storage import PosixStorage, PutResult, Storage, objects, posix
+from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage, objects, posix
 from stateflow.storage.objects import ObjectStorage
-from stateflow.storage.paths import FORMAT
+from stateflow.storage.paths import FORMAT, LOG
 
 VARIABLE = "STATEFLOW_TEST_PLANT"
 
@@ -132,6 +133,13 @@ def _as_committable(like: Committable, path: Path) -> Committable:
     return Committable(path=path.name, size=path.stat().st_size, rows=like.rows)
 
 
+_delete = Collector._delete
+
+
+def _delete_data_only(self: Collector, garbage: tuple[BlobInfo, ...]) -> None:
+    _delete(self, tuple(blob for blob in garbage if not blob.key.startswith(LOG)))
+
+
 PLANTS = {
     "no-token": Plant("output is published without a look at the table's token",
                       ((publish, "decide", _always_publish),)),
@@ -157,6 +165,8 @@ PLANTS = {
                         (assembly, "read_format", _read_any_format))),
     "no-seed": Plant("a start does not tell Spark up to where the sources were read",
                      ((SparkLocation, "seed", _seed_nothing),)),
+    "kept-entries": Plant("a collection leaves log entries that nothing needs",
+                          ((Collector, "_delete", _delete_data_only),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""

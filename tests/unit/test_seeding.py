@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from stateflow.checkpoint.documents import SourceFile, SparkPosition
 from stateflow.errors import CorruptFile, DataError, InternalError, MissingFile, StateflowError
 from stateflow.runtime.seeding import SparkLocation, needed_entries, source_positions
 from stateflow.state.handles import FileHandle
-from stateflow.storage import MemoryStorage
+from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import data_folder, parse_data
 
 QUERY = "0d4c1b2a-0000-4000-8000-000000000000"
@@ -49,6 +50,34 @@ def _written_by_spark(folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+def _plan_batch(folder: Path, batch: int, paths: int) -> None:
+    """What Spark writes before it runs a batch: every tenth entry of the source's log has all paths so far."""
+    compacted = batch % 10 == 9
+    name = f"sources/0/{batch}.compact" if compacted else f"sources/0/{batch}"
+    lines = range(batch * paths if not compacted else 0, (batch + 1) * paths)
+    content = "v1\n" + "".join(f'{{"path":"file:///data/part-{n:08d}.parquet"}}\n' for n in lines)
+    for path, data in ((f"offsets/{batch}", OFFSETS), (name, content.encode())):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+
+
+def test_a_long_run_remembers_only_what_the_newest_batch_needs(tmp_path: Path) -> None:
+    storage = PosixStorage(tmp_path / "root")
+    location = SparkLocation(tmp_path / "spark", storage)
+    sizes = []
+    tracemalloc.start()
+    try:
+        for batch in range(200):
+            _plan_batch(tmp_path / "spark", batch, paths=100)
+            position = location.capture(batch, data_folder(4, batch + 1, "driver"))
+            assert len(position.source_files) <= 10
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    # The entries of 100 batches are 0.4 MB.
+    assert max(sizes[150:]) - max(sizes[:50]) < 100_000
 
 
 def test_what_is_captured_seeds_a_location_that_captures_the_same(tmp_path: Path) -> None:

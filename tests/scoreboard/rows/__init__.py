@@ -9,6 +9,7 @@ from tests.scoreboard.rows import (
     formats,
     histories,
     killed_drivers,
+    long_runs,
     network,
     racing,
     spark,
@@ -29,6 +30,7 @@ ROWS = sorted(
         *clocks.ROWS,
         *forks.ROWS,
         *formats.ROWS,
+        *long_runs.ROWS,
     ],
     key=lambda row: row.number,
 )

@@ -1,0 +1,31 @@
+"""The program that `delta_checkpoint` runs; it takes a table's path, and imports deltalake alone."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def main(table: Path) -> None:
+    """Makes a checkpoint of the newest version, then lets expired log entries go."""
+    from deltalake import DeltaTable
+
+    opened = DeltaTable(str(table))
+    opened.create_checkpoint()
+    folder = table / "_delta_log"
+    # deltalake does not sync. What a power failure leaves of a checkpoint must not be what readers begin with.
+    for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint", folder):
+        _sync(path)
+    if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+        opened.cleanup_metadata()
+
+
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
