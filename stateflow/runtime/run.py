@@ -361,7 +361,8 @@ class JobRun:
             bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
     def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingBarrier:
-        work = BatchWork(self.job.plan, info, self._base, watermarks)
+        before = {source.uid: source.watermark for source in self._sources}
+        work = BatchWork(self.job.plan, info, self._base, watermarks, before)
         return run_to_barrier(self._executor, rows, work)
 
     def batch_info(self, ordinal: int) -> BatchInfo:
