@@ -81,6 +81,11 @@ class Unit:
         """Uids of the sources that its watermark is made of."""
         return frozenset(strategies(e.node for e in self.operator.inputs) if self.operator else ())
 
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """Uids of the sources whose rows can reach it."""
+        return frozenset(source.uid for edge in self.inputs for source in sources_of(edge.node))
+
 
 @dataclass(frozen=True)
 class Share:
@@ -174,6 +179,11 @@ class JobPlan:
     def units(self) -> tuple[Unit, ...]:
         """All units of all levels."""
         return tuple(u for level in self.levels for u in level.units)
+
+    @property
+    def bounded(self) -> frozenset[str]:
+        """Uids of the sources that end."""
+        return frozenset(node.uid for node in self.sources if node.source.bounded)
 
     @property
     def key_types(self) -> dict[str, list[str]]:
