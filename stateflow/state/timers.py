@@ -30,6 +30,7 @@ SLICE = 10_000
 """Due timers that are in memory together."""
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
+"""The watermark at the end of bounded input, and of a job that drains."""
 _GROUP_BYTES, _TIME_BYTES = 2, 8
 _ZERO = 1 << 63
 

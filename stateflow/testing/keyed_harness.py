@@ -111,8 +111,8 @@ class KeyedHarness:
         )
         given = {name.replace("__", "."): value for name, value in settings.items()}
         env = StreamExecutionEnvironment()
-        self._moves_time = self._definition.moves_time
         self._job = declare_graph(env, self._definition)
+        self._moves_time = self._definition.moves_time
         self._settings: Settings = resolve(_DEFAULTS, env.defaults, given)
         self._plan = plan_job(self._job.graph, self._settings.parallelism)
         refuse_transforms(self._plan)
