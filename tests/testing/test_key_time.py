@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stateflow import (
@@ -230,6 +231,10 @@ def _call(seen: Seen) -> tuple[Any, ...]:
     return (seen.what, seen.time, seen.rows, seen.watermark if seen.what == "row" else None)
 
 
+@example(History(0, (((Row("a", 0, 0, "set 3;fail"), Row("a", 20, 1)), 0),), None))
+@example(
+    History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None)
+)
 @given(histories())
 def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink(history: History) -> None:
     _check(history, MemoryStateBackend())
@@ -242,7 +247,75 @@ def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink_in_rocksdb(history
 
 
 @pytest.mark.slow
-@settings(max_examples=20 * settings.default.max_examples)
+@settings(max_examples=max(1_200, settings.default.max_examples))
 @given(histories())
 def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink_in_many_histories(history: History) -> None:
     _check(history, MemoryStateBackend())
+
+
+class Both(KeyedCoProcessFunction[Row, Row, Seen]):
+    """Does what the rows of either stream say; emits their event time."""
+
+    def process_element1(self, row: Row, ctx: Context) -> Iterator[Seen]:
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).row(row)
+        yield Seen(row.key, "row", LOW if row.at is None else row.at, watermark, row.number)
+
+    process_element2 = process_element1
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).timer(timestamp)
+        yield Seen(ctx.get_current_key(), "timer", timestamp, watermark, 0)
+
+
+@given(histories(), histories())
+def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: History, second: History) -> None:
+    inputs = [
+        KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta(milliseconds=of.bound))
+        for of in (first, second)
+    ]
+    fired, shown = dict.fromkeys(KEYS, LOW), dict.fromkeys(KEYS, LOW)
+    with KeyedHarness(Both(), *inputs, output=Seen, on_error=DeadLetters(budget=1000)) as h:
+        h._executor = LocalExecutor(first.arrow_rows)
+        for (ones, _), (twos, _) in zip_longest(first.batches, second.batches, fillvalue=((), 0)):
+            before = LOW if h.watermark is None else h.watermark
+            for seen in h.push_both(ones, twos):
+                assert seen.watermark >= shown[seen.key]
+                shown[seen.key] = seen.watermark
+                if seen.what == "row":
+                    assert seen.time <= before or seen.time > fired[seen.key]
+                else:
+                    assert seen.time <= seen.watermark
+                    # One that is set for a time that has passed says nothing of the rows.
+                    fired[seen.key] = max(fired[seen.key], seen.time)
+            after = LOW if h.watermark is None else h.watermark
+            assert all(watermark <= after for watermark in shown.values())
+
+
+def test_with_two_sources_each_holds_back_the_other() -> None:
+    def row(at: int, *script: str) -> Row:
+        return Row("a", at, at, ";".join(script))
+
+    inputs = [KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta())] * 2
+    with KeyedHarness(Both(), *inputs, output=Seen) as h:
+        # Nothing is known of the second source: the row of 50 fires nothing.
+        assert _calls(h.push_both([row(10, "set 1"), row(50)], [])) == [("row", 10), ("row", 50)]
+        assert _calls(h.push_both([row(100)], [row(20)])) == [("timer", 11), ("row", 20), ("row", 100)]
+        # Known of it is 19, then 89 from the key's own row.
+        assert _calls(h.push_both([row(101, "set 2")], [row(90)])) == [("row", 90), ("row", 101)]
+        # Still 89; from the next batch on it is idle.
+        assert _calls(h.push_both([row(200)], [])) == [("row", 200)]
+        assert _calls(h.push_both([row(300)], [row(400)])) == [("timer", 103), ("row", 300), ("row", 400)]
+
+
+def test_with_two_sources_what_came_in_an_earlier_arrow_batch_counts() -> None:
+    inputs = [KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta())] * 2
+    with KeyedHarness(Both(), *inputs, output=Seen) as h:
+        h._executor = LocalExecutor(arrow_rows=1)
+        ones = [Row("a", 10, 0, "set 1"), Row("a", 50)]
+        assert _calls(h.push_both(ones, [Row("a", 60)])) == [("row", 10), ("row", 50), ("timer", 11), ("row", 60)]
+
+
+def _calls(seen: Sequence[Seen]) -> list[tuple[str, int]]:
+    return [(each.what, each.time) for each in seen]
