@@ -25,7 +25,6 @@ from stateflow import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from stateflow.api.collection import CollectionSource
 from stateflow.api.dead_letters import DeadLetters
 from stateflow.checkpoint.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests import post, read_answer
@@ -41,6 +40,7 @@ from stateflow.runtime.local_run import run_local
 from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
+from tests.runtime.local_box import Growing
 
 STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 START = 1_767_225_600_000
@@ -62,12 +62,6 @@ class Note(msgspec.Struct):
 
 
 SIDE = OutputTag("side", Note)
-
-
-class Growing(CollectionSource):
-    """A list that may be longer in a later run: it has no end."""
-
-    bounded = False
 
 
 class Box:
