@@ -9,17 +9,12 @@ understood here is refused, never skipped, unless RocksDB marks it as safe to ig
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
-
-_BLOCK = 32768
-_HEADER = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+from stateflow.state.rocksdb_log import fragments_of, read_records
 
 _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6
 _PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (
@@ -35,6 +30,8 @@ _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY
 
 _END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
+_VARINT_BITS = 70
+"""A number of 64 bits takes ten bytes; a longer one would cost quadratic time."""
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
 _EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
@@ -107,7 +104,7 @@ def _applied(known: StoreManifest, data: bytes, offset: int, name: str) -> Store
     files = {f.number: f for f in known.files}
     last_sequence = known.last_sequence
     try:
-        for record in _records(data, offset):
+        for record in read_records(data, offset):
             edit = _Edit(record)
             for level, number in edit.deleted:
                 if files[number].level == level:
@@ -154,7 +151,7 @@ def compose(manifest: StoreManifest) -> bytes:
         edit += _varint(tag) + _varint(number)
     for file in manifest.files:
         edit += _encode_file(file)
-    return b"".join(_fragments(bytes(edit)))
+    return b"".join(fragments_of(bytes(edit)))
 
 
 # -- edits --------------------------------------------------------------------------------------------------------
@@ -169,14 +166,14 @@ class _Reader:
         return self._at < len(self._data)
 
     def varint(self) -> int:
-        value = shift = 0
-        while True:
+        value = 0
+        for shift in range(0, _VARINT_BITS, 7):
             byte = self._data[self._at]
             self._at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-            shift += 7
+        raise ValueError("a number has more than 64 bits")
 
     def sized(self) -> bytes:
         size = self.varint()
@@ -276,63 +273,3 @@ def _varint(value: int) -> bytes:
 
 def _sized(data: bytes) -> bytes:
     return _varint(len(data)) + data
-
-
-# -- records ------------------------------------------------------------------------------------------------------
-
-
-def _records(data: bytes, offset: int) -> Iterator[bytes]:
-    """The records in `data`, which begins with one, at this offset of its file."""
-    at, parts = 0, b""
-    while at < len(data):
-        left = _BLOCK - (offset + at) % _BLOCK
-        if left < _HEADER.size:
-            at += left
-            continue
-        checksum, size, kind = _HEADER.unpack_from(data, at)
-        payload = data[at + _HEADER.size : at + _HEADER.size + size]
-        if len(payload) != size or checksum != _checksum(kind, payload):
-            raise ValueError(f"the record at {at} is damaged")
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or bool(parts) != (kind in (_MIDDLE, _LAST)):
-            raise ValueError(f"the record at {at} is of kind {kind}")
-        parts += payload
-        at += _HEADER.size + size
-        if kind in (_FULL, _LAST):
-            yield parts
-            parts = b""
-    if parts:
-        raise ValueError("the last record is cut off")
-
-
-def _fragments(record: bytes) -> Iterator[bytes]:
-    """One record as a file of its own."""
-    room = _BLOCK - _HEADER.size
-    cuts = range(0, len(record), room)
-    for at in cuts:
-        payload = record[at : at + room]
-        first, last = at == 0, at + room >= len(record)
-        kind = _FULL if first and last else _FIRST if first else _LAST if last else _MIDDLE
-        yield _HEADER.pack(_checksum(kind, payload), len(payload), kind) + payload
-
-
-def _checksum(kind: int, payload: bytes) -> int:
-    crc = _crc32c((kind, *payload))
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def _crc32c(data: Iterable[int]) -> int:
-    table = _crc_table()
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-@cache
-def _crc_table() -> tuple[int, ...]:
-    def entry(value: int) -> int:
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        return value
-
-    return tuple(map(entry, range(256)))

@@ -12,11 +12,11 @@ from rocksdict import Options, Rdict
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.keygroups import KeyGroupRange
+from stateflow.state.rocksdb_log import fragments_of
 from stateflow.state.store_manifest import (
     DataFile,
     ManifestFollower,
     StoreManifest,
-    _fragments,
     compose,
     parse,
 )
@@ -86,4 +86,4 @@ def test_any_flipped_bit_or_missing_end_is_told(data: st.DataObject) -> None:
 def test_what_is_not_known_is_refused(edit: bytes) -> None:
     """A second column family, a blob file, an edit of another column family."""
     with pytest.raises(InternalError, match="not known"):
-        parse(b"".join(_fragments(edit)), "m")
+        parse(b"".join(fragments_of(edit)), "m")
