@@ -13,6 +13,7 @@
     ├── StateError                     a user function used state in a way that state does not allow
     ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
     │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
+    │   │   └── DamagedCopy            a copy on a host; it was dropped, and is fetched again by the next attempt
     │   ├── MissingFile                a file that a checkpoint needs is gone
     │   ├── SinkRefused                a table that the sink cannot honour
     │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
@@ -135,6 +136,14 @@ class CorruptFile(DataError):
     """A stored file's bytes are not those that were recorded for it."""
 
     code = "corrupt-file"
+
+
+class DamagedCopy(CorruptFile):
+    """A file on a host is damaged, not the stored one; it was dropped, and the next attempt fetches or writes it again."""
+
+    code = "damaged-copy"
+    exit_code = 5
+    retryable = True
 
 
 class MissingFile(DataError, LookupError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -243,7 +243,7 @@ def encode_key(parts: Sequence[object]) -> bytes:
     a part of another type, for a whole number beyond 64 bits, and for a text that is no Unicode.
     """
     try:
-        return b"".join([_encode_part(part) for part in parts])
+        return b"".join([encode_key_part(part) for part in parts])
     except (UnicodeEncodeError, TypeError) as e:
         raise StateError("a value cannot be part of a key", value=repr(parts)[:200], reason=str(e)) from e
 
@@ -261,27 +261,22 @@ def decode_key(data: bytes) -> tuple[object, ...]:
     return tuple(parts)
 
 
-def _encode_part(part: Any) -> bytes:
-    kind = type(part)
-    if kind is str:
-        return b"\x02" + _escaped(part.encode())
-    if kind is int:
-        return _encode_int(part)
-    if kind is bytes:
-        return b"\x01" + _escaped(part)
-    if kind is float:
-        return b"\x21" + _float_bytes(part)
-    if part is None:
-        return b"\x00"
-    if kind is bool:
-        return b"\x27" if part else b"\x26"
-    if kind is datetime.date:
-        return b"\x30" + struct.pack(">I", part.toordinal())
-    if kind is datetime.datetime:
-        return b"\x31" + _datetime_bytes(part)
-    raise StateError(
-        "a value of this type cannot be part of a key", value=repr(part)[:200], type=kind.__name__
-    )
+def encode_key_part(part: Any) -> bytes:
+    """What `encode_key` makes of one part. Raises as it does, and UnicodeEncodeError for a text that is no Unicode."""
+    encode = PART_ENCODERS.get(type(part))
+    if encode is None:
+        raise StateError("a value of this type cannot be part of a key", value=repr(part)[:200],
+                         type=type(part).__name__)  # fmt: skip
+    return encode(part)
+
+
+def _encode_str(text: str) -> bytes:
+    return b"\x02" + text.encode().replace(b"\0", b"\0\xff") + b"\0"
+
+
+def _encode_datetime(moment: datetime.datetime) -> bytes:
+    since = (moment - _EPOCH_UTC) if moment.tzinfo else (moment - _EPOCH)
+    return (b"\x31\1" if moment.tzinfo else b"\x31\0") + struct.pack(">Q", since // _MICROSECOND + (1 << 63))
 
 
 def _escaped(data: bytes) -> bytes:
@@ -303,9 +298,17 @@ def _float_bytes(number: float) -> bytes:
     return struct.pack(">Q", bits ^ 0xFFFF_FFFF_FFFF_FFFF if bits >> 63 else bits | 1 << 63)
 
 
-def _datetime_bytes(moment: datetime.datetime) -> bytes:
-    since = (moment - _EPOCH_UTC) if moment.tzinfo else (moment - _EPOCH)
-    return (b"\1" if moment.tzinfo else b"\0") + struct.pack(">Q", since // _MICROSECOND + (1 << 63))
+PART_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    str: _encode_str,
+    int: _encode_int,
+    bytes: lambda part: b"\x01" + _escaped(part),
+    float: lambda part: b"\x21" + _float_bytes(part),
+    type(None): lambda part: b"\x00",
+    bool: lambda part: b"\x27" if part else b"\x26",
+    datetime.date: lambda part: b"\x30" + struct.pack(">I", part.toordinal()),
+    datetime.datetime: _encode_datetime,
+}
+"""The types that parts of a key can have, exactly these, and what encodes them."""
 
 
 def _decode_part(data: bytes, at: int) -> tuple[object, int]:

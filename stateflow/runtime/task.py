@@ -54,7 +54,6 @@ from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import Base, Committable, OperatorPart, SubtaskState
 from stateflow.state.memory import check_limit
-from stateflow.state.rocksdb import is_io_error
 from stateflow.telemetry import join
 
 _clock = SystemClock()
@@ -94,7 +93,7 @@ def run_level(
         yield from task.report_failure(e)
     except Exception as e:
         task.abandon()
-        if isinstance(e, OSError) or is_io_error(e):
+        if isinstance(e, OSError):
             raise _told(e, spec.batch) from e
         raise
     except BaseException:

@@ -16,7 +16,7 @@ from stateflow.state.handles import Base, SubtaskState, check_known
 from stateflow.state.memory import DictBackend
 from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.snapshots import Entry
-from stateflow.state.transfer import HostCache
+from stateflow.state.transfer import HostCache, has_content
 
 _CHUNK = 10_000
 
@@ -101,7 +101,8 @@ def _decoded(place: Place, part: SubtaskState) -> Iterator[Entry]:
     path = place.folder.with_name(f"{place.folder.name}.part-{part.subtask}")
     place.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        place.cache.link(stored, path)
+        # It has no checksums of its own, and is read whole anyway.
+        place.cache.link(stored, path, has_content)
         with path.open("rb") as file:
             yield from snapshots.decode(file, stored.size, stored.handle.key)
     finally:

@@ -119,6 +119,7 @@ class ManyKeys:
             raise SchemaMismatch("keys of a map are null or of another type", hint="cast the column, drop its nulls",
                                  state=state.schema.name, wanted=str(wanted), given=str(keys.type),
                                  nulls=keys.null_count)  # fmt: skip
+        state.user_keys.check_column(keys)
         prefixes = self._prefixes(state)
         return [
             prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encode_keys([keys]), strict=True)

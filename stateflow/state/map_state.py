@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import decode_key, encode_key, value_serializer
+from stateflow.serializers import value_serializer
 from stateflow.state.columns import ColumnSerializer, columns_of
 from stateflow.state.current import CurrentKey, state_id
 from stateflow.state.map_access import MapAccess
+from stateflow.state.map_keys import MapKeys
 from stateflow.state.ttl import Ttl
 from stateflow.state.typeschema import state_schema
 
@@ -30,6 +31,7 @@ class MapState(MapAccess[K, V]):
         self.schema = state_schema(descriptor, "map", descriptor.value_type, descriptor.key_type)
         self.ttl = ttl
         self._entries = entries
+        self.user_keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
         self._key_type = descriptor.key_type
         self._changes: dict[bytes, V | None] = {}
 
@@ -55,7 +57,8 @@ class MapState(MapAccess[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value of `key`. Raises StateError for None: use `remove`."""
+        """Sets the value of `key`. Raises StateError for None: use `remove`; and for a key of another type than the
+        declared one, as every method with a key does."""
         if value is None:
             raise StateError("a map's value cannot be None", hint="use remove", state=self.schema.name)
         self._changes[self._stored(key)] = value
@@ -78,7 +81,7 @@ class MapState(MapAccess[K, V]):
         prefix = self._entries.stored_key(self.id)
         found = self._scan(prefix)
         return (
-            (decode_key(k[len(prefix) :])[0], self.codec.decode(v))  # type: ignore[misc]
+            (self.user_keys.decode(k[len(prefix) :]), self.codec.decode(v))
             for k, v in found
             if self.ttl is None or self.ttl.admit_scanned(k, v)
         )
@@ -112,7 +115,7 @@ class MapState(MapAccess[K, V]):
         self._changes.clear()
 
     def _stored(self, key: K) -> bytes:
-        return self._entries.stored_key(self.id) + encode_key((key,))
+        return self._entries.stored_key(self.id) + self.user_keys.encode(key)
 
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         self.give_back()

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.errors import StateError
-from stateflow.serializers import ValueSerializer, decode_key, encode_key
+from stateflow.serializers import ValueSerializer
 from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.map_access import MapAccess
+from stateflow.state.map_keys import MapKeys
 from stateflow.state.typeschema import state_schema
 
 T = TypeVar("T")
@@ -103,30 +104,38 @@ class BroadcastState(MapAccess[K, V]):
     """A map that is the same in every subtask; only rows of the broadcast stream change it.
 
     Args:
+        descriptor: has the types of keys and values; a key of another type is refused by every method with StateError.
         entries: encoded.
         side: tells whether a row of the broadcast stream is worked on.
     """
 
-    def __init__(self, schema: StateSchema, value_type: Any, entries: dict[bytes, bytes], side: Side) -> None:
+    def __init__(
+        self,
+        schema: StateSchema,
+        descriptor: MapStateDescriptor[K, V],
+        entries: dict[bytes, bytes],
+        side: Side,
+    ) -> None:
         self.schema = schema
-        self._serializer: ValueSerializer[V] = ValueSerializer(value_type, schema.name)
+        self._keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
+        self._serializer: ValueSerializer[V] = ValueSerializer(descriptor.value_type, schema.name)
         self._entries = entries
         self._side = side
         self._before: dict[bytes, bytes | None] = {}
 
     def get(self, key: K) -> V | None:
         """The value of `key`; None when the map does not have it."""
-        data = self._entries.get(encode_key((key,)))
+        data = self._entries.get(self._keys.encode(key))
         return None if data is None else self._serializer.decode(data)
 
     def contains(self, key: K) -> bool:
         """Whether the map has `key`."""
-        return encode_key((key,)) in self._entries
+        return self._keys.encode(key) in self._entries
 
     def items(self) -> Iterator[tuple[K, V]]:
         """The entries in order of keys, as they are now."""
         return (
-            (decode_key(key)[0], self._serializer.decode(data))  # type: ignore[misc]
+            (self._keys.decode(key), self._serializer.decode(data))
             for key, data in sorted(self._entries.items())
         )
 
@@ -146,7 +155,7 @@ class BroadcastState(MapAccess[K, V]):
         """Sets the value of `key`. Raises StateError for None, and on the keyed side."""
         if value is None:
             raise StateError("a map's value cannot be None", hint="use remove", state=self.schema.name)
-        self._set(encode_key((key,)), self._serializer.encode(value))
+        self._set(self._keys.encode(key), self._serializer.encode(value))
 
     def put_all(self, entries: Mapping[K, V]) -> None:
         """Sets many values."""
@@ -155,7 +164,7 @@ class BroadcastState(MapAccess[K, V]):
 
     def remove(self, key: K) -> None:
         """Removes `key`; nothing happens when the map does not have it."""
-        self._set(encode_key((key,)), None)
+        self._set(self._keys.encode(key), None)
 
     def clear(self) -> None:
         """Removes every entry."""
@@ -258,7 +267,7 @@ class OperatorStateStore:
         schema = state_schema(descriptor, BROADCAST, descriptor.value_type, descriptor.key_type)
         entries = self._broadcasts.get(descriptor.name, {})
         found: BroadcastState[K, V] = self._registered(
-            schema, lambda: BroadcastState(schema, descriptor.value_type, dict(entries), self.side)
+            schema, lambda: BroadcastState(schema, descriptor, dict(entries), self.side)
         )
         self._asked[descriptor.name] = descriptor, found
         return found

@@ -11,47 +11,55 @@ from __future__ import annotations
 import logging
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import lru_cache
+from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from rocksdict import (
-    BlockBasedOptions,
     BottommostLevelCompaction,
-    Cache,
     CompactOptions,
-    DBCompactionStyle,
-    DBCompressionType,
-    Options,
     Rdict,
+    RdictIter,
     ReadOptions,
-    UniversalCompactOptions,
     WriteBatch,
-    WriteOptions,
 )
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
-from stateflow.errors import CorruptFile, InternalError
+from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError
 from stateflow.keygroups import KeyGroupRange
 from stateflow.settings import RocksDBSettings
 from stateflow.state.backend import KeyedStateBackend, Snapshot
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.rescaling import assemble, read_store_manifest, write_manifest
+from stateflow.state.rocksdb_errors import damaged_file, is_corruption, to_stateflow_error
+from stateflow.state.rocksdb_options import level0_trigger, rocksdb_options, without_wal
 from stateflow.state.store_manifest import ManifestFollower, compose
-from stateflow.state.transfer import HostCache, remove_tree
+from stateflow.state.transfer import HostCache, damaged_copy, has_content, has_size, remove_tree
 
 _BEGIN_SECONDS = 1.0
-_FILE_BYTES = 64 << 20
-_LOG_BYTES = 256 << 10
 log = logging.getLogger(__name__)
 
-_IO_ERROR = re.compile(r"\bIO error\b|\(os error \d+\)")
 _POLL = timedelta(milliseconds=0.5)
 _clock = SystemClock()
 _NAME = re.compile(r"[0-9]+\.sst|MANIFEST-[0-9]+")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _translated(method: F) -> F:
+    """Around each method of a backend that calls RocksDB: what it raises becomes a StateflowError."""
+
+    @wraps(method)
+    def call(self: RocksDBBackend, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as e:
+            self.fail(e)
+
+    return cast(F, call)
 
 
 class RocksDBBackend(KeyedStateBackend):
@@ -85,34 +93,69 @@ class RocksDBBackend(KeyedStateBackend):
         self._files: dict[str, StateFile] = {}
         self._changed = base.rescales
         self._incremental = incremental
-        folder.mkdir(parents=True, mode=0o700)
+        self._failure: StateflowError | None = None
         try:
-            excess = self._lay_out(base)
+            self._restore(base)
         except BaseException:
             remove_tree(folder)
             raise
-        self._db = _open(folder, settings)
+
+    @_translated
+    def _restore(self, base: Base) -> None:
+        try:
+            excess = self._opened(base)
+        except Exception as e:
+            if not is_corruption(e):
+                raise
+            dropped = self._cache.drop_damaged(file for part in base.parts for file in part.files)
+            log.warning("RocksDB refused a store, which is laid out again without %d damaged copies: %s", dropped, e)
+            remove_tree(self._folder)
+            excess = self._opened_again(base)
         if all(file["level"] == 0 for file in self._db.live_files()):
             # Else all subtasks would do their first merge in the same batch, and all later ones as well.
-            self._compact_at -= base.subtask % max(1, settings.compact_at_files // 2)
-        self._manifest = ManifestFollower(folder)
+            self._compact_at -= base.subtask % max(1, self._settings.compact_at_files // 2)
+        self._manifest = ManifestFollower(self._folder)
         self._store_manifest = base.own.store_manifest if base.own else b""
         _hide(self._db, excess)
 
+    @_translated
     def get(self, key: bytes) -> bytes | None:
         return cast(bytes | None, self._db.get(key))
 
+    @_translated
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return cast(list[bytes | None], self._db.get(list(keys))) if keys else []
 
+    @_translated
     def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         if upper is not None:
             # Without a bound, the iterator would go on over the deleted entries behind the last one that is wanted.
             options.set_iterate_upper_bound(upper)
         # At once, not with the first entry that is asked for: a write in between must not be seen.
-        return _held(self._db.items(from_key=lower, read_opt=options), options)
+        found = self._db.iter(options)
+        found.seek(lower)
+        return self._entries(found, options)
 
+    def _entries(self, found: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
+        """The entries from where an iterator stands.
+
+        RocksDB's iterator ends at a damaged block as it ends behind the last entry; only its status differs, at which
+        rocksdict's own iterators do not look.
+
+        Args:
+            options: of the iterator, which points into them, and rocksdict lets them go: they are held here.
+        """
+        try:
+            while found.valid():
+                yield found.key(), found.value()
+                found.next()
+            found.status()
+        except Exception as e:
+            self.fail(e)
+        del options
+
+    @_translated
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         if not changes:
             return
@@ -125,8 +168,12 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.write(batch)
         self._changed = True
 
+    @_translated
     def snapshot(self, name: str, full: bool = False) -> Snapshot:
         """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
+        if self._failure is not None:
+            # A function may have caught it; what it did without the value must not become a checkpoint.
+            raise self._failure
         full = full and bool(self._live_files())
         if not self._changed and not full:
             return self._snapshot()
@@ -145,11 +192,56 @@ class RocksDBBackend(KeyedStateBackend):
         try:
             self._db.close()
         except Exception as e:
-            if not is_io_error(e):
+            if to_stateflow_error(e, self._folder) is None:
                 raise
-            # It writes what is in memory to a disk that is full, and nobody needs that: the folder goes now.
+            # It writes what is in memory, which nobody needs: the folder goes now.
             log.warning("a store was not closed in good order: %s", e)
         remove_tree(self._folder)
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raises what an error of RocksDB means, and lets no snapshot succeed after that; other errors as they are."""
+        meaning = None if isinstance(error, StateflowError) else to_stateflow_error(error, self._folder)
+        if meaning is None:
+            raise error
+        self._failure = self._examined(meaning, str(error)) if isinstance(meaning, CorruptFile) else meaning
+        raise self._failure from error
+
+    def _examined(self, found: CorruptFile, reason: str) -> CorruptFile:
+        """Finds out whether this host's copy is damaged, which the next attempt can replace, or what is stored."""
+        damaged = [file for name, file in self._files.items() if self._is_damaged(name)]
+        self._cache.drop_damaged(damaged)
+        if damaged:
+            return damaged_copy(damaged[0], self._folder / damaged[0].local_name, reason)
+        if damaged_file(reason) not in self._files:
+            return DamagedCopy("a file that a task has just written is damaged", hint="the next attempt writes it "
+                               "again; does it happen again, look for the cause below the file system",
+                               **found.facts)  # fmt: skip
+        return self._named(found, reason)
+
+    def _named(self, found: CorruptFile, reason: str) -> CorruptFile:
+        """The error with the stored object's name, where it is known."""
+        file = self._files.get(damaged_file(reason))
+        return CorruptFile(found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {}))
+
+    def _is_damaged(self, name: str) -> bool:
+        path = self._folder / name
+        # A store lays out its data files only, and RocksDB removes those that it has merged.
+        return path.exists() and not has_content(path, self._files[name])
+
+    def _opened(self, base: Base) -> Sequence[KeyGroupRange]:
+        """Lays the base out and opens it; returns what must be hidden then."""
+        self._folder.mkdir(parents=True, mode=0o700)
+        excess = self._lay_out(base)
+        self._db = _open(self._folder, self._settings)
+        return excess
+
+    def _opened_again(self, base: Base) -> Sequence[KeyGroupRange]:
+        """As `_opened`, of files that are exactly what was recorded: what RocksDB refuses now, no attempt can mend."""
+        try:
+            return self._opened(base)
+        except Exception as e:
+            found = to_stateflow_error(e, self._folder)
+            raise (self._named(found, str(e)) if isinstance(found, CorruptFile) else e) from e
 
     def _lay_out(self, base: Base) -> Sequence[KeyGroupRange]:
         """Puts the base's files where RocksDB looks for them; returns what must be hidden after opening."""
@@ -178,6 +270,7 @@ class RocksDBBackend(KeyedStateBackend):
             everything.set_bottommost_level_compaction(BottommostLevelCompaction.force_optimized())
             for groups in ranges:
                 store.compact_range(*_bounds(groups), everything)
+                _raise_background_error(store)
         finally:
             store.close()
 
@@ -195,14 +288,16 @@ class RocksDBBackend(KeyedStateBackend):
             )
         kept = {name: self._files[name] for name in names if self._is_kept(name) and incremental}
         new = [self._folder / name for name in names if name not in kept]
-        stored = self._cache.store(new, prefix) if new else []
+        stored = self._cache.store(new, prefix, self._files) if new else []
         self._files = kept | {file.local_name: file for file in stored}
         self._store_manifest = compose(manifest)
 
     def _is_kept(self, name: str) -> bool:
         known = self._files.get(name)
-        if known is not None and known.size != (self._folder / name).stat().st_size:
-            raise InternalError("RocksDB used a file name twice", file=name)
+        if known is not None and not has_size(self._folder / name, known):
+            # RocksDB never uses a name twice.
+            self._cache.drop_damaged([known])
+            raise damaged_copy(known, self._folder / name)
         return known is not None
 
     def _live_files(self) -> list[str]:
@@ -223,6 +318,7 @@ class RocksDBBackend(KeyedStateBackend):
         self._db.set_options(self._window(opens=False))
         while self._is_compacting:
             _clock.sleep(_POLL)
+        _raise_background_error(self._db)
         return max(0, self._bytes_of_new_files() - changed)
 
     def _is_compaction_due(self) -> bool:
@@ -235,7 +331,7 @@ class RocksDBBackend(KeyedStateBackend):
     def _window(self, opens: bool) -> dict[str, str]:
         return {
             "disable_auto_compactions": "false" if opens else "true",
-            "level0_file_num_compaction_trigger": str(_trigger(self._settings, self._compact_at)),
+            "level0_file_num_compaction_trigger": str(level0_trigger(self._settings, self._compact_at)),
         }
 
     @property
@@ -251,19 +347,15 @@ class RocksDBBackend(KeyedStateBackend):
 
 
 def _open(folder: Path, settings: RocksDBSettings) -> Rdict:
-    store = Rdict(str(folder), options=_options(settings))
-    store.set_write_options(_without_wal())
+    store = Rdict(str(folder), options=rocksdb_options(settings))
+    store.set_write_options(without_wal())
     return store
 
 
-def is_io_error(error: Exception) -> bool:
-    """Whether RocksDB could not write or read a file: what it says then has a type of no name, and its words."""
-    return type(error) is Exception and _IO_ERROR.search(str(error)) is not None
-
-
-def _held(entries: Any, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
-    """RocksDB's iterator points into the options for its bound, and rocksdict lets them go: they are held here."""
-    yield from entries
+def _raise_background_error(store: Rdict) -> None:
+    """Raises what a merge failed with: RocksDB keeps it to itself until the next write."""
+    if int(store.property_value("rocksdb.background-errors") or 0):
+        store.write(WriteBatch(raw_mode=True))
 
 
 def _hide(store: Rdict, ranges: Sequence[KeyGroupRange]) -> None:
@@ -282,61 +374,3 @@ def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise CorruptFile("a snapshot names a file that a store does not have", name=name)
-
-
-@lru_cache(maxsize=4)
-def _block_cache(size: int) -> Cache:
-    # RocksDB's older cache is cut into so many shards that the index and the filter of one file fill a whole one, and
-    # go out and come in again all the time. 0: it finds out how large what it keeps is.
-    return Cache.new_hyper_clock_cache(size, 0)
-
-
-def _options(settings: RocksDBSettings) -> Options:
-    table = BlockBasedOptions()
-    table.set_block_cache(_block_cache(settings.block_cache_bytes))
-    table.set_bloom_filter(10, False)
-    # Else each store holds those of all its files beside the cache, and memory grows with state.
-    table.set_cache_index_and_filter_blocks(True)
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_disable_auto_compactions(True)
-    _choose_compaction(options, settings)
-    options.set_write_buffer_size(settings.write_buffer_bytes)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_block_based_table_factory(table)
-    options.set_level_zero_slowdown_writes_trigger(1 << 20)
-    options.set_level_zero_stop_writes_trigger(1 << 20)
-    options.set_max_open_files(256)
-    # RocksDB's own log gets 4 kB at each snapshot, as long as the store is open.
-    options.set_max_log_file_size(_LOG_BYTES)
-    options.set_keep_log_file_num(1)
-    # It has no statistics, and would keep them in memory every ten minutes.
-    options.set_stats_persist_period_sec(0)
-    options.set_stats_dump_period_sec(0)
-    return options
-
-
-def _choose_compaction(options: Options, settings: RocksDBSettings) -> None:
-    options.set_level_zero_file_num_compaction_trigger(_trigger(settings, settings.compact_at_files))
-    if settings.compaction == "leveled":
-        options.set_max_bytes_for_level_base(settings.level_base_bytes)
-        # A merge into the next level takes one file, and all that it overlaps there: ten times as much.
-        options.set_target_file_size_base(max(1, settings.level_base_bytes // 4))
-    else:
-        # The index of a file is one block of the cache: of larger files it would push out all others.
-        options.set_target_file_size_base(_FILE_BYTES)
-        options.set_compaction_style(DBCompactionStyle.universal())
-        universal = UniversalCompactOptions()
-        universal.max_size_amplification_percent = settings.max_size_amplification_percent
-        options.set_universal_compaction_options(universal)
-
-
-def _trigger(settings: RocksDBSettings, compact_at: int) -> int:
-    """RocksDB's own threshold: leveled merges at so many files of level 0, universal at one run more."""
-    return compact_at if settings.compaction == "leveled" else max(1, compact_at - 1)
-
-
-def _without_wal() -> WriteOptions:
-    options = WriteOptions()
-    setattr(options, "disable_wal", True)  # noqa: B010 - its stub has it as a method, it is an attribute
-    return options

@@ -1,4 +1,4 @@
-"""RocksDB's log format: records in blocks of 32 KiB, each split into fragments with a checksum. A MANIFEST is such a log.
+"""RocksDB's log format, which a MANIFEST has: records in blocks of 32 KiB, split into fragments with checksums.
 
 https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format
 """

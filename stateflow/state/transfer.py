@@ -1,18 +1,20 @@
 """Moving state files between the job root, a host's cache of immutable files, and a store's working folder.
 
 The cache is a folder per subtask with files named by their hash. A task that lands on another host fetches what that
-host misses; size and SHA-256 are compared when a file enters the cache, so nothing that is not exactly what the
-checkpoint recorded is ever opened.
+host misses. Size and SHA-256 are compared when a file enters the cache. After that the file may still be damaged: by a
+power failure, a disk, a user. So a cached copy is checked whenever it is used: by size, and by SHA-256 unless its
+reader has checksums of its own. One that is damaged is dropped and fetched again (design 0026).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,12 +22,15 @@ from itertools import accumulate
 from pathlib import Path
 
 from stateflow.clock import Clock
-from stateflow.errors import BatchFailed, ConfigError, CorruptFile, MissingFile, StorageError
+from stateflow.errors import BatchFailed, ConfigError, CorruptFile, DamagedCopy, MissingFile, StorageError
+from stateflow.events import log_event
 from stateflow.state.handles import FileHandle, FilePart, StateFile
 from stateflow.state.uploads import COPY_CHUNK, INCOMING, DirectUploads, Uploads, incoming
 from stateflow.storage import Storage
 from stateflow.storage.base import GONE
 from stateflow.storage.paths import check_key
+
+log = logging.getLogger(__name__)
 
 
 def hash_file(path: Path) -> str:
@@ -59,6 +64,24 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
                           "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
 
 
+def has_size(path: Path, file: StateFile) -> bool:
+    """Whether a local copy of a file has the size that was recorded."""
+    return path.stat().st_size == file.size
+
+
+def has_content(path: Path, file: StateFile) -> bool:
+    """Whether a local copy of a file is exactly what was recorded; what the disk does not return is not."""
+    try:
+        return has_size(path, file) and hash_file(path) == file.sha256
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+
+
+Check = Callable[[Path, StateFile], bool]
+"""What a cached copy must pass before it is used."""
+
 FETCHERS = 4
 """How many files come in at once."""
 _WORTH_THREADS = 1 << 20
@@ -91,7 +114,7 @@ class Traffic:
 
 
 class HostCache:
-    """Immutable files that this host already has, verified when they came in.
+    """Immutable files that this host already has.
 
     Args:
         folder: of one subtask of one operator of one job; shared by the processes of this host.
@@ -111,17 +134,26 @@ class HostCache:
         """One whose new objects are stored when `store` returns."""
         return cls(folder, Traffic.direct(storage, folder, clock), clock, others)
 
-    def link(self, file: StateFile, target: Path) -> None:
-        """Makes `target` that file, fetching it first when this host does not have it.
+    def link(self, file: StateFile, target: Path, check: Check = has_size) -> None:
+        """Makes `target` that file, fetching it first when this host does not have it, or has a damaged copy.
+
+        Args:
+            check: what a cached copy must pass; by default for a reader that has checksums of its own.
 
         Raises MissingFile, or CorruptFile when the stored bytes are not the recorded ones.
         """
-        path = self._path(file)
-        try:
-            os.link(path, target)
-        except FileNotFoundError:
-            if not self._borrow(path.name, target):
-                self._fetch(file, target)
+        own = self._path(file)
+        for folder in (self.folder, *self._others):
+            if _linked(folder / own.name, file, target, check):
+                self._keep(target, own)
+                return
+        self._fetch(file, target)
+
+    def drop_damaged(self, files: Iterable[StateFile]) -> int:
+        """Hashes the cached copies of some files and drops those that are damaged; returns how many."""
+        copies = [(folder / self._path(file).name, file) for file in files for folder in (self.folder, *self._others)]
+        with ThreadPoolExecutor(FETCHERS) as pool:
+            return sum(pool.map(lambda copy: _dropped(*copy), copies))
 
     def link_all(self, wanted: Mapping[Path, StateFile]) -> None:
         """As `link`, of many files at once: by target. Waiting for a storage and hashing let go of the interpreter."""
@@ -137,19 +169,29 @@ class HostCache:
         """The content of a small file. Raises as `link` does."""
         copy = incoming(self.folder, self._clock)
         try:
-            self.link(file, copy)
+            self.link(file, copy, has_content)
             return copy.read_bytes()
         finally:
             copy.unlink(missing_ok=True)
 
-    def store(self, sources: Sequence[Path], prefix: str) -> list[StateFile]:
+    def store(
+        self, sources: Sequence[Path], prefix: str, recorded: Mapping[str, StateFile] | None = None
+    ) -> list[StateFile]:
         """Makes finished local files one new object of the job root, and keeps them in the cache.
 
         Args:
             sources: at least one; each is called in its store what it is called here.
             prefix: of the object's name, which nobody else may use.
+            recorded: what some of them are stored as already, by name.
+
+        Raises DamagedCopy when one of these is not what was recorded: stored anew, the damage would become the truth.
         """
         files = _described(sources, prefix)
+        for source, file in zip(sources, files, strict=True):
+            known = (recorded or {}).get(source.name)
+            if known is not None and known.sha256 != file.sha256:
+                self.drop_damaged([known])
+                raise damaged_copy(known, source)
         for source, file in zip(sources, files, strict=True):
             self._keep(source, self._path(file))
         self._traffic.uploads.put(files[0].handle.key, sources)
@@ -168,14 +210,6 @@ class HostCache:
                               sha256=file.sha256[:100])  # fmt: skip
         return self.folder / file.sha256
 
-    def _borrow(self, name: str, target: Path) -> bool:
-        for other in self._others:
-            with contextlib.suppress(FileNotFoundError):
-                os.link(other / name, target)
-                self._keep(target, self.folder / name)
-                return True
-        return False
-
     def _fetch(self, file: StateFile, target: Path) -> None:
         key, part, partial = check_key(file.handle.key), file.part, incoming(self.folder, self._clock)
         storage = self._traffic.storage
@@ -188,6 +222,7 @@ class HostCache:
             else:
                 storage.fetch_part(key, part.offset, part.size, partial)
                 check_local(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
+            _sync_copy(partial)
             os.link(partial, target)
             self._keep(partial, self._path(file))
         finally:
@@ -205,6 +240,49 @@ class HostCache:
     def _keep(self, source: Path, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(source, path)
+
+
+def damaged_copy(file: StateFile, path: Path, reason: str = "") -> DamagedCopy:
+    """The error for a local copy of a stored file that is not what was recorded."""
+    return DamagedCopy("a local copy of a stored file is damaged", hint="it was dropped, and the next attempt fetches "
+                       "the file again; does it happen again, look for the cause below the file system",
+                       file=file.handle.key, path=str(path), **({"reason": reason} if reason else {}))  # fmt: skip
+
+
+def _linked(copy: Path, file: StateFile, target: Path, check: Check) -> bool:
+    """Makes `target` a cached copy, if there is one that passes the check; drops one that does not."""
+    try:
+        os.link(copy, target)
+    except FileNotFoundError:
+        return False
+    # What is checked is what is used, even when another process replaces the copy meanwhile.
+    if check(target, file):
+        return True
+    target.unlink()
+    _drop(copy, file)
+    return False
+
+
+def _dropped(copy: Path, file: StateFile) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        if not has_content(copy, file):
+            _drop(copy, file)
+            return True
+    return False
+
+
+def _drop(copy: Path, file: StateFile) -> None:
+    copy.unlink(missing_ok=True)
+    log_event(log, logging.WARNING, "damaged-copy-dropped", file=file.handle.key, path=copy)
+
+
+def _sync_copy(path: Path) -> None:
+    """Lets a fetched file survive a power failure, before it gets the name by which it is used. One that is a link to
+    the stored object is synced already."""
+    if path.stat().st_nlink > 1:
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
@@ -243,7 +321,7 @@ def _is_coming_in(name: str) -> bool:
 
 def private_folder(folder: Path) -> None:
     """Makes a folder for this user alone. Raises ConfigError when it belongs to another, or others may write there:
-    what is in the cache was verified when it came in, and is not verified again."""
+    they could replace what is in the cache by something that is no accident."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:

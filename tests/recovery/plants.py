@@ -23,7 +23,7 @@ from stateflow.connectors.delta import DeltaSinkTable
 from stateflow.runtime import assembly, committing
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
-from stateflow.state.handles import Committable
+from stateflow.state.handles import Committable, StateFile
 from stateflow.state.map_state import MapState
 from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage, objects, posix
 from stateflow.storage.objects import ObjectStorage
@@ -140,6 +140,14 @@ def _delete_data_only(self: Collector, garbage: tuple[BlobInfo, ...]) -> None:
     _delete(self, tuple(blob for blob in garbage if not blob.key.startswith(LOG)))
 
 
+def _linked_unseen(copy: Path, file: StateFile, target: Path, _: object) -> bool:
+    try:
+        os.link(copy, target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 PLANTS = {
     "no-token": Plant("output is published without a look at the table's token",
                       ((publish, "decide", _always_publish),)),
@@ -158,6 +166,8 @@ PLANTS = {
                        tuple((place, name, _nothing) for place, name in
                              ((transfer, "check_local"), (transfer, "check_content"), (files, "check_local"),
                               (files, "check_content"), (committing, "check_content")))),
+    "trusted-cache": Plant("what is in a host's cache is not looked at again",
+                           ((transfer, "_linked", _linked_unseen), (transfer, "_dropped", _any_entry))),
     "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
                           ((DeltaSinkTable, "commit", _commit_all_there_is),)),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),

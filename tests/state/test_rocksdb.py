@@ -16,7 +16,7 @@ from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowErr
 from stateflow.settings import COMPACTIONS, RocksDBSettings
 from stateflow.state.backend import Snapshot
 from stateflow.state.handles import FileHandle, StateFile
-from stateflow.state.rocksdb import RocksDBBackend, is_io_error
+from stateflow.state.rocksdb import RocksDBBackend
 from stateflow.state.transfer import check_local, hash_file, private_folder
 from stateflow.storage import MemoryStorage, PosixStorage
 from tests.state.kit import RocksShelf, base_of
@@ -452,10 +452,3 @@ def test_scratch_space_that_others_may_write_to_is_refused(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="writable for nobody else") as told:
         private_folder(folder)
     assert str(folder) in str(told.value)
-
-
-def test_a_full_disk_is_told_apart_from_other_errors_of_rocksdb() -> None:
-    assert is_io_error(Exception("IO error: No space left on device: While appending to file: 000017.sst"))
-    assert is_io_error(Exception("No space left on device (os error 28)"))
-    assert not is_io_error(Exception("Corruption: block checksum mismatch"))
-    assert not is_io_error(ValueError("IO error"))

@@ -30,6 +30,7 @@ STABLE = {
     "StateError": ("state", 4, False),
     "DataError": ("data", 4, False),
     "CorruptFile": ("corrupt-file", 4, False),
+    "DamagedCopy": ("damaged-copy", 5, True),
     "MissingFile": ("missing-file", 4, False),
     "SinkRefused": ("sink-refused", 2, False),
     "SinkDiverged": ("sink-diverged", 4, False),

@@ -1,0 +1,121 @@
+"""Files of a host's cache that are damaged, between runs and under a run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.recovery import disk
+from tests.recovery.harness import SLICE, AccountsBox
+from tests.recovery.plants import VARIABLE
+from tests.recovery.process import Ended, Running, wait_for
+from tests.scoreboard.row import Round, Row, Tier
+
+_TIMES = 3
+_TRIES = 4
+_ROWS = 60
+_DAMAGED_COPY = 5
+SETTINGS = [
+    {"state__backend": "rocksdb", "rocksdb__compact_at_files": 3},
+    {"state__backend": "filesystem", "state__inline_below_bytes": 1},
+    {"state__backend": "rocksdb", "checkpoints__asynchronous": "yes"},
+]
+"""The backends that have files; the memory backend keeps its state in the manifest."""
+
+
+def _play(round_: Round) -> int:
+    dice = random.Random(round_.seed)
+    box = AccountsBox(
+        round_.folder / "job", SETTINGS[round_.seed % len(SETTINGS)], variables={VARIABLE: round_.plant}
+    )
+    box.deliver(_ROWS)
+    try:
+        box.finish()
+        damaged = sum(_damage_once(box, dice) for _ in range(_TIMES))
+        box.check_results()
+        box.check_clean()
+    finally:
+        box.end_all()
+    return damaged
+
+
+def _damage_once(box: AccountsBox, dice: random.Random) -> int:
+    """Damages cached files before a run, and others in its middle; returns how many, when a run ended well."""
+    unshare(box)
+    damaged = damage_some(box, dice)
+    box.deliver_more(_ROWS)
+    box.marker.unlink(missing_ok=True)
+    run = box.start(f"batch.begin:{dice.randint(1, _ROWS // SLICE)}:stop")
+    # A run that found the damage earlier has ended.
+    wait_for(lambda: run.poll() is not None or _is_stopped(run), lambda: f"a stop or the end of {run}")
+    if run.poll() is None:
+        damaged += damage_some(box, dice)
+        run.resume()
+    retry(box, run.wait())
+    return damaged
+
+
+def _is_stopped(run: Running) -> bool:
+    return bool(psutil.Process(run.pid).status() == psutil.STATUS_STOPPED)
+
+
+def retry(box: AccountsBox, ended: Ended) -> Ended:
+    """Runs again, as a scheduler does, while the error asks for it."""
+    for _ in range(_TRIES):
+        if ended.code != _DAMAGED_COPY:
+            break
+        assert "damaged-copy" in ended.err, str(ended)
+        ended = box.run()
+    assert ended.code == 0, str(ended)
+    return ended
+
+
+def cached_files(box: AccountsBox) -> list[Path]:
+    """What is in the caches of all subtasks."""
+    return sorted(p for p in box.local.glob("*/*/*/cache/*") if not p.name.startswith("incoming"))
+
+
+def unshare(box: AccountsBox) -> None:
+    """Makes the cached files copies: on one file system they are links to the stored objects."""
+    for path in cached_files(box):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+
+
+def damage_some(box: AccountsBox, dice: random.Random) -> int:
+    """Damages some cached files where they are, also below an open store; never a stored object, nor one that is on its
+    way, of which there is no other copy."""
+    queued = [path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
+    others = {path.stat().st_ino for path in (*disk.files_below(box.root).values(), *queued)}
+    own = [path for path in cached_files(box) if path.stat().st_ino not in others]
+    chosen = dice.sample(own, dice.randint(min(1, len(own)), len(own)))
+    for path in chosen:
+        path.write_bytes(dice.choice(DAMAGES)(path.read_bytes(), dice))
+    return len(chosen)
+
+
+def _flipped(data: bytes, dice: random.Random) -> bytes:
+    at = dice.randrange(len(data))
+    return data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :]
+
+
+DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
+    lambda data, dice: b"",
+    lambda data, dice: bytes(len(data)),
+    lambda data, dice: data[: dice.randrange(len(data))],
+    lambda data, dice: data[: (at := dice.randrange(len(data)))] + bytes(len(data) - at),
+    _flipped,
+]
+"""Emptied, zeroed, cut off, zeros from somewhere on, a bit flipped."""
+
+ROWS = [
+    Row(
+        14, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between runs "
+        "and in the middle of one", "a run or its retries end well; then as for killed-drivers", _play,
+        {Tier.SLICE: 3, Tier.HALF_HOUR: 30, Tier.NIGHTLY: 300}, plant="trusted-cache", plant_rounds=10,
+    ),
+]  # fmt: skip

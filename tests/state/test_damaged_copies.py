@@ -1,0 +1,347 @@
+"""Files of a host's cache that are damaged: dropped and fetched again, and never the source of another result."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.clock import ManualClock
+from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
+from stateflow.keygroups import KeyGroupRange
+from stateflow.settings import RocksDBSettings, StateSettings
+from stateflow.state import transfer
+from stateflow.state.backend import KeyedStateBackend, Snapshot
+from stateflow.state.backends import Place, open_backend, read_entries
+from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.rocksdb_errors import to_stateflow_error
+from stateflow.state.transfer import HostCache
+from stateflow.storage import MemoryStorage, PosixStorage, Storage
+
+Damage = Callable[[bytes], bytes]
+CONTENT = {b"\0%c%05d" % (n % 100, n): random.Random(n).randbytes(100) for n in range(5000)}
+BACKENDS = ["rocksdb", "filesystem"]
+
+
+def _flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 16]) + data[at + 1 :]
+
+
+DAMAGES: dict[str, Damage] = {
+    "emptied": lambda data: b"",
+    "zeroed": lambda data: bytes(len(data)),
+    "truncated": lambda data: data[: len(data) // 2],
+    "the last byte missing": lambda data: data[:-1],
+    "a byte more": lambda data: data + b"\0",
+    "zeros at the start": lambda data: bytes(4096) + data[4096:],
+    "zeros at the end": lambda data: data[:-4096] + bytes(4096),
+    "a bit of the first byte": lambda data: _flip(data, 0),
+    "a bit in the middle": lambda data: _flip(data, len(data) // 2),
+    "a bit of the last byte": lambda data: _flip(data, len(data) - 1),
+}
+every_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+class Host:
+    """The stores of subtasks on one host, and the storage behind them."""
+
+    def __init__(self, folder: Path, storage: Storage | None = None) -> None:
+        self.folder = folder
+        self.storage = storage or MemoryStorage()
+        self.rocksdb = RocksDBSettings(
+            write_buffer_bytes=1 << 18, block_cache_bytes=1 << 16, compact_at_files=100
+        )
+        self._opened = 0
+        self._stores: list[KeyedStateBackend] = []
+
+    def open(self, backend: str, base: Base, others: Sequence[Path] = ()) -> KeyedStateBackend:
+        """A store with `base` in it, with the cache of its subtask."""
+        settings = StateSettings(backend=backend, inline_below_bytes=0)
+        store = open_backend(self.place(base.subtask, others), base, settings)
+        self._stores.append(store)
+        return store
+
+    def place(self, subtask: int = 0, others: Sequence[Path] = ()) -> Place:
+        """Where a store works that is opened next."""
+        self._opened += 1
+        cache = HostCache.direct(self.cache(subtask), self.storage, ManualClock(self._opened), others)
+        return Place(self.folder / f"work-{self._opened}", cache, self.rocksdb)
+
+    def cache(self, subtask: int = 0) -> Path:
+        """The folder with cached files of a subtask."""
+        return self.folder / f"cache-{subtask}"
+
+    def copies(self, subtask: int = 0) -> list[Path]:
+        """The cached files of a subtask."""
+        return sorted(p for p in self.cache(subtask).iterdir() if not p.name.startswith("incoming"))
+
+    def damage(self, damage: Damage, in_place: bool = True, subtask: int = 0) -> None:
+        """Damages every cached file; those that have been opened as well, or only what is opened from now on."""
+        for path in self.copies(subtask):
+            data = damage(path.read_bytes())
+            if not in_place:
+                path.unlink()
+            path.write_bytes(data)
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    host = Host(tmp_path)
+    yield host
+    host.close()
+
+
+def _base(taken: Snapshot, backend: str, subtask: int = 0, groups: tuple[int, int] = (0, 127)) -> Base:
+    state = SubtaskState(subtask=subtask, first_group=groups[0], last_group=groups[1], snapshot="s",
+                         files=list(taken.files), store_manifest=taken.store_manifest, backend=backend,
+                         inline=taken.inline)  # fmt: skip
+    return Base.of(state)
+
+
+def _filled(host: Host, backend: str) -> tuple[KeyedStateBackend, Base]:
+    store = host.open(backend, Base(0, KeyGroupRange(0, 127)))
+    store.write(CONTENT)
+    return store, _base(store.snapshot("data/x/first-"), backend)
+
+
+def _content(store: KeyedStateBackend) -> dict[bytes, bytes]:
+    return dict(store.scan(b""))
+
+
+def _events(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.event for record in caplog.records if hasattr(record, "event")]
+
+
+# -- before a start -----------------------------------------------------------------------------------------------
+
+
+@every_backend
+@every_damage
+def test_a_damaged_copy_is_fetched_again(
+    host: Host, backend: str, damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it is found when it is opened, or when it is read: another attempt has the right content."""
+    _, base = _filled(host, backend)
+    host.damage(damage, in_place=False)
+    with caplog.at_level(logging.WARNING):
+        try:
+            found = _content(host.open(backend, base))
+        except DamagedCopy as e:
+            assert backend == "rocksdb" and e.facts["file"] in {f.handle.key for f in base.parts[0].files}
+            found = _content(host.open(backend, base))
+    assert found == CONTENT
+    assert "damaged-copy-dropped" in _events(caplog)
+    assert _content(host.open(backend, base)) == CONTENT
+
+
+@every_damage
+def test_a_damaged_copy_of_a_neighbour_is_not_borrowed(host: Host, damage: Damage) -> None:
+    """Two subtasks become one, which looks for files in the caches of both."""
+    low, high = (dict(x for x in CONTENT.items() if (x[0][1] < 50) is lower) for lower in (True, False))
+    parts = []
+    for subtask, content in enumerate((low, high)):
+        groups = (0, 49) if subtask == 0 else (50, 127)
+        store = host.open("rocksdb", Base(subtask, KeyGroupRange(*groups)))
+        store.write(content)
+        parts += _base(store.snapshot(f"data/x/{subtask}-"), "rocksdb", subtask, groups).parts
+    host.damage(damage, in_place=False, subtask=0)
+    host.damage(damage, in_place=False, subtask=1)
+    wide = Base(0, KeyGroupRange(0, 127), tuple(parts))
+    try:
+        found = _content(host.open("rocksdb", wide, [host.cache(1)]))
+    except DamagedCopy:
+        found = _content(host.open("rocksdb", wide, [host.cache(1)]))
+    assert found == CONTENT
+
+
+@every_damage
+def test_a_damaged_copy_that_has_to_be_cut_is_fetched_again(host: Host, damage: Damage) -> None:
+    """A store with keys of others beside its own is cut before it is put beside another one."""
+    _, whole = _filled(host, "rocksdb")
+    halves = [host.open("rocksdb", Base(n, KeyGroupRange(64 * n, 64 * n + 63), whole.parts)) for n in (0, 1)]
+    parts = [
+        _base(store.snapshot(f"data/y/{n}-"), "rocksdb", n, (64 * n, 64 * n + 63)).parts[0]
+        for n, store in enumerate(halves)
+    ]
+    for subtask in (0, 1):
+        host.damage(damage, in_place=False, subtask=subtask)
+    wide = Base(2, KeyGroupRange(0, 127), tuple(parts))
+    try:
+        found = _content(host.open("rocksdb", wide, [host.cache(0), host.cache(1)]))
+    except DamagedCopy:
+        found = _content(host.open("rocksdb", wide, [host.cache(0), host.cache(1)]))
+    assert found == CONTENT
+
+
+@every_backend
+@every_damage
+def test_what_is_stored_is_damaged_as_well(host: Host, backend: str, damage: Damage, tmp_path: Path) -> None:
+    """Then no attempt can mend it, and the error names the stored object."""
+    host.storage = storage = PosixStorage(tmp_path / "root")
+    _, base = _filled(host, backend)
+    (key,) = {f.handle.key for f in base.parts[0].files}
+    stored = storage.root / key
+    data = stored.read_bytes()
+    # The cached copy is a link to it.
+    stored.unlink()
+    stored.write_bytes(damage(data))
+    host.damage(damage, in_place=False)
+    for _ in range(2):
+        try:
+            _content(host.open(backend, base))
+        except DamagedCopy:
+            continue
+        except CorruptFile as e:
+            assert (e.facts["file"], e.retryable) == (key, False)
+            return
+    pytest.fail("the damage was not found")
+
+
+# -- in the middle ------------------------------------------------------------------------------------------------
+
+
+def _touches_all(store: KeyedStateBackend) -> list[Callable[[], object]]:
+    def scan() -> object:
+        return _content(store)
+
+    def get() -> object:
+        return [store.get(key) for key in CONTENT]
+
+    def multi_get() -> object:
+        return store.multi_get(list(CONTENT))
+
+    return [scan, get, multi_get]
+
+
+@every_damage
+@pytest.mark.parametrize("how", range(3), ids=["scan", "get", "multi_get"])
+def test_damage_under_an_open_store_never_changes_a_result(host: Host, damage: Damage, how: int) -> None:
+    _, base = _filled(host, "rocksdb")
+    store = host.open("rocksdb", base)
+    host.damage(damage)
+    right = [CONTENT, list(CONTENT.values()), list(CONTENT.values())][how]
+    try:
+        assert _touches_all(store)[how]() == right
+    except DamagedCopy as e:
+        assert e.retryable
+        with pytest.raises(DamagedCopy):
+            # Whoever caught it must not be able to make a checkpoint without the values.
+            store.snapshot("data/x/second-")
+    assert _content(host.open("rocksdb", base)) == CONTENT
+
+
+def test_a_scan_that_meets_damage_does_not_end_as_if_there_were_nothing_more(host: Host) -> None:
+    _, base = _filled(host, "rocksdb")
+    store = host.open("rocksdb", base)
+    host.damage(DAMAGES["a bit in the middle"])
+    found = []
+    with pytest.raises(DamagedCopy):
+        for entry in store.scan(b""):
+            found.append(entry)
+    assert found == sorted(CONTENT.items())[: len(found)]
+    assert len(found) < len(CONTENT)
+
+
+@every_damage
+def test_a_full_snapshot_does_not_store_damage_anew(host: Host, damage: Damage) -> None:
+    _, base = _filled(host, "rocksdb")
+    store = host.open("rocksdb", base)
+    before = {blob.key for blob in host.storage.list("")}
+    host.damage(damage)
+    with pytest.raises(DamagedCopy):
+        store.snapshot("data/x/full-", full=True)
+    assert {blob.key for blob in host.storage.list("")} == before
+    again = host.open("rocksdb", base).snapshot("data/x/again-", full=True)
+    assert _content(host.open("rocksdb", _base(again, "rocksdb"))) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["emptied", "a bit in the middle"])
+def test_a_merge_of_a_damaged_file_fails(host: Host, name: str) -> None:
+    _, base = _filled(host, "rocksdb")
+    host.rocksdb = RocksDBSettings(block_cache_bytes=1 << 16, compact_at_files=2)
+    store = host.open("rocksdb", base)
+    host.damage(DAMAGES[name])
+    changed = {key: b"changed" for key in CONTENT}
+    for attempt in range(2):
+        try:
+            store.write(changed)
+            taken = store.snapshot(f"data/x/{attempt}-")
+            break
+        except DamagedCopy:
+            store = host.open("rocksdb", base)
+    assert _content(host.open("rocksdb", _base(taken, "rocksdb"))) == changed
+
+
+@every_damage
+def test_a_hash_map_is_checked_each_time_it_is_opened(host: Host, damage: Damage) -> None:
+    _, base = _filled(host, "filesystem")
+    for _ in range(2):
+        host.damage(damage)
+        assert _content(host.open("filesystem", base)) == CONTENT
+        host.damage(damage)
+        assert dict(read_entries(host.place(), base)) == CONTENT
+
+
+# -- what a fetch leaves ------------------------------------------------------------------------------------------
+
+
+@every_backend
+def test_a_fetched_file_is_synced_before_it_has_its_name(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = Host(tmp_path)
+    _, base = _filled(host, backend)
+    for copy in host.copies():
+        copy.unlink()
+    synced: set[int] = set()
+    named: list[bool] = []
+
+    class Calls:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(os, name)
+
+        def fsync(self, fd: int) -> None:
+            synced.add(os.fstat(fd).st_ino)
+            os.fsync(fd)
+
+        def link(self, source: Path, target: Path) -> None:
+            os.link(source, target)
+            if target.parent == host.cache():
+                named.append(target.stat().st_ino in synced)
+
+    monkeypatch.setattr(transfer, "os", Calls())
+    assert _content(host.open(backend, base)) == CONTENT
+    host.close()
+    assert named and all(named)
+
+
+# -- what rocksdict raises ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("IO error: No space left on device: While appending to file: 000017.sst", StorageError),
+        ("No space left on device (os error 28)", StorageError),
+        ("IO error: While pread offset 5 len 9: /x/000017.sst: Input/output error", CorruptFile),
+        ("Corruption: block checksum mismatch in /x/000017.sst offset 5", CorruptFile),
+        ("Corruption: Corruption: IO error: No such file or directory: /x/000017.sst", StorageError),
+        ("something else", None),
+    ],
+)
+def test_errors_of_rocksdb_have_one_meaning(text: str, expected: type[StateflowError] | None) -> None:
+    meaning = to_stateflow_error(Exception(text), Path("/x"))
+    assert (type(meaning) if meaning else None) is expected
+    if isinstance(meaning, CorruptFile):
+        assert meaning.facts["file"] == "000017.sst"
+    assert to_stateflow_error(ValueError(text), Path("/x")) is None

@@ -1,0 +1,152 @@
+"""Keys of maps are of the declared type, in every method, whichever way the map is used."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow import MapStateDescriptor
+from stateflow.errors import JobDefinitionError, StateError
+from stateflow.serializers import encode_key
+from stateflow.state.keyed import KeyedState
+from stateflow.state.map_keys import MapKeys
+from stateflow.state.operator_state import OperatorStateStore
+from tests.state.kit import switch
+
+NAIVE = datetime.datetime(2026, 11, 22)  # noqa: DTZ001
+AWARE = NAIVE.replace(tzinfo=datetime.UTC)
+DAY = datetime.date(2026, 11, 22)
+KEYS: list[Any] = ["a", 5, 5.0, True, b"a", DAY, NAIVE, None]
+TYPES: list[Any] = [str, int, float, bool, bytes, datetime.date, datetime.datetime, type(None)]
+CALLS: dict[str, Callable[[Any, Any], object]] = {
+    "get": lambda state, key: state.get(key),
+    "contains": lambda state, key: state.contains(key),
+    "put": lambda state, key: state.put(key, 1),
+    "put_all": lambda state, key: state.put_all({key: 1}),
+    "remove": lambda state, key: state.remove(key),
+}
+
+
+class Color(enum.Enum):
+    """A type whose values cannot be keys."""
+
+    RED = "red"
+
+
+def _broadcast(declared: Any) -> Any:
+    store = OperatorStateStore()
+    store.side.is_broadcast = True
+    return store.get_broadcast_state(MapStateDescriptor("m", declared, int))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("declared", TYPES)
+@pytest.mark.parametrize("kind", ["keyed", "broadcast"])
+def test_only_keys_of_the_declared_type_are_taken(
+    state: KeyedState, kind: str, declared: Any, call: Callable[[Any, Any], object]
+) -> None:
+    found = state.map_state(MapStateDescriptor("m", declared, int)) if kind == "keyed" else _broadcast(declared)
+    switch(state, "key")
+    for key in KEYS:
+        if type(key) is declared:
+            call(found, key)
+            continue
+        with pytest.raises(StateError) as refused:
+            call(found, key)
+        facts = refused.value.facts
+        assert (facts["state"], facts["key"]) == ("m", repr(key))
+        assert facts["declared"] == found.schema.key_type
+    assert all(type(key) is declared for key in found.keys())
+
+
+def test_what_is_put_under_one_type_is_not_lost_under_another(state: KeyedState) -> None:
+    """Equal in Python, and different keys in state: the second is refused, not stored beside the first."""
+    found = state.map_state(MapStateDescriptor("m", int, str))
+    switch(state, "key")
+    found.put(1, "one")
+    for equal in (1.0, True):
+        with pytest.raises(StateError):
+            found.put(equal, "another")  # type: ignore[arg-type]
+    assert list(found.items()) == [(1, "one")]
+
+
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(),
+                    st.binary(), st.dates(), st.datetimes())  # fmt: skip
+
+
+@given(SCALARS)
+def test_keys_have_the_bytes_that_they_always_had(key: Any) -> None:
+    for declared in (type(key), Any, object, type(key) | None):
+        keys: MapKeys[Any] = MapKeys(declared, "m")
+        try:
+            expected = encode_key((key,))
+        except StateError:
+            with pytest.raises(StateError):
+                keys.encode(key)
+            continue
+        assert keys.encode(key) == expected
+        decoded = keys.decode(expected)
+        assert type(decoded) is type(key) and encode_key((decoded,)) == expected
+
+
+@pytest.mark.parametrize(
+    ("declared", "taken", "refused"),
+    [
+        (int | str, [1, "a"], [1.0, True, None]),
+        (str | None, ["a", None], [1]),
+        (Any, KEYS, [(1,), Color.RED]),
+        (object, KEYS, [(1,)]),
+        (Literal["a", 1], ["a", 1], ["b", 2, 1.0, True]),
+        (Annotated[int, msgspec.Meta(ge=0)], [0, 5], [-1, 0.0]),
+        (np.int32, [5], [5.0, True, np.int32(5)]),
+        (np.float64, [5.0], [5]),
+        (np.bool_, [True], [1]),
+        (pa.int8(), [-128, 127], [128, 5.0, True]),
+        (pa.string(), ["a"], [b"a"]),
+        (pa.date32(), [DAY], [NAIVE]),
+        (pa.timestamp("us"), [NAIVE], [AWARE, DAY]),
+        (pa.timestamp("us", "UTC"), [AWARE], [NAIVE]),
+    ],
+)
+def test_types_that_allow_several_or_fewer_keys(declared: Any, taken: list[Any], refused: list[Any]) -> None:
+    keys: MapKeys[Any] = MapKeys(declared, "m")
+    for key in taken:
+        assert keys.encode(key) == encode_key((key,))
+    for key in refused:
+        with pytest.raises(StateError):
+            keys.encode(key)
+
+
+@pytest.mark.parametrize("declared", [tuple[int, str], Color, datetime.time, list[int], complex, int | Color])
+@pytest.mark.parametrize("kind", ["keyed", "broadcast"])
+def test_types_that_no_key_can_have_are_refused_where_they_are_declared(
+    state: KeyedState, kind: str, declared: Any
+) -> None:
+    with pytest.raises(JobDefinitionError) as refused:
+        if kind == "keyed":
+            state.map_state(MapStateDescriptor("m", declared, int))
+        else:
+            _broadcast(declared)
+    assert refused.value.facts["state"] == "m"
+
+
+def test_columns_of_keys_keep_the_limits_of_the_declared_type(state: KeyedState) -> None:
+    found = state.map_state(MapStateDescriptor("m", Annotated[int, msgspec.Meta(ge=0)], int))
+    many = state.many_keys([b"\0\7"], [encode_key(("key",))])
+    of, values = np.array([0, 0]), pa.array([1, 2])
+    with pytest.raises(StateError) as refused:
+        many.write_entries(found, of, pa.array([0, -1]), values)
+    assert refused.value.facts["key"] == "-1"
+    with pytest.raises(StateError):
+        many.read_entries(found, of, pa.array([0, -1]))
+    many.write_entries(found, of, pa.array([0, 1]), values)
+    assert many.all_entries(found)[1].to_pylist() == [0, 1]
