@@ -175,10 +175,11 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
 
 
 def take_all(source: Storage, names: Iterable[tuple[str, str]], target: Storage) -> None:
-    """Stores objects of `source` in `target`, a few at a time. Raises MissingFile or StorageError for the first one
-    that cannot be."""
+    """Stores objects of `source` in `target`, a few at a time. Names are made of the content, so objects with equal
+    bytes become one. Raises MissingFile or StorageError for the first one that cannot be stored."""
+    unique = {to: key for key, to in names}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done in [pool.submit(target.take, source, key, to) for key, to in names]:
+        for done in [pool.submit(target.take, source, key, to) for to, key in unique.items()]:
             done.result()
 
 
