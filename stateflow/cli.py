@@ -30,6 +30,7 @@ from stateflow.events import ContextFilter, log_event
 from stateflow.examination import Health
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
+from stateflow.runtime.new_root import Beginning, OldTables
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, refuse, tell
@@ -63,12 +64,33 @@ def main() -> None:
     "--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON."
 )
 @click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
+@click.option(
+    "--from-savepoint",
+    default="",
+    metavar="PATH",
+    help="Begin a new job root with this savepoint, wherever it is. A root that has begun with it goes on.",
+)
+@click.option(
+    "--tables",
+    type=click.Choice([t.value for t in OldTables]),
+    default=OldTables.REFUSE.value,
+    show_default=True,
+    help="With --from-savepoint, what to do about tables that its job has written: continue "
+    "goes on in them if nothing was published after the savepoint, keep in any case.",
+)
+@click.option(
+    "--from-other-job", is_flag=True, help="With --from-savepoint: take one of a job with another name."
+)
+@click.option("--drop", multiple=True, metavar="UID",
+              help="With --from-savepoint: drop the state of an operator that the job does not have.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True,
               help="On stderr: auto is a live line on a terminal, and text otherwise.")  # fmt: skip
 def run(job: Path, job_root: str, config: Path | None, result_file: Path | None, **options: Any) -> None:
     """Run a job until it is caught up with its source, or a bound is reached.
 
-    A run always goes on from the newest checkpoint.
+    A run always goes on from the newest checkpoint. With --from-savepoint a new job root begins with a savepoint's
+    state and positions; the job gets an id of its own, as a fork does. The same command again goes on from the newest
+    checkpoint, so it may stay in a schedule.
 
     Settings such as run.max_batches, checkpoints.retained or spark.conf.NAME come from the job, from --config and from
     --set; docs/settings.md lists them all, with their types and defaults.
@@ -83,7 +105,10 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         if result_file and not result_file.parent.is_dir():
             raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
-        request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
+        beginning = _beginning(options)
+        request = RunRequest(
+            job, job_root, layers, options["run_id"], progress.started, progress.batch, beginning
+        )
         return run_job(request)
 
     result, error = attempt(work)
@@ -100,6 +125,19 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
         f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}"
     )
+
+
+def _beginning(options: dict[str, Any]) -> Beginning | None:
+    tables = OldTables(options["tables"])
+    if options["from_savepoint"]:
+        return Beginning(
+            options["from_savepoint"], tables, options["from_other_job"], frozenset(options["drop"])
+        )
+    if tables is not OldTables.REFUSE or options["from_other_job"] or options["drop"]:
+        raise ConfigError(
+            "--tables, --from-other-job and --drop are about a savepoint", hint="say --from-savepoint as well"
+        )
+    return None
 
 
 @main.command()

@@ -111,7 +111,7 @@ def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> N
     if dropped:
         raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
                           "their old uids back, or drop their state: stateflow restore JOB.py --plan TARGET "
-                          "--drop UID, then --execute", uids=dropped)  # fmt: skip
+                          "--drop UID, then --execute; --drop UID of run --from-savepoint", uids=dropped)  # fmt: skip
 
 
 def _check_operator(state: OperatorState, key_types: list[str]) -> None:

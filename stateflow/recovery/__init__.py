@@ -1,6 +1,7 @@
 """Savepoints, checkpoints out of turn, stops, restores, forks: one implementation for command line and Airflow."""
 
 from stateflow.recovery.checkpoints import CheckpointAsk, trigger_checkpoint
+from stateflow.recovery.elsewhere import create_savepoint_into, dispose_path, list_savepoints_in
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
 from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
@@ -26,11 +27,14 @@ __all__ = [
     "SavepointAsk",
     "SavepointReport",
     "create_savepoint",
+    "create_savepoint_into",
     "describe_savepoint",
     "dispose",
+    "dispose_path",
     "find",
     "fork",
     "list_all",
+    "list_savepoints_in",
     "plan_restore",
     "restore",
     "stop",
