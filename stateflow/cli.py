@@ -21,6 +21,7 @@ from stateflow.cli_check import check
 from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
+from stateflow.cli_source import source
 from stateflow.cli_status import status
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments, read_toml
@@ -279,7 +280,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (status, check, checkpoints, savepoint, stop, restore, fork, history):
+for command in (status, check, checkpoints, savepoint, stop, restore, fork, source, history):
     main.add_command(command)
 
 

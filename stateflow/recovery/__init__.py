@@ -4,6 +4,7 @@ from stateflow.recovery.checkpoints import CheckpointAsk, trigger_checkpoint
 from stateflow.recovery.elsewhere import create_savepoint_into, dispose_path, list_savepoints_in
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
+from stateflow.recovery.relocation import Check, Relocation, RelocationReport, relocate_source
 from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
 from stateflow.recovery.savepoints import (
     SavepointAsk,
@@ -19,10 +20,13 @@ from stateflow.recovery.savepoints import (
 )
 
 __all__ = [
+    "Check",
     "CheckpointAsk",
     "ForkAsk",
     "ForkReport",
     "JobCode",
+    "Relocation",
+    "RelocationReport",
     "RestoreReport",
     "SavepointAsk",
     "SavepointReport",
@@ -36,6 +40,7 @@ __all__ = [
     "list_all",
     "list_savepoints_in",
     "plan_restore",
+    "relocate_source",
     "restore",
     "stop",
     "tables_back",
