@@ -146,6 +146,7 @@ def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], .
                           found=uids, wanted=[uid for uid, _ in wanted])  # fmt: skip
     for position, (uid, description) in zip(found, wanted, strict=True):
         if position.description != description:
-            raise ConfigError("a source reads something else than before", hint="its position would mean other data; "
-                              "give the source a new uid and start a new job root", uid=uid,
+            raise ConfigError("a source reads something else than before", hint="where its folder moved, "
+                              "with all files that were read: stateflow source relocate. Otherwise its position would "
+                              "mean other data: give the source a new uid in a new job root", uid=uid,
                               before=position.description, now=description)  # fmt: skip

@@ -107,7 +107,7 @@ def relocate_source(job_root: str, wanted: Relocation) -> RelocationReport:
                                 wanted.dry_run, repeated=True)  # fmt: skip
     assert description is not None
     plan = _plan(root.storage, manifest, wanted.source, move)
-    unread = _check_files(plan.seen, move, wanted.check)
+    unread = check_files(plan.seen, move, wanted.check)
     if not wanted.dry_run:
         head = _carry_out(root, head, replace(manifest, sources=[
             replace(p, description=description) if p.uid == wanted.source else p for p in manifest.sources
@@ -176,7 +176,7 @@ def _plan(storage: Storage, manifest: Manifest, uid: str, move: Move) -> _Plan:
     return plan
 
 
-def _check_files(seen: list[SeenFile], move: Move, check: Check) -> int:
+def check_files(seen: list[SeenFile], move: Move, check: Check) -> int:
     """Raises ConfigError unless every file that was read is in the new place; returns how many others there are."""
     if not Path(move.new).is_dir():
         raise ConfigError(

@@ -88,8 +88,9 @@ def moved_description(description: str, old: str, new: str) -> str | None:
     head, colon, rest = description.removesuffix("]").partition(":")
     if not (head.startswith("FileSource[") and colon and description.endswith("]")):
         return None
-    below = rest.removeprefix(old.rstrip("/"))
-    if below == rest or (below and not below.startswith("/")):
+    folder = old.rstrip("/")
+    below = rest.removeprefix(folder)
+    if not rest.startswith(folder) or (below and not below.startswith("/")):
         return None
     return f"{head}:{new.rstrip('/')}{below}]"
 
