@@ -152,6 +152,22 @@ def test_tables_that_hold_more_than_the_savepoint_are_not_written_twice_in_silen
     roots.new.check_results()
 
 
+def test_the_path_of_a_savepoint_s_document_is_understood_everywhere(roots: NewRoot) -> None:
+    document = f"{roots.savepoint}/_savepoint"
+    plan = roots.old.begin("restore", roots.old.job_file, "--plan", document, "--json", with_job=True).wait()
+    assert plan.code == 0 and json.loads(plan.out)["savepoint"] == roots.savepoint.as_uri(), str(plan)
+    checked = roots.old.shell(
+        f"stateflow check {roots.old.job_file} --against {document} --set job.folder={roots.old.folder}"
+    )
+    assert checked.code == 0, str(checked)
+    roots.savepoint = roots.savepoint / "_savepoint"
+    roots.new.deliver(60)
+    assert roots.run().code == 0
+    roots.check_own_tables()
+    roots.savepoint = roots.savepoint.parent
+    assert roots.run().code == 0
+
+
 def test_tables_can_be_kept_as_they_are(roots: NewRoot) -> None:
     roots.old.deliver(80)
     roots.old.finish()

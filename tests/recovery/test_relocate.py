@@ -13,12 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.checkpoint.ancestry import came_from
+from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.entries import Commit, Retention, pending_of
+from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.log import Appended
+from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.recovery.relocation import Check, check_files
+from stateflow.runtime.seeding import source_log
 from stateflow.runtime.source_paths import Move, moved_description, moved_log, seen_files
+from stateflow.storage import PosixStorage
+from stateflow.storage.paths import data_folder
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
-from tests.recovery.harness import ASKED
+from tests.recovery.harness import ASKED, AccountsBox
 from tests.recovery.process import Ended, spawn
 
 STEPS = sorted(n for n in ASKED if n.startswith("relocate."))
@@ -105,6 +115,80 @@ def _check_refusals(flights: MovedBox, new: Path) -> None:
 
 def test_every_step_has_a_failpoint() -> None:
     assert STEPS == ["relocate.adopted", "relocate.claimed", "relocate.stored"]
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def _root_with_two_sources(root: Path, files: Path, uids: tuple[str, str]) -> JobRoot:
+    """A job whose newest checkpoint has read files of two folders, the first of them many, with pending output."""
+    made = JobRoot.create_or_open(PosixStorage(root), SystemClock(), NewJob("job", 128, {}), "test")
+    head = made.claim()
+    names = {uid: [f"{n:05d}" for n in range(count)] for uid, count in zip(uids, (400, 3), strict=True)}
+    for uid, each in names.items():
+        (files / uid).mkdir(parents=True)
+        for name in each:
+            (files / uid / name).touch()
+    logs = [_log(*((files / uid / name).as_uri() for name in names[uid])) for uid in uids]
+    large = write_bytes(
+        made.storage, f"{data_folder(head.entry.generation, 1, 'driver')}sources-0-9.compact", logs[0]
+    )
+    spark = SparkPosition(batch_id=9, offsets=b"v1\n{}\n{}\n{}", previous_offsets=None, commit=b"", source_files=[
+        SourceFile(path="0/9.compact", handle=large), SourceFile(path="1/9", content=logs[1]),
+    ])  # fmt: skip
+    sources = [SourcePosition(uid=u, description=f"FileSource[csv:{files / u}]", offset="{}") for u in uids]
+    manifest = Manifest(job_uuid=made.job.job_uuid, generation=head.entry.generation, ordinal=1, operators=[],
+                        sources=sources, spark=spark)  # fmt: skip
+    handle = write_manifest(made.storage, data_folder(head.entry.generation, 1, "driver"), manifest)
+    output = [PendingOutput(checkpoint_id=0, sink="out", committables=[])]
+    commit = Commit(ordinal=1, manifest=handle, sources=sources, output=output)
+    assert isinstance(made.commit(head, commit, Retention(3)), Appended)
+    return made
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("uid", ["a", "b"])
+def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, step: str, uid: str) -> None:
+    files = tmp_path / "files"
+    root = _root_with_two_sources(box.root, files, ("a", "b"))
+    before = root.head()
+    new = tmp_path / "other" / uid
+    shutil.copytree(files, tmp_path / "other")
+    move = (
+        "source",
+        "relocate",
+        "--source",
+        uid,
+        "--from",
+        str(files),
+        "--to",
+        str(tmp_path / "other"),
+        "--json",
+    )
+    assert box.command(*move, failpoint=step).code == -9
+    done = box.command(*move, "--check", "content")
+    assert done.code == 0, str(done)
+    assert json.loads(done.out)["repeated"] == (step == "relocate.adopted")
+    head = root.head()
+    manifest = root.manifest(head)
+    assert manifest is not None and manifest.spark is not None
+    folders = {f: {s.path.parent for s in seen_files(source_log(root.storage, entry), f)}
+               for entry in manifest.spark.source_files for f in [entry.path]}  # fmt: skip
+    wanted = {"0/9.compact": files / "a", "1/9": files / "b"} | {
+        ("0/9.compact" if uid == "a" else "1/9"): new
+    }
+    assert folders == {path: {PurePosixPath(folder)} for path, folder in wanted.items()}
+    other = "b" if uid == "a" else "a"
+    assert {p.uid: p.description for p in head.entry.sources} == {
+        uid: f"FileSource[csv:{new}]", other: f"FileSource[csv:{files / other}]"
+    }  # fmt: skip
+    # Nothing is lost of what the checkpoint was to publish, nor the checkpoint itself, nor where its savepoints stand.
+    assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
+    assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
+    assert came_from(head, before.checkpoint_id)
+    box.collect()
+    check_stored(root.storage, files_of(manifest))
+    assert len([r for r in disk.history(box.root) if r.get("kind") == "relocate"]) == 1
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
