@@ -21,6 +21,7 @@ from stateflow.cli_check import check
 from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
+from stateflow.cli_source import source
 from stateflow.cli_status import status
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments, read_toml
@@ -30,6 +31,7 @@ from stateflow.events import ContextFilter, log_event
 from stateflow.examination import Health
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
+from stateflow.runtime.new_root import Beginning, OldTables
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, refuse, tell
@@ -65,12 +67,33 @@ def main() -> None:
 @click.option("--drain", is_flag=True, help="When the run is caught up, take the input for ended: fire every event-time "
               "timer, as at the end of a bounded source. Sets run.drain.")  # fmt: skip
 @click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
+@click.option(
+    "--from-savepoint",
+    default="",
+    metavar="PATH",
+    help="Begin a new job root with this savepoint, wherever it is. A root that has begun with it goes on.",
+)
+@click.option(
+    "--tables",
+    type=click.Choice([t.value for t in OldTables]),
+    default=OldTables.REFUSE.value,
+    show_default=True,
+    help="With --from-savepoint, what to do about tables that its job has written: continue "
+    "goes on in them if nothing was published after the savepoint, keep in any case.",
+)
+@click.option(
+    "--from-other-job", is_flag=True, help="With --from-savepoint: take one of a job with another name."
+)
+@click.option("--drop", multiple=True, metavar="UID",
+              help="With --from-savepoint: drop the state of an operator that the job does not have.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True,
               help="On stderr: auto is a live line on a terminal, and text otherwise.")  # fmt: skip
 def run(job: Path, job_root: str, config: Path | None, result_file: Path | None, **options: Any) -> None:
     """Run a job until it is caught up with its source, or a bound is reached.
 
-    A run always goes on from the newest checkpoint.
+    A run always goes on from the newest checkpoint. With --from-savepoint a new job root begins with a savepoint's
+    state and positions; the job gets an id of its own, as a fork does. The same command again goes on from the newest
+    checkpoint, so it may stay in a schedule.
 
     Settings such as run.max_batches, checkpoints.retained or spark.conf.NAME come from the job, from --config and from
     --set; docs/settings.md lists them all, with their types and defaults.
@@ -87,7 +110,10 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
         if options["drain"]:
             layers += ({"run.drain": True},)
-        request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
+        beginning = _beginning(options)
+        request = RunRequest(
+            job, job_root, layers, options["run_id"], progress.started, progress.batch, beginning
+        )
         return run_job(request)
 
     result, error = attempt(work)
@@ -104,6 +130,19 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
         f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}"
     )
+
+
+def _beginning(options: dict[str, Any]) -> Beginning | None:
+    tables = OldTables(options["tables"])
+    if options["from_savepoint"]:
+        return Beginning(
+            options["from_savepoint"], tables, options["from_other_job"], frozenset(options["drop"])
+        )
+    if tables is not OldTables.REFUSE or options["from_other_job"] or options["drop"]:
+        raise ConfigError(
+            "--tables, --from-other-job and --drop are about a savepoint", hint="say --from-savepoint as well"
+        )
+    return None
 
 
 @main.command()
@@ -245,7 +284,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (status, check, checkpoints, savepoint, stop, restore, fork, history):
+for command in (status, check, checkpoints, savepoint, stop, restore, fork, source, history):
     main.add_command(command)
 
 

@@ -21,6 +21,7 @@ from stateflow.recovery import JobCode, SavepointAsk
 from stateflow.terminal import (
     JSON,
     ROOT,
+    ROOT_OF_NAME,
     SECONDS,
     SETTINGS,
     WHO,
@@ -53,6 +54,8 @@ def savepoint() -> None:
 @savepoint.command()
 @ROOT
 @click.option("--name", default="", help="By default its origin and the time.")
+@click.option("--into", default="", metavar="URI",
+              help="Write it to a folder of its own there, on any storage, and not below the job root.")  # fmt: skip
 @click.option("--from-head", is_flag=True,
               help="Do not ask the run: take the newest checkpoint whose output is published.")  # fmt: skip
 @click.option("--origin", type=click.Choice([o.value for o in Origin if o is not Origin.STOP]),
@@ -62,9 +65,18 @@ def savepoint() -> None:
 @with_options(WHO)
 @JSON
 def create(job_root: str, as_json: bool, **options: Any) -> None:
-    """Take a savepoint: at the run's next barrier, or from the newest checkpoint when there is no run."""
-    ask = _ask(options)
-    made = or_fail(lambda: recovery.create_savepoint(job_root, ask))
+    """Take a savepoint: at the run's next barrier, or from the newest checkpoint when there is no run.
+
+    A savepoint needs nothing of the job root: stateflow run --from-savepoint starts a job from it in a new one.
+    """
+    ask, into = _ask(options), options["into"]
+    made = or_fail(
+        lambda: (
+            recovery.create_savepoint_into(job_root, ask, into)
+            if into
+            else recovery.create_savepoint(job_root, ask)
+        )
+    )
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(made)))
         return
@@ -76,16 +88,22 @@ def create(job_root: str, as_json: bool, **options: Any) -> None:
 
 
 @savepoint.command(name="list")
-@ROOT
+@ROOT_OF_NAME
+@click.option(
+    "--in", "folder", default="", metavar="URI", help="List those in a folder that --into was given."
+)
 @JSON
-def list_(job_root: str, as_json: bool) -> None:
-    """List the complete savepoints below a job root."""
-    found = or_fail(lambda: recovery.list_all(job_root))
+def list_(job_root: str, folder: str, as_json: bool) -> None:
+    """List the complete savepoints below a job root, or in another folder."""
+    if bool(job_root) == bool(folder):
+        refuse("say either --job-root or --in", "--in lists what savepoint create --into wrote")
+    found = or_fail(lambda: recovery.list_savepoints_in(folder) if folder else recovery.list_all(job_root))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(s) for s in found]))
         return
     if not found:
-        or_fail(lambda: ops.require_job(job_root))
+        if job_root:
+            or_fail(lambda: ops.require_job(job_root))
         click.echo("no savepoints")
         return
     rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
@@ -100,11 +118,12 @@ def list_(job_root: str, as_json: bool) -> None:
 
 
 @savepoint.command()
-@ROOT
+@ROOT_OF_NAME
 @click.argument("name")
 @JSON
 def show(job_root: str, name: str, as_json: bool) -> None:
     """Show what a savepoint, by name or path, holds."""
+    _check_place(job_root, name)
     stored = or_fail(lambda: recovery.find(job_root, name))
     document = stored.document
     if as_json:
@@ -131,23 +150,43 @@ def show(job_root: str, name: str, as_json: bool) -> None:
 
 
 @savepoint.command()
-@ROOT
+@ROOT_OF_NAME
 @click.argument("name")
 def verify(job_root: str, name: str) -> None:
     """Read every file of a savepoint, by name or path, and compare size and hash."""
+    _check_place(job_root, name)
     stored = or_fail(lambda: recovery.find(job_root, name))
     read = or_fail(lambda: ops.verify_savepoint(stored))
     click.echo(f"{read.what}: {read.files} files, {human_bytes(read.bytes)}, all as recorded")
 
 
 @savepoint.command()
-@ROOT
+@ROOT_OF_NAME
 @click.argument("name")
 @with_options(WHO)
 def dispose(job_root: str, name: str, by: str, reason: str) -> None:
-    """Delete a savepoint below the job root, by its name, folder or path; a damaged one by its folder or path."""
-    gone = or_fail(lambda: recovery.dispose(job_root, name, by or user(), reason))
+    """Delete a savepoint: by its name or folder below the job root, or by its path, wherever it is.
+
+    One that is damaged is deleted by its folder or path, one that --into has not completed by its path.
+    """
+    _check_place(job_root, name)
+    by = by or user()
+    is_path = "/" in name
+    gone = or_fail(
+        lambda: (
+            recovery.dispose_path(name, by, reason)
+            if is_path
+            else recovery.dispose(job_root, name, by, reason)
+        )
+    )
     click.echo(f"deleted savepoint {gone.name}, {human_bytes(gone.bytes)}")
+
+
+def _check_place(job_root: str, name: str) -> None:
+    if not job_root and "/" not in name:
+        refuse(
+            "a savepoint's name says nothing without a job root", "give --job-root, or the savepoint's path"
+        )
 
 
 @savepoint.command()

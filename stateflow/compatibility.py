@@ -11,7 +11,7 @@ from typing import Any
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
 from stateflow.checkpoint.restore import Wanted, plan_restore
-from stateflow.checkpoint.stored_savepoints import open_savepoint
+from stateflow.checkpoint.stored_savepoints import open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
 from stateflow.errors import ConfigError
@@ -100,7 +100,7 @@ def check_job(job_file: Path, against: str, layers: tuple[dict[str, Any], ...] =
     and each function's `open` on a copy; starts no Spark and changes nothing.
 
     Args:
-        against: URI of a job root, or of a savepoint's folder.
+        against: URI of a job root, or of a savepoint's folder or its ``_savepoint``.
 
     Raises:
         ConfigError: there is neither; UserCodeError: an `open` raises; MissingFile, CorruptFile: what is stored is
@@ -108,7 +108,7 @@ def check_job(job_file: Path, against: str, layers: tuple[dict[str, Any], ...] =
     """
     env, settings = declare(load_job(job_file).build, job_file.stem, layers)
     env.graph.check()
-    stored = _stored(open_storage(against))
+    stored = _stored(open_storage(savepoint_uri(against)))
     plan = plan_job(env.graph, settings.parallelism)
     declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
     states = list(_check_states(stored.manifest, declared))

@@ -27,6 +27,7 @@ from stateflow.runtime.executors import Executor
 from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
 from stateflow.runtime.local_run import run_local
+from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root, stored_max_parallelism
 from stateflow.runtime.plan import plan_job
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
@@ -69,6 +70,7 @@ class RunRequest:
     Attributes:
         layers: settings from a file and from the command line; later ones win.
         note: who or what asked for it; kept in the log.
+        beginning: the savepoint that a new job root begins with; a root that has begun with it goes on.
         on_start: told when the job is claimed and restored.
         on_batch: told after each committed batch.
     """
@@ -79,6 +81,7 @@ class RunRequest:
     note: str = ""
     on_start: Callable[[JobRun], None] = lambda run: None
     on_batch: Callable[[BatchResult], None] = lambda result: None
+    beginning: Beginning | None = None
 
 
 class StreamExecutionEnvironment:
@@ -167,7 +170,21 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], .
     module = load_job(job_file)
     env, settings = declare(module.build, job_file.stem, layers)
     env.graph.check()
-    return open_job(env.graph, settings, open_storage(job_root), SystemClock())
+    storage = open_storage(job_root)
+    settings = _fitted(env, settings, layers, stored_max_parallelism(storage, None))
+    return open_job(env.graph, settings, storage, SystemClock())
+
+
+def _fitted(
+    env: StreamExecutionEnvironment,
+    settings: Settings,
+    layers: tuple[dict[str, Any], ...],
+    stored: int | None,
+) -> Settings:
+    """With the max parallelism of what is restored, where neither the job nor its settings set one."""
+    if stored is None or any("max_parallelism" in layer for layer in (env.defaults, *layers)):
+        return settings
+    return replace(settings, max_parallelism=stored)
 
 
 def draw_job(job_file: Path, layers: tuple[dict[str, Any], ...] = ()) -> Drawing:
@@ -191,6 +208,10 @@ def run_job(request: RunRequest) -> RunResult:
     env, settings = declare(module.build, request.job_file.stem, request.layers)
     env.graph.check()
     storage = open_storage(request.job_root)
+    settings = _fitted(env, settings, request.layers, stored_max_parallelism(storage, request.beginning))
+    if request.beginning:
+        new = RootToBegin(storage, clock, env.graph, settings, needs_spark(env.graph), request.note)
+        begin_job_root(new, request.beginning)
     drive = _drive_on_spark if needs_spark(env.graph) else _drive_here
     with telemetry(settings.telemetry, settings.name) as recorder:
         launch = _Launch(env.graph, settings, _Outside(storage, clock, recorder), request)

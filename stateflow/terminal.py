@@ -27,6 +27,12 @@ ROOT = click.option(
     metavar="URI",
     help="The job's directory: a path, file:///path, s3://, gs://, az:// or webhdfs://.",
 )
+ROOT_OF_NAME = click.option(
+    "--job-root",
+    default="",
+    metavar="URI",
+    help="The job's directory, as for other commands; not needed with a path.",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
 JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
 WHO = [

@@ -34,7 +34,9 @@ class JobFormat(Document, frozen=True, kw_only=True):
     key_types: dict[str, list[str]] = {}
     """Spark type names of the key columns of each keyed operator that the job had when it was created."""
     forked_from: str = ""
-    """What a fork was made from; empty for any other job."""
+    """What a fork was made from: a savepoint's id, or job uuid and checkpoint. Empty for any other job."""
+    begun_with: str = ""
+    """URI of the savepoint that a run began the job root with; empty for any other job."""
     shadow: bool = False
     """Whether every run publishes to shadow tables instead of those that the job file names."""
 

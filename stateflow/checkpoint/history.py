@@ -89,7 +89,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     """Of the log entry that was the newest then; of a savepoint's and a stop's checkpoint; of the CLAIM that goes
     back."""
     kind: str
-    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``stop``."""
+    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``relocate``, ``stop``."""
     at: str
     by: str
     reason: str = ""

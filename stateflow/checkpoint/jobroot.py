@@ -34,7 +34,7 @@ from stateflow.ids import check_name
 from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
-from stateflow.storage.paths import FORMAT, log_entry
+from stateflow.storage.paths import FORMAT, PROBE, log_entry
 
 _ADMIN_TRIES = 20
 _FORMAT_TRIES = 4
@@ -89,12 +89,18 @@ class JobRoot:
         Args:
             origin: what it is a fork of.
         """
+        parent = source.job
+        document = JobFormat(version=FORMAT_VERSION, job=parent.job, job_uuid=source.clock.new_id(),
+                             max_parallelism=parent.max_parallelism, key_types=parent.key_types,
+                             forked_from=origin, shadow=shadow)  # fmt: skip
+        return cls.begin(storage, source.clock, document, source.writer)
+
+    @classmethod
+    def begin(cls, storage: Storage, clock: Clock, document: JobFormat, writer: str) -> JobRoot:
+        """The root of a new job with this FORMAT; an existing one is returned as it is."""
         if storage.size(FORMAT) is None:
-            parent = source.job
-            _write_format(storage, JobFormat(version=FORMAT_VERSION, job=parent.job, job_uuid=source.clock.new_id(),
-                                             max_parallelism=parent.max_parallelism, key_types=parent.key_types,
-                                             forked_from=origin, shadow=shadow))  # fmt: skip
-        return cls.open(storage, source.clock, source.writer)
+            _write_format(storage, document)
+        return cls.open(storage, clock, writer)
 
     @classmethod
     def open(cls, storage: Storage, clock: Clock, writer: str = "") -> JobRoot:
@@ -331,6 +337,14 @@ def read_format(storage: Storage) -> JobFormat:
                            "stateflow that wrote it", found=document.version, known=FORMAT_VERSION)  # fmt: skip
     check_name("a job's uuid", document.job_uuid)
     return document
+
+
+def check_vacant(storage: Storage) -> None:
+    """Raises ConfigError for a place that holds anything but what a probe has left."""
+    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
+    if others:
+        raise ConfigError("the place for the new job root is not empty", hint="choose another one", root=storage.uri,
+                          found=others[0])  # fmt: skip
 
 
 def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:

@@ -112,7 +112,7 @@ def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> N
     if dropped:
         raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
                           "their old uids back, or drop their state: stateflow restore JOB.py --plan TARGET "
-                          "--drop UID, then --execute", uids=dropped)  # fmt: skip
+                          "--drop UID, then --execute; --drop UID of run --from-savepoint", uids=dropped)  # fmt: skip
 
 
 def _check_operator(state: OperatorState, key_types: list[str]) -> None:
@@ -149,6 +149,7 @@ def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], .
                           found=uids, wanted=[uid for uid, _ in wanted])  # fmt: skip
     for position, (uid, description) in zip(found, wanted, strict=True):
         if position.description != description:
-            raise ConfigError("a source reads something else than before", hint="its position would mean other data; "
-                              "give the source a new uid and start a new job root", uid=uid,
+            raise ConfigError("a source reads something else than before", hint="where its folder moved, "
+                              "with all files that were read: stateflow source relocate. Otherwise its position would "
+                              "mean other data: give the source a new uid in a new job root", uid=uid,
                               before=position.description, now=description)  # fmt: skip

@@ -20,7 +20,7 @@ from stateflow import failpoints
 from stateflow.checkpoint.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.files import files_of, write_bytes
+from stateflow.checkpoint.files import check_stored, files_of, write_bytes
 from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import read_answer
@@ -36,8 +36,8 @@ from stateflow.checkpoint.stored_savepoints import (
 from stateflow.errors import ConfigError, DataError
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
-from stateflow.storage import Storage
-from stateflow.storage.paths import STARTED, savepoint_folder
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
 
 _THREADS = 4
 LATEST = "latest"
@@ -52,6 +52,7 @@ class Order:
         sinks: where each sink stood with the checkpoint's output published.
         request: the request that it answers; making it again for the same one gives what is there.
         generation: of the run that makes it; 0 outside of runs.
+        into: URI of the folder that gets the savepoint's folder; empty for the job root's own.
     """
 
     name: str
@@ -63,6 +64,16 @@ class Order:
     request: str = ""
     drained: bool = False
     generation: int = 0
+    into: str = ""
+
+    @property
+    def purpose(self) -> str:
+        """Why its checkpoint is pinned while it is made."""
+        return f"savepoint {self.name}" + (f" into {self.into}" if self.into else "")
+
+    def place(self, root: JobRoot) -> tuple[Storage, str]:
+        """The storage that gets it, and the prefix of the savepoints' folders there."""
+        return (open_storage(self.into), "") if self.into else (root.storage, SAVEPOINTS)
 
 
 def settled_checkpoint(head: Head) -> EntryRef:
@@ -98,9 +109,7 @@ def make_savepoint(root: JobRoot, order: Order) -> StoredSavepoint:
     began = root.clock.monotonic()
     if found := _made_before(root, order):
         return found
-    with root.pinned(
-        order.checkpoint, order.by or root.writer, f"savepoint {order.name}", order.generation
-    ) as pin:
+    with root.pinned(order.checkpoint, order.by or root.writer, order.purpose, order.generation) as pin:
         failpoints.hit("savepoint.pinned")
         made = _make_pinned(root, order, pin.id)
     # What a run has made is in the history when its answer names it: until then nobody has it.
@@ -119,14 +128,18 @@ def check_savepoint_name(name: str) -> str:
 
 def _made_before(root: JobRoot, order: Order) -> StoredSavepoint | None:
     """What the same request has made. Raises ConfigError when another has the name."""
-    called = savepoints_called(root.storage, order.name)
+    storage, within = order.place(root)
+    called = savepoints_called(storage, order.name, within)
+    if order.into:
+        # Other jobs may use the same folder, and the same names.
+        called = [s for s in called if s.document.job_uuid == root.job.job_uuid]
     own = [s for s in called if order.request and s.document.request == order.request]
     for made in own:
         # A run's savepoint may still be taken away, by the answer to its request: only a run, whose answer names it
         # then, goes on with it.
-        if order.generation or is_told(root.storage, made):
+        if order.generation or is_told(storage, made):
             return made
-    taken = [s for s in called if not _is_refused(root, s)]
+    taken = [s for s in called if order.into or not _is_refused(root, s)]
     if taken:
         raise ConfigError("there is a savepoint of this name", hint="choose another name, or dispose of it",
                           name=order.name, made_at=taken[0].document.made_at)  # fmt: skip
@@ -146,14 +159,19 @@ def _is_refused(root: JobRoot, stored: StoredSavepoint) -> bool:
 
 def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
     # No other attempt, also none of the same name, ever writes or deletes in this folder.
-    folder = savepoint_folder(f"{order.name}-{root.clock.new_id()[:8]}")
-    write_bytes(root.storage, f"{folder}{STARTED}", pin.encode())
+    storage, within = order.place(root)
+    folder = savepoint_folder(f"{order.name}-{root.clock.new_id()[:8]}", within)
+    write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
     entry = root.log.read_checkpoint(order.checkpoint)
     assert entry.manifest is not None
     manifest = root.read_manifest(entry.manifest)
     names = _names(files_of(manifest))
-    take_all(root.storage, [(key, f"{folder}{name}") for key, name in names.items()], root.storage)
+    take_all(root.storage, [(key, f"{folder}{name}") for key, name in names.items()], storage)
+    manifest = with_keys(manifest, names)
+    if order.into:
+        # It may be all that is left one day.
+        check_stored(storage, [replace(f, key=f"{folder}{f.key}") for f in files_of(manifest)])
     failpoints.hit("savepoint.copied")
     document = Savepoint(
         version=VERSION, id=root.clock.new_id(), name=order.name, origin=order.origin,
@@ -162,23 +180,24 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
         request=order.request, generation=order.generation, drained=order.drained,
         job=root.job.job, job_uuid=root.job.job_uuid, max_parallelism=root.job.max_parallelism,
         checkpoint_id=order.checkpoint.id,
-        manifest=with_keys(manifest, names), sinks=order.sinks, stateflow=_version(),
+        manifest=manifest, sinks=order.sinks, stateflow=_version(),
     )  # fmt: skip
     data, digest = seal(document)
-    if not put_marker(root.storage, folder, data):
+    if not put_marker(storage, folder, data):
         raise DataError("the savepoint was given up while it was made", hint="was its pin dropped? make it again",
                         name=order.name)  # fmt: skip
     failpoints.hit("savepoint.complete")
     if not order.generation:
-        root.storage.delete([f"{folder}{STARTED}"])
-    return StoredSavepoint(root.storage, folder, document, digest)
+        storage.delete([f"{folder}{STARTED}"])
+    return StoredSavepoint(storage, folder, document, digest)
 
 
 def take_all(source: Storage, names: Iterable[tuple[str, str]], target: Storage) -> None:
-    """Stores objects of `source` in `target`, a few at a time. Raises MissingFile or StorageError for the first one
-    that cannot be."""
+    """Stores objects of `source` in `target`, a few at a time. Names are made of the content, so objects with equal
+    bytes become one. Raises MissingFile or StorageError for the first one that cannot be stored."""
+    unique = {to: key for key, to in names}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done in [pool.submit(target.take, source, key, to) for key, to in names]:
+        for done in [pool.submit(target.take, source, key, to) for to, key in unique.items()]:
             done.result()
 
 
@@ -201,7 +220,7 @@ def with_keys(manifest: Manifest, names: dict[str, str]) -> Manifest:
 
 def _names(files: Iterable[FileHandle]) -> dict[str, str]:
     """What each file is called in a savepoint: by its content, because a name says nothing elsewhere."""
-    return {f.key: f"files/{f.sha256}" for f in files}
+    return {f.key: f"{SAVEPOINT_FILES}{f.sha256}" for f in files}
 
 
 def _version() -> str:

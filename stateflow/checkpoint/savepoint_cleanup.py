@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from stateflow import failpoints
-from stateflow.checkpoint.documents import Answer
+from stateflow.checkpoint.documents import Answer, Savepoint
 from stateflow.checkpoint.files import get_or_none, write_bytes
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import read_answer
@@ -21,9 +21,19 @@ from stateflow.checkpoint.stored_savepoints import (
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.ids import check_name
 from stateflow.storage import Storage
-from stateflow.storage.paths import DISPOSED, SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
+from stateflow.storage.paths import (
+    DISPOSED,
+    SAVEPOINT,
+    SAVEPOINT_FILES,
+    SAVEPOINTS,
+    STARTED,
+    savepoint_file,
+    savepoint_folder,
+)
 
 log = logging.getLogger(__name__)
+
+_MARKERS = (SAVEPOINT, STARTED, DISPOSED)
 
 
 def settle_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
@@ -72,10 +82,10 @@ def _left_over_in(storage: Storage, folder: str, files: Mapping[str, int], pins:
     return files.keys() - {SAVEPOINT} if given_up or STARTED in files else frozenset()
 
 
-def _sizes_by_folder(storage: Storage) -> dict[str, dict[str, int]]:
+def _sizes_by_folder(storage: Storage, within: str = SAVEPOINTS) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for blob in storage.list(SAVEPOINTS):
-        if place := savepoint_file(blob.key):
+    for blob in storage.list(within):
+        if place := savepoint_file(blob.key, within):
             found.setdefault(place[0], {})[place[1]] = blob.size
     return found
 
@@ -102,14 +112,35 @@ def _sweep(root: JobRoot, folder: str, pins: set[str]) -> bool:
     pin = get_or_none(storage, f"{folder}{STARTED}")
     if pin is None or pin.decode(errors="replace") in pins:
         return False
-    if not put_marker(storage, folder, GIVEN_UP):
+    if not _give_up(storage, folder):
         _sweep_complete(root, folder)
+        return False
+    return True
+
+
+def _give_up(storage: Storage, folder: str) -> bool:
+    """Deletes what a maker has written, which can never complete it from here on; False when it is complete."""
+    if not put_marker(storage, folder, GIVEN_UP):
         return False
     failpoints.hit("savepoint.given-up")
     kept_keys = {f"{folder}{SAVEPOINT}", f"{folder}{STARTED}"}
     storage.delete(b.key for b in storage.list(folder) if b.key not in kept_keys)
     storage.delete([f"{folder}{STARTED}"])
     return True
+
+
+def sweep_elsewhere(storage: Storage, pins: Set[str]) -> None:
+    """Removes what makers that died have left of savepoints outside of the job root, or takes their mark away from
+    what they completed.
+
+    Args:
+        pins: theirs, dropped by now. Savepoints of other jobs may be under way in the same place.
+    """
+    for folder, files in _sizes_by_folder(storage, "").items():
+        prefix = savepoint_folder(folder, "")
+        pin = get_or_none(storage, f"{prefix}{STARTED}") if STARTED in files else None
+        if pin is not None and pin.decode(errors="replace") in pins and not _give_up(storage, prefix):
+            storage.delete([f"{prefix}{STARTED}"])
 
 
 def _sweep_complete(root: JobRoot, folder: str) -> None:
@@ -149,15 +180,57 @@ def dispose_damaged(root: JobRoot, folder: str) -> int | None:
     return freed
 
 
-def _take_away(storage: Storage, folder: str, savepoint_id: str) -> None:
-    # Killed from here on, a collection completes it.
-    write_bytes(storage, f"{folder}{DISPOSED}", savepoint_id.encode())
+def dispose_elsewhere(storage: Storage, folder: str) -> tuple[Savepoint | None, int]:
+    """Deletes the savepoint in a folder outside of its job root: complete, damaged, half made (its maker fails then),
+    or not wholly deleted by an earlier call. Other files in the folder stay.
+
+    Args:
+        folder: key prefix; empty, or ends with a slash.
+
+    Returns the savepoint's document, if it can be read, and the bytes that this frees. Raises ConfigError when there is
+    no savepoint.
+    """
+    markers = {name: size for name in _MARKERS if (size := storage.size(f"{folder}{name}")) is not None}
+    files = {blob.key: blob.size for blob in storage.list(f"{folder}{SAVEPOINT_FILES}")}
+    if not markers or (not files and _is_given_up(storage, folder, markers)):
+        raise ConfigError("there is no savepoint here", hint="a savepoint's folder has a file _savepoint",
+                          path=f"{storage.uri}/{folder}".rstrip("/"))  # fmt: skip
+    document = _document(storage, folder)
+    if not markers.keys() & {SAVEPOINT, DISPOSED}:
+        # From here on its maker cannot complete it; where it just has, it is deleted like any complete one.
+        put_marker(storage, folder, GIVEN_UP)
+    if get_or_none(storage, f"{folder}{SAVEPOINT}") == GIVEN_UP:
+        storage.delete([*files, f"{folder}{STARTED}"])
+    else:
+        _take_away(storage, folder, document.id if document else "damaged", files)
+    return document, sum(files.values()) + sum(markers.values())
+
+
+def _document(storage: Storage, folder: str) -> Savepoint | None:
+    try:
+        stored = read_savepoint(storage, folder)
+    except (ConfigError, CorruptFile):
+        return None
+    return stored.document if stored else None
+
+
+def _take_away(storage: Storage, folder: str, savepoint_id: str, files: Iterable[str] | None = None) -> None:
+    """Deletes a savepoint's folder.
+
+    Args:
+        files: keys, when others than the savepoint's may be in the folder.
+    """
+    # Killed from here on, a collection, or the same command again, completes it.
+    marker = f"{folder}{DISPOSED}"
+    if storage.size(marker) is None:
+        write_bytes(storage, marker, savepoint_id.encode())
     failpoints.hit("savepoint.disposing")
-    _finish_taking_away(storage, folder)
+    _finish_taking_away(storage, folder, files)
 
 
-def _finish_taking_away(storage: Storage, folder: str) -> None:
+def _finish_taking_away(storage: Storage, folder: str, files: Iterable[str] | None = None) -> None:
     storage.delete([f"{folder}{SAVEPOINT}"])
     failpoints.hit("savepoint.disposed")
-    storage.delete(b.key for b in storage.list(folder) if not b.key.endswith(f"/{DISPOSED}"))
+    found = [b.key for b in storage.list(folder)] if files is None else [*files, f"{folder}{STARTED}"]
+    storage.delete(key for key in found if key != f"{folder}{DISPOSED}")
     storage.delete([f"{folder}{DISPOSED}"])

@@ -17,7 +17,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import read_answer
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
-from stateflow.storage import PutResult, Storage
+from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
 
 log = logging.getLogger(__name__)
@@ -115,20 +115,24 @@ def put_marker(storage: Storage, folder: str, data: bytes) -> bool:
     return found == data
 
 
-def list_savepoints(storage: Storage) -> list[StoredSavepoint]:
+def list_savepoints(storage: Storage, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
     """Every complete savepoint below a job root, oldest first, but those whose request may still be refused. A damaged
-    one is told in the log of this process and left out."""
-    found = [s for s in _complete(storage) if is_told(storage, s)]
+    one is logged and left out.
+
+    Args:
+        within: prefix of the savepoints' folders; empty outside of job roots.
+    """
+    found = [s for s in _complete(storage, within) if is_told(storage, s)]
     return sorted(found, key=lambda s: s.document.made_at)
 
 
-def _complete(storage: Storage) -> Iterator[StoredSavepoint]:
-    for blob in storage.list(SAVEPOINTS):
-        place = savepoint_file(blob.key)
+def _complete(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
+    for blob in storage.list(within):
+        place = savepoint_file(blob.key, within)
         if place is None or place[1] != SAVEPOINT:
             continue
         try:
-            stored = read_savepoint(storage, savepoint_folder(place[0]))
+            stored = read_savepoint(storage, savepoint_folder(place[0], within))
         except (CorruptFile, ConfigError) as e:
             log.warning("savepoint %s is left out: %s", place[0], e)
             continue
@@ -136,26 +140,37 @@ def _complete(storage: Storage) -> Iterator[StoredSavepoint]:
             yield stored
 
 
-def find_savepoint(storage: Storage, name: str) -> StoredSavepoint | None:
-    """The complete savepoint of this name, or in the folder of this name, below a job root.
+def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> StoredSavepoint | None:
+    """The complete savepoint of this name, or in the folder of this name, below a job root. `within` is that of
+    `list_savepoints`.
 
     Raises ConfigError when several have the name, which only happens when they were made at the same moment.
     """
-    found = [s for s in savepoints_called(storage, name) if is_told(storage, s)]
+    found = [s for s in savepoints_called(storage, name, within) if is_told(storage, s)]
     if len(found) > 1:
         raise ConfigError("several savepoints have this name", hint="name the folder of one", name=name,
                           folders=[s.place for s in found])  # fmt: skip
     return found[0] if found else None
 
 
-def savepoints_called(storage: Storage, name: str) -> list[StoredSavepoint]:
+def savepoints_called(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
     """The complete savepoints that this name means: that of the folder, else all that were made under it."""
-    found = list(_complete(storage))
+    found = list(_complete(storage, within))
     if there := [s for s in found if s.place == name]:
         return there
     called = [s for s in found if s.document.name == name]
     # A copy that somebody made beside it does not take the name away from the original; a folder may be renamed.
     return [s for s in called if s.is_original] or called
+
+
+def savepoint_uri(path: str) -> str:
+    """The URI of a savepoint's folder, given that or the URI of its ``_savepoint``."""
+    return path.rstrip("/").removesuffix(f"/{SAVEPOINT}") or path
+
+
+def savepoint_at(path: str) -> StoredSavepoint:
+    """The savepoint at a path or URI, of its folder or of its ``_savepoint``. Raises ConfigError when there is none."""
+    return open_savepoint(open_storage(savepoint_uri(path)))
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:

@@ -18,10 +18,9 @@ from stateflow.checkpoint.stored_savepoints import (
     StoredSavepoint,
     find_savepoint,
     list_savepoints,
-    open_savepoint,
+    savepoint_at,
 )
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
-from stateflow.storage import open_storage
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         for ref in line(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
-    stored = find_savepoint(root.storage, text) if "/" not in text else open_savepoint(open_storage(text))
+    stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text)
     if stored is None:
         raise ConfigError("there is no such checkpoint or savepoint", hint="these are there: " + _names(root, head),
                           target=text)  # fmt: skip

@@ -10,7 +10,7 @@ from stateflow import failpoints
 from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, read_format
+from stateflow.checkpoint.jobroot import JobRoot, check_vacant, read_format
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.stored_savepoints import list_savepoints
@@ -19,7 +19,7 @@ from stateflow.errors import ConfigError
 from stateflow.recovery.job_roots import now, open_root, pins_of
 from stateflow.runtime.state_import import Place, import_state
 from stateflow.storage import Storage, open_storage
-from stateflow.storage.paths import FORMAT, PROBE
+from stateflow.storage.paths import FORMAT
 
 
 @dataclass(frozen=True)
@@ -138,12 +138,8 @@ def _fork_root(source: JobRoot, storage: Storage, point: Target, shadow: bool) -
 
 def _check_empty(storage: Storage) -> None:
     """Raises ConfigError for a place that holds something other than a job root, or the try of one."""
-    if storage.size(FORMAT) is not None:
-        return
-    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
-    if others:
-        raise ConfigError("the place for the new job root is not empty", hint="choose another one", root=storage.uri,
-                          found=others[0])  # fmt: skip
+    if storage.size(FORMAT) is None:
+        check_vacant(storage)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from stateflow.checkpoint.stored_savepoints import (
     StoredSavepoint,
     find_savepoint,
     list_savepoints,
-    open_savepoint,
+    savepoint_at,
 )
 from stateflow.environment import RunRequest, open_existing, run_job
 from stateflow.errors import ConfigError, DataError, Fenced
@@ -98,13 +98,13 @@ def create_savepoint(job_root: str, ask: SavepointAsk) -> SavepointReport:
         DataError: the job has no checkpoint; or what the run answered.
     """
     root = open_root(job_root)
-    ask = _named(root, ask)
+    ask = named(root, ask)
     if made := _made_before(root, ask):
         return made
     if not ask.from_head and not root.head().entry.ended:
         given = _ask_run(root, ask, RequestKind.SAVEPOINT)
         if given is not None:
-            return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run")
+            return describe_savepoint(savepoint_at(given.savepoint), "run")
     return _without_run(root, ask)
 
 
@@ -143,7 +143,7 @@ def stop(
     Raises: as `create_savepoint`. ConfigError when nothing runs and no savepoint is wanted.
     """
     root = open_root(job_root)
-    ask = _named(root, ask if ask.origin is not Origin.MANUAL else replace(ask, origin=Origin.STOP))
+    ask = named(root, ask if ask.origin is not Origin.MANUAL else replace(ask, origin=Origin.STOP))
     if savepoint and (made := _made_before(root, ask)):
         return made
     given, head = None, root.head()
@@ -154,7 +154,7 @@ def stop(
     if given is None and savepoint and may_run and ask.drain and ask.code and _undrained(root):
         given = _drain_in_a_run(root, ask, ask.code)
     if given is not None:
-        return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
+        return describe_savepoint(savepoint_at(given.savepoint), "run") if savepoint else None
     if not savepoint:
         hint = (
             "there is nothing to stop" if head.entry.ended else "if one is at work, wait longer: --patience"
@@ -190,9 +190,12 @@ def list_all(job_root: str) -> list[SavepointReport]:
 
 
 def find(job_root: str, name_or_path: str) -> StoredSavepoint:
-    """The savepoint of this name below the job root, or at this path wherever it is. Raises ConfigError."""
+    """The savepoint of this name below the job root, or at this path, or with this ``_savepoint``, wherever it is.
+
+    Raises ConfigError when there is none.
+    """
     if "/" in name_or_path:
-        return open_savepoint(open_storage(name_or_path))
+        return savepoint_at(name_or_path)
     stored = find_savepoint(open_storage(job_root), name_or_path)
     if stored is None:
         names = [s.document.name for s in list_savepoints(open_storage(job_root))]
@@ -201,26 +204,16 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
 
 
 def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> SavepointReport:
-    """Deletes a savepoint below a job root, by its name, folder or path; a damaged one by its folder or path.
+    """Deletes a savepoint below a job root, by its name or folder; a damaged one by its folder.
 
-    Raises ConfigError when there is none, and for a path outside of the job root: what was moved there is its owner's.
+    Raises ConfigError when there is none.
     """
     root = open_root(job_root)
-    name = _folder_of(root, name) if "/" in name else name
     freed = dispose_damaged(root, name)
     gone = describe_savepoint(dispose_savepoint(root, name)) if freed is None else _damaged(root, name, freed)
     _note(root, ActionRecord(seq=_newest(root), kind="dispose", at=now(root), by=by or root.writer, reason=reason,
                              bytes=gone.bytes, facts={"savepoint": gone.name, "id": gone.id}))  # fmt: skip
     return gone
-
-
-def _folder_of(root: JobRoot, path: str) -> str:
-    uri, below = open_storage(path).uri.rstrip("/"), f"{root.storage.uri.rstrip('/')}/{SAVEPOINTS}"
-    folder = uri.removeprefix(below)
-    if folder == uri or "/" in folder:
-        raise ConfigError("the path is not that of a savepoint below the job root", hint="what was moved or copied "
-                          "elsewhere belongs to you: delete its folder", path=uri, root=root.storage.uri)  # fmt: skip
-    return folder
 
 
 def _damaged(root: JobRoot, folder: str, freed: int) -> SavepointReport:
@@ -240,7 +233,7 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
 
 
 def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | None:
-    return ask_run(root, _request(root, ask, kind), Patience(ask.patience, ask.timeout))
+    return ask_run(root, _request(root, ask, kind), patience_of(ask))
 
 
 def _request(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Request:
@@ -248,6 +241,11 @@ def _request(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Request:
         id=ask.request, kind=kind, savepoint=ask.name, origin=ask.origin, by=ask.by or root.writer, reason=ask.reason,
         drain=ask.drain, at=now(root),
     )  # fmt: skip
+
+
+def patience_of(ask: SavepointAsk) -> Patience:
+    """How long to wait for a run."""
+    return Patience(ask.patience, ask.timeout)
 
 
 def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
@@ -281,7 +279,7 @@ def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
     if ask.drain:
         _check_drained(root)
     _drop_pins(root, by, ask.name)
-    checkpoint, sinks = _settled(root, root.head(), ask)
+    checkpoint, sinks = settled_head(root, root.head(), ask)
     return make_savepoint(root, Order(
         name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=by,
         reason=ask.reason, request=ask.request, drained=ask.drain,
@@ -303,7 +301,7 @@ def _check_drained(root: JobRoot) -> None:
                           "the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
 
 
-def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
+def settled_head(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
     """A checkpoint whose output is published, and where the sinks stand with it."""
     unfinished = bool(pending_of(head)) or head.entry.rewind is not None
     if ask.from_head or not unfinished:
@@ -333,7 +331,8 @@ def _unfinished(head: Head, ask: SavepointAsk) -> ConfigError:
                        checkpoint=head.checkpoint_id)  # fmt: skip
 
 
-def _named(root: JobRoot, ask: SavepointAsk) -> SavepointAsk:
+def named(root: JobRoot, ask: SavepointAsk) -> SavepointAsk:
+    """The same with a name and a request id."""
     stamp = root.clock.now().strftime("%Y%m%dT%H%M%SZ")
     name, request = ask.name or f"{ask.origin.value}-{stamp}", ask.request or root.clock.new_id()
     return replace(ask, name=name, request=request)

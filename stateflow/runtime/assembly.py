@@ -96,7 +96,7 @@ def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
 
     Raises ConfigError when there is none, WrongJobRoot when it is another one.
     """
-    root = JobRoot.open(storage, clock, _writer())
+    root = JobRoot.open(storage, clock, writer())
     plan = plan_job(graph, settings.parallelism)
     check_same_job(root.job, NewJob(settings.name, settings.max_parallelism, plan.key_types), storage.uri)
     return _bind(root, _as_in(root.job, graph), settings)
@@ -115,7 +115,8 @@ def _bind(root: JobRoot, graph: Graph, settings: Settings) -> Job:
     return Job(root, plan, settings, sinks, source_descriptions(plan))
 
 
-def _writer() -> str:
+def writer() -> str:
+    """Names this process in what it writes, for people."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -129,4 +130,4 @@ def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
         raise MissingFile("the job root has a log but no FORMAT", hint="restore it from a copy: a new one would be "
                           "another job's", file=FORMAT, root=storage.uri)  # fmt: skip
     probe_job_root(storage, clock)
-    return JobRoot.create_or_open(storage, clock, new, _writer())
+    return JobRoot.create_or_open(storage, clock, new, writer())

@@ -16,7 +16,7 @@ from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_outdated
-from stateflow.checkpoint.stored_savepoints import open_savepoint
+from stateflow.checkpoint.stored_savepoints import savepoint_at
 from stateflow.checkpoint.targets import Target
 from stateflow.checkpoint.untold import tell_history
 from stateflow.errors import ConfigError, DataError, Fenced, PlanOutdated
@@ -25,7 +25,6 @@ from stateflow.runtime.planned import check_fits, check_planned_job, check_whole
 from stateflow.runtime.publishing import Publisher, Selection
 from stateflow.runtime.rewinding import complete_rewind
 from stateflow.runtime.state_import import Place, import_state
-from stateflow.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ def _planned_target(root: JobRoot, head: Head, proposal: Proposal) -> Target:
     """The very target that was planned."""
     if proposal.savepoint:
         try:
-            stored = open_savepoint(open_storage(proposal.savepoint))
+            stored = savepoint_at(proposal.savepoint)
         except ConfigError as e:
             raise PlanOutdated("the savepoint of the plan is gone", hint="plan again, with another target",
                                target=proposal.label, savepoint=proposal.savepoint) from e  # fmt: skip

@@ -19,7 +19,8 @@ from stateflow.state.transfer import check_content, private_folder, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 
-_INLINE_LIMIT = 8 << 10
+INLINE_LIMIT = 8 << 10
+"""Source logs up to this size are in the manifest itself."""
 _COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
@@ -48,7 +49,7 @@ class SparkLocation:
         self._write(f"offsets/{n}", position.offsets)
         self._write(f"commits/{n}", position.commit)
         for file in position.source_files:
-            self._write(f"sources/{_checked(file.path)}", self._content(file))
+            self._write(f"sources/{_checked(file.path)}", source_log(self._storage, file))
         self._remember(position.source_files)
 
     def capture(self, batch_id: int, folder: str) -> SparkPosition:
@@ -88,17 +89,10 @@ class SparkLocation:
 
     def _store(self, path: str, folder: str) -> SourceFile:
         content = (self.folder / "sources" / path).read_bytes()
-        if len(content) <= _INLINE_LIMIT:
+        if len(content) <= INLINE_LIMIT:
             return SourceFile(path=path, content=content)
         key = f"{folder}sources-{path.replace('/', '-')}"
         return SourceFile(path=path, handle=write_bytes(self._storage, key, content))
-
-    def _content(self, file: SourceFile) -> bytes:
-        if file.handle is None:
-            return file.content or b""
-        data = self._storage.get(check_key(file.handle.key))
-        check_content(file.handle, len(data), hashlib.sha256(data).hexdigest())
-        return data
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -110,6 +104,15 @@ class SparkLocation:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.write_bytes(data)
+
+
+def source_log(storage: Storage, file: SourceFile) -> bytes:
+    """The content of a file of a source's log. Raises MissingFile or CorruptFile."""
+    if file.handle is None:
+        return file.content or b""
+    data = storage.get(check_key(file.handle.key))
+    check_content(file.handle, len(data), hashlib.sha256(data).hexdigest())
+    return data
 
 
 def driver_location(local: Path, job_uuid: str, generation: int) -> Path:

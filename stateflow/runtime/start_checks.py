@@ -50,7 +50,8 @@ class StartChecks:
         if head is None:
             if self.job.root.job.forked_from:
                 # Its first entry is what brings the state.
-                raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork",
+                raise ConfigError("the fork is not complete", hint="make it again, with the same stateflow fork "
+                                  "or run --from-savepoint",
                                   of=self.job.root.job.forked_from)  # fmt: skip
             return Found()
         self._check_sinks(head)
@@ -75,16 +76,8 @@ class StartChecks:
         if manifest is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
-        self._check_reader(manifest)
+        check_reader(manifest, self.reads_by_spark)
         return restored
-
-    def _check_reader(self, manifest: Manifest | None) -> None:
-        """Spark and the runner without it write positions in words of their own."""
-        if manifest is None or not manifest.sources or (manifest.spark is not None) == self.reads_by_spark:
-            return
-        before = "on Spark" if manifest.spark is not None else "without Spark"
-        raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
-                          "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip
 
     def _check_sinks(self, head: Head) -> None:
         orphans = sorted({p.sink for p in pending_of(head)} - self.job.sinks.keys())
@@ -98,3 +91,13 @@ class StartChecks:
                 raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
                                    "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
                                    found=found or "no table")  # fmt: skip
+
+
+def check_reader(manifest: Manifest | None, reads_by_spark: bool) -> None:
+    """Raises ConfigError for positions that the runner of this job cannot read: Spark and the runner without it write
+    them differently."""
+    if manifest is None or not manifest.sources or (manifest.spark is not None) == reads_by_spark:
+        return
+    before = "on Spark" if manifest.spark is not None else "without Spark"
+    raise ConfigError(f"the job's positions were written by a run {before}", hint="run it like that again, or "
+                      "start in a new job root", sources=[p.uid for p in manifest.sources])  # fmt: skip

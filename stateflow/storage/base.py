@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -57,7 +58,11 @@ class Storage(ABC):
 
     @abstractmethod
     def put_file(self, key: str, source: Path) -> None:
-        """Stores the file `source` under a name nobody else uses. The file must not change afterwards."""
+        """Stores the file `source`, which must not change afterwards.
+
+        Does nothing when `key` is there with just these bytes: after an answer that was lost, and for a name that is
+        made of the content. Raises StorageError when `key` is there with others.
+        """
 
     @abstractmethod
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
@@ -97,12 +102,18 @@ class Storage(ABC):
         """Removes what writers that were killed long ago left and no list shows, where a storage has such a thing."""
 
     def take(self, source: Storage, key: str, to: str) -> None:
-        """Stores an object of `source`, which may be this storage, here as `to`, a name that nobody else uses: by a
-        hard link where that is possible, else by a copy. Raises MissingFile when there is no such object."""
+        """Stores an object of `source`, which may be this storage, here as `to`: by a hard link where that is possible,
+        else by a copy. A `to` that is there already is treated as `put_file` treats it.
+
+        Raises MissingFile when there is no such object.
+        """
         path = source.local_path(key)
         if path is None:
-            if self.put_new(to, source.get(key)) is not PutResult.CREATED:
-                raise StorageError("an object name was used twice, or could not be made durable", key=to)
+            # Through a file, because an object may be larger than memory.
+            with tempfile.TemporaryDirectory(prefix="stateflow-") as folder:
+                copy = Path(folder) / "object"
+                source.fetch(key, copy)
+                self.put_file(to, copy)
             return
         if source.size(key) is None:
             raise MissingFile("object is not there", hint=GONE, key=key, storage=source.uri)
@@ -127,9 +138,19 @@ def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
 
 
 def check_own(storage: Storage, key: str, source: Path) -> None:
-    """Raises StorageError unless what is stored is the file: a request whose answer was lost leaves it there."""
-    size = storage.size(key)
+    """Raises StorageError unless the object has the bytes of the file, and stays: a request whose answer was lost, or
+    the same content under another name, left it there."""
+    size = storage.durable_size(key)
     if size is None:
         raise StorageError("the storage does not say whether it created an object", hint="try again", key=key)
-    if size != source.stat().st_size or storage.get(key, size) != source.read_bytes():
-        raise StorageError("an object name was used twice", key=key)
+    if size != source.stat().st_size or not _has_content(storage, key, source):
+        raise StorageError("an object name was used twice", hint="another object has this name: remove it, if it is "
+                           "not needed", key=key, storage=storage.uri)  # fmt: skip
+
+
+def _has_content(storage: Storage, key: str, source: Path) -> bool:
+    path = storage.local_path(key)
+    if path is not None and path.samefile(source):
+        return True
+    with source.open("rb") as file:
+        return all(file.read(len(chunk)) == chunk for chunk in storage.chunks(key))

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from stateflow.errors import DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
+from stateflow.errors import DataError, MissingFile
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts
 
 
 class MemoryStorage(Storage):
@@ -28,7 +28,7 @@ class MemoryStorage(Storage):
 
     def put_file(self, key: str, source: Path) -> None:
         if self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            raise StorageError("an object name was used twice", key=key)
+            check_own(self, key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         key_parts(key, self.uri)

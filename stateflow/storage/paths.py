@@ -102,14 +102,22 @@ DISPOSED = "_disposed"
 """Of a savepoint's folder: somebody takes it away."""
 
 
-def savepoint_folder(folder: str) -> str:
+SAVEPOINT_FILES = "files/"
+"""Of a savepoint's folder: what its files' names begin with."""
+
+
+def savepoint_folder(folder: str, within: str = SAVEPOINTS) -> str:
     """Prefix of everything that belongs to a savepoint; ends with a slash."""
-    return f"{SAVEPOINTS}{folder}/"
+    return f"{within}{folder}/"
 
 
-def savepoint_file(key: str) -> tuple[str, str] | None:
-    """The folder that a file of a savepoint is in, and its name there; None for any other key."""
-    match = re.fullmatch(rf"{SAVEPOINTS}([A-Za-z0-9._-]+)/(.+)", key)
+def savepoint_file(key: str, within: str = SAVEPOINTS) -> tuple[str, str] | None:
+    """The folder that a file of a savepoint is in, and its name there; None for any other key.
+
+    Args:
+        within: prefix of the savepoints' folders; empty outside of job roots.
+    """
+    match = re.fullmatch(rf"{within}([A-Za-z0-9._-]+)/(.+)", key)
     return (match[1], match[2]) if match else None
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, key_parts
+from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
@@ -41,6 +41,8 @@ class PosixStorage(Storage):
     def put_file(self, key: str, source: Path) -> None:
         try:
             _while_folders_go(lambda: self._link_file(key, source))
+        except FileExistsError:
+            check_own(self, key, source)
         except OSError as e:
             if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise _storage_error(e, key) from e
@@ -58,6 +60,16 @@ class PosixStorage(Storage):
         if len(data) > limit:
             raise DataError("object is larger than it may be", key=key, limit=limit)
         return data
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        try:
+            with self._path(key).open("rb") as file:
+                while chunk := file.read(_COPY_CHUNK):
+                    yield chunk
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
+            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
+        except OSError as e:
+            raise _storage_error(e, key) from e
 
     def fetch(self, key: str, target: Path) -> None:
         path = self._path(key)
@@ -185,7 +197,7 @@ class PosixStorage(Storage):
         except OSError as e:
             raise _storage_error(e, key) from e
         if result is not PutResult.CREATED:
-            raise StorageError("an object name was used twice, or could not be made durable", key=key)
+            check_own(self, key, source)
 
     def _copy_nameless(self, key: str, source: Path) -> PutResult:
         with self._nameless_file(key) as (fd, path), source.open("rb") as file:

@@ -26,7 +26,7 @@ from typing import TypeVar
 import pytest
 
 from stateflow.errors import DataError, MissingFile, StorageError
-from stateflow.storage import BlobInfo, PutResult, Storage
+from stateflow.storage import BlobInfo, MemoryStorage, PutResult, Storage
 
 R = TypeVar("R")
 
@@ -108,6 +108,35 @@ class StorageConformance:
         with pytest.raises(StorageError):
             storage.put_file("a/b", source)
         assert storage.get("a/b") == b"first"
+
+    def test_a_file_that_is_stored_already_is_stored(self, storage: Storage, tmp_path: Path) -> None:
+        """As after an answer that was lost, and as two files with equal bytes whose names are made of these."""
+        for number, data in enumerate([b"", b"x", bytes(range(256)) * 5000]):
+            for copy in range(2):
+                source = tmp_path / f"{number}-{copy}"
+                source.write_bytes(data)
+                storage.put_file(f"files/{number}", source)
+            assert storage.get(f"files/{number}") == data
+
+    # -- copies -------------------------------------------------------------------------------------------------
+
+    def test_an_object_is_taken_from_its_own_and_another_storage(self, storage: Storage) -> None:
+        data = bytes(range(256)) * 5000
+        for source in (storage, MemoryStorage()):
+            source.put_new("folder/object", data)
+            for _ in range(2):
+                storage.take(source, "folder/object", "copies/object")
+            assert storage.get("copies/object") == data
+            with pytest.raises(MissingFile):
+                storage.take(source, "folder/nothing", "copies/nothing")
+            storage.delete(["copies/object"])
+
+    def test_objects_with_equal_bytes_are_taken_under_one_name(self, storage: Storage) -> None:
+        keys = [f"folder/{number}" for number in range(self.racers)]
+        for key in keys:
+            storage.put_new(key, b"equal")
+        at_once([partial(storage.take, storage, key, "copies/equal") for key in keys])
+        assert storage.get("copies/equal") == b"equal"
 
     def test_a_local_path_is_the_object_itself(self, storage: Storage) -> None:
         storage.put_new("folder/object", b"x")

@@ -107,6 +107,16 @@ def test_command_line(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     ]
 
 
+def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
+    spark.script("finish")
+    operator(from_savepoint="s3://kept/mine", tables="continue").execute(FakeRun().next_try())
+    argv = spark.launches()[0]["argv"]
+    at = argv.index("--from-savepoint")
+    assert argv[at : at + 4] == ["--from-savepoint", "s3://kept/mine", "--tables", "continue"]
+    with pytest.raises(StateflowTaskFailed, match="absolute path"):
+        operator(from_savepoint="kept/mine").execute(FakeRun().next_try())
+
+
 def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish", "finish")
     for index in (0, 1):

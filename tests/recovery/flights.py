@@ -26,9 +26,14 @@ _FIRST_MTIME = 1_700_000_000
 class FlightsBox(Box):
     """The job on Spark."""
 
+    @property
+    def input(self) -> Path:
+        """Where its files are."""
+        return self.folder / "flights"
+
     def deliver(self, files: int) -> None:
         """Makes that many files be there; they never change, and one of them is one batch."""
-        folder = self.folder / "flights"
+        folder = self.input
         folder.mkdir(exist_ok=True)
         for i in range(files):
             path = folder / f"{i:04d}.parquet"
@@ -39,7 +44,7 @@ class FlightsBox(Box):
 
     @property
     def delivered(self) -> int:
-        return len(list((self.folder / "flights").glob("[0-9]*.parquet")))
+        return len(list(self.input.glob("[0-9]*.parquet")))
 
     def check_results(self) -> None:
         """Tables and state are what the oracle says; no row is there twice."""

@@ -19,7 +19,11 @@ from stateflow.failpoints import NAMES
 from tests.recovery import disk
 from tests.recovery.process import Ended, Launch, Running, fork, wait_for
 
-ASKED = {n for n in NAMES if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork")}
+ASKED = {
+    n
+    for n in NAMES
+    if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork", "relocate")
+}
 """Failpoints that a run passes only when somebody asks for something."""
 BESIDE = {n for n in NAMES if n.startswith("upload.")}
 """Failpoints that a run passes only when checkpoints are asynchronous."""

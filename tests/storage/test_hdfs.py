@@ -30,6 +30,7 @@ from tests.servers.faults import (
 )
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
+from tests.storage.savepoint_copies import SavepointCopies
 
 _numbers = itertools.count()
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -57,7 +58,7 @@ def client(address: str) -> InsecureClient:
     return InsecureClient(address.replace("webhdfs", "http"), "root")
 
 
-class TestHdfs(StorageConformance):
+class TestHdfs(SavepointCopies, StorageConformance):
     rounds = 5
 
     @pytest.fixture

@@ -6,9 +6,10 @@ import pytest
 
 from stateflow.storage import MemoryStorage, Storage, open_storage
 from stateflow.testing.storage import StorageConformance
+from tests.storage.savepoint_copies import SavepointCopies
 
 
-class TestMemoryStorage(StorageConformance):
+class TestMemoryStorage(SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self) -> Storage:
         return MemoryStorage()

@@ -21,6 +21,7 @@ from stateflow.storage.objects import ObjectStorage
 from stateflow.testing.storage import StorageConformance
 from tests.servers.azure import azure_server
 from tests.servers.running import careless_s3_server, free_port, hasty_s3_server, s3_server
+from tests.storage.savepoint_copies import SavepointCopies
 
 _numbers = itertools.count()
 
@@ -37,7 +38,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-class TestS3(StorageConformance):
+class TestS3(SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
         _use(s3, monkeypatch)
@@ -50,7 +51,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
-class TestAzure(StorageConformance):
+class TestAzure(SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
         _use(azure, monkeypatch)

@@ -16,11 +16,12 @@ import pytest
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import PosixStorage, PutResult, Storage, open_storage
 from stateflow.testing.storage import StorageConformance
+from tests.storage.savepoint_copies import SavepointCopies
 
 KEPT_OUT = 7
 
 
-class TestPosixStorage(StorageConformance):
+class TestPosixStorage(SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return PosixStorage(tmp_path / "not made yet" / "root")
@@ -181,7 +182,9 @@ def test_a_file_of_another_file_system_is_copied(storage: PosixStorage, elsewher
     assert stat.S_IMODE((storage.root / "a/file").stat().st_mode) == 0o600
     storage.fetch("a/file", target)
     assert target.read_bytes() == source.read_bytes()
-    with pytest.raises(StorageError, match="used twice"):
+    storage.put_file("a/file", source)
+    source.write_bytes(bytes(range(255)) * 8192)
+    with pytest.raises(StorageError):
         storage.put_file("a/file", source)
 
 

@@ -63,6 +63,11 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     Args:
         job: absolute path of the job file, on the worker. Templated.
         job_root: where the job's checkpoints live: a URI, or an absolute path. Templated.
+        from_savepoint: path or URI of a savepoint with which a new job root begins, wherever it is. Retries and later
+            runs go on from the job's newest checkpoint, so the argument may stay. Templated; empty for none.
+        tables: with `from_savepoint`, what to do about tables that the savepoint's job has written: ``refuse``;
+            ``continue``, to go on in them if nothing was published after the savepoint; ``keep``, in any case.
+            Templated.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job itself
             (``job.<name>``), as ``--set`` takes them. Templated.
         spark: the connection to launch with, and everything else that spark-submit is told. Its `conf` and
@@ -72,13 +77,15 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             launches of a DAG run, and its last fifty DAG runs.
     """
 
-    template_fields: Sequence[str] = ("job", "job_root", "settings", "conf", "env_vars", "run_folder")
+    template_fields: Sequence[str] = (
+        "job", "job_root", "from_savepoint", "tables", "settings", "conf", "env_vars", "run_folder",
+    )  # fmt: skip
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
     ui_color = "#d7ecf7"
     # Stored by tries that may still run when this code is replaced: never rename it.
     external_id_key = "stateflow_launch"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
         self,
         *,
         job: str,
@@ -86,6 +93,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         settings: Mapping[str, Any] | None = None,
         spark: SparkSubmit | None = None,
         run_folder: str | None = None,
+        from_savepoint: str = "",
+        tables: str = "refuse",
         **kwargs: Any,
     ) -> None:
         # Counts over all runs of the DAG; a backfill's runs are not counted by the DAG's max_active_runs.
@@ -95,6 +104,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.conf = dict(self.spark.conf)
         self.env_vars = dict(self.spark.env_vars)
         self.run_folder = run_folder
+        self.from_savepoint = from_savepoint
+        self.tables = tables
         self._launcher: Launcher | None = None
         self._killed = False
 
@@ -192,8 +203,10 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def _command(self, folder: Path, context: Context) -> Command:
         from stateflow_airflow.hooks import StateflowSubmitHook
 
-        _check_paths(self.job, self.job_root)
+        _check_paths(self.job, self.job_root, self.from_savepoint)
         arguments = ["run", self.job, "--job-root", self.job_root]
+        if self.from_savepoint:
+            arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
         for key, value in self.settings.items():
             arguments += ["--set", f"{key}={as_text(value)}"]
         arguments += ["--result-file", str(result_file(folder))]
@@ -224,14 +237,16 @@ def _launch(external_id: JsonValue) -> Launch:
     return Launch(**cast("dict[str, Any]", external_id))
 
 
-def _check_paths(job: str, job_root: str) -> None:
+def _check_paths(job: str, job_root: str, from_savepoint: str) -> None:
     if not Path(job).is_absolute() or not Path(job).is_file():
         raise misconfigured(f"there is no job file {job!r} on this worker", "give its absolute path")
-    if "://" not in job_root and not Path(job_root).is_absolute():
-        raise misconfigured(
-            f"the job root {job_root!r} is neither a URI nor an absolute path",
-            "the driver's working directory is not the DAG's: give its whole path, as /data/jobs/flights",
-        )
+    paths = {"job root": job_root, **({"savepoint": from_savepoint} if from_savepoint else {})}
+    for what, path in paths.items():
+        if "://" not in path and not Path(path).is_absolute():
+            raise misconfigured(
+                f"the {what} {path!r} is neither a URI nor an absolute path",
+                "the driver's working directory is not the DAG's: give its whole path, as /data/jobs/flights",
+            )
 
 
 def _run_id(context: Context) -> str:

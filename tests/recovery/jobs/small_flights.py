@@ -93,7 +93,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     env.configure(max_parallelism=128, source__max_files_per_batch=1)
     folder = env.parameter("folder")
-    source = FileSource(f"{folder}/flights", schema=Flight)
+    source = FileSource(env.parameter("flights", f"{folder}/flights"), schema=Flight)
     flights = env.from_source(source, uid="flights").transform(name_unknown)
     legs = flights.key_by("aircraft", order_by=("number",)).process(Aircraft(), output=Leg, uid="aircraft")
     legs.sink_to(DeltaSink(f"{folder}/tables/legs"), uid="legs")

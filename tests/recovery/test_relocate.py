@@ -1,0 +1,259 @@
+"""A job whose input folder moved: which folders are refused, kills on the way, and the rows that come out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.checkpoint.ancestry import came_from
+from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.entries import Commit, Retention, pending_of
+from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
+from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.log import Appended
+from stateflow.clock import SystemClock
+from stateflow.errors import ConfigError, CorruptFile
+from stateflow.recovery.relocation import Check, check_files
+from stateflow.runtime.seeding import source_log
+from stateflow.runtime.source_paths import Move, moved_description, moved_log, seen_files
+from stateflow.storage import PosixStorage
+from stateflow.storage.paths import data_folder
+from tests.recovery import disk
+from tests.recovery.flights import FlightsBox
+from tests.recovery.harness import ASKED, AccountsBox
+from tests.recovery.process import Ended, spawn
+
+STEPS = sorted(n for n in ASKED if n.startswith("relocate."))
+NEW = "moved %41ü (1)+'x~;=, é"
+
+
+class MovedBox(FlightsBox):
+    """A job whose input may be elsewhere."""
+
+    place: Path | None = None
+
+    @property
+    def input(self) -> Path:
+        return self.place or super().input
+
+    def relocate(self, to: Path, *more: str, failpoint: str = "") -> Ended:
+        move = ("--source", "flights", "--from", str(self.folder / "flights"), "--to", str(to))
+        return self.command("source", "relocate", *move, "--json", *more, failpoint=failpoint)
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Iterator[MovedBox]:
+    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark"}
+    box = MovedBox(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
+    """Over a compacted source log, kills at each step, and a name that is written in several ways."""
+    flights.deliver(12)
+    flights.finish()
+    old, new = flights.input, flights.folder / NEW
+    _check_refusals(flights, new)
+    shutil.rmtree(new)
+    flights.place = Path(shutil.move(old, new))
+    before = disk.head(flights.root)
+    for step in STEPS:
+        assert flights.relocate(new, failpoint=step).code == -9
+        assert flights.command("verify").code == 0
+    done = flights.relocate(new)
+    assert done.code == 0 and json.loads(done.out)["repeated"], str(done)
+    assert disk.head(flights.root).doc["sources"][0]["description"].endswith(f"{new}]")
+    assert [r["kind"] for r in disk.history(flights.root) if r.get("kind") == "relocate"] == ["relocate"]
+    flights.deliver(15)
+    refused = flights.run()
+    assert refused.code == 2, str(refused)
+    flights.finish(job__flights=new)
+    flights.check_results()
+    flights.check_clean()
+    # An older savepoint, or checkpoint, still has the old paths.
+    assert before.position is not None
+
+
+def _check_refusals(flights: MovedBox, new: Path) -> None:
+    head = disk.head(flights.root).seq
+
+    def report(*more: str) -> dict[str, Any]:
+        done = flights.relocate(new, "--dry-run", *more)
+        assert done.code == 0, str(done)
+        return json.loads(done.out)  # type: ignore[no-any-return]
+
+    assert flights.relocate(new).code == 2
+    shutil.copytree(flights.input, new)
+    (new / "0004.parquet").rename(new / "late.parquet")
+    assert "0004.parquet" in flights.relocate(new).err
+    (new / "late.parquet").rename(new / "0004.parquet")
+    shutil.copy(new / "0004.parquet", new / "late.parquet")
+    (new / "_SUCCESS").touch()
+    found = report("--check", "content")
+    assert (found["seen"], found["unread"], found["dry_run"]) == (12, 1, True)
+    shutil.copy(new / "0005.parquet", new / "0004.parquet")
+    assert report()["seen"] == 12
+    assert "0004.parquet" in flights.relocate(new, "--check", "content").err
+    shutil.copy(flights.input / "0004.parquet", new / "0004.parquet")
+    for wrong in (("--source", "nothing"), ("--from", str(flights.folder / "other"))):
+        assert flights.relocate(new, *wrong).code == 2
+    assert disk.head(flights.root).seq == head
+
+
+def test_every_step_has_a_failpoint() -> None:
+    assert STEPS == ["relocate.adopted", "relocate.claimed", "relocate.stored"]
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def _root_with_two_sources(root: Path, files: Path, uids: tuple[str, str]) -> JobRoot:
+    """A job whose newest checkpoint has read files of two folders, the first of them many, with pending output."""
+    made = JobRoot.create_or_open(PosixStorage(root), SystemClock(), NewJob("job", 128, {}), "test")
+    head = made.claim()
+    names = {uid: [f"{n:05d}" for n in range(count)] for uid, count in zip(uids, (400, 3), strict=True)}
+    for uid, each in names.items():
+        (files / uid).mkdir(parents=True)
+        for name in each:
+            (files / uid / name).touch()
+    logs = [_log(*((files / uid / name).as_uri() for name in names[uid])) for uid in uids]
+    large = write_bytes(
+        made.storage, f"{data_folder(head.entry.generation, 1, 'driver')}sources-0-9.compact", logs[0]
+    )
+    spark = SparkPosition(batch_id=9, offsets=b"v1\n{}\n{}\n{}", previous_offsets=None, commit=b"", source_files=[
+        SourceFile(path="0/9.compact", handle=large), SourceFile(path="1/9", content=logs[1]),
+    ])  # fmt: skip
+    sources = [SourcePosition(uid=u, description=f"FileSource[csv:{files / u}]", offset="{}") for u in uids]
+    manifest = Manifest(job_uuid=made.job.job_uuid, generation=head.entry.generation, ordinal=1, operators=[],
+                        sources=sources, spark=spark)  # fmt: skip
+    handle = write_manifest(made.storage, data_folder(head.entry.generation, 1, "driver"), manifest)
+    output = [PendingOutput(checkpoint_id=0, sink="out", committables=[])]
+    commit = Commit(ordinal=1, manifest=handle, sources=sources, output=output)
+    assert isinstance(made.commit(head, commit, Retention(3)), Appended)
+    return made
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("uid", ["a", "b"])
+def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, step: str, uid: str) -> None:
+    files = tmp_path / "files"
+    root = _root_with_two_sources(box.root, files, ("a", "b"))
+    before = root.head()
+    new = tmp_path / "other" / uid
+    shutil.copytree(files, tmp_path / "other")
+    move = (
+        "source",
+        "relocate",
+        "--source",
+        uid,
+        "--from",
+        str(files),
+        "--to",
+        str(tmp_path / "other"),
+        "--json",
+    )
+    assert box.command(*move, failpoint=step).code == -9
+    done = box.command(*move, "--check", "content")
+    assert done.code == 0, str(done)
+    assert json.loads(done.out)["repeated"] == (step == "relocate.adopted")
+    head = root.head()
+    manifest = root.manifest(head)
+    assert manifest is not None and manifest.spark is not None
+    folders = {f: {s.path.parent for s in seen_files(source_log(root.storage, entry), f)}
+               for entry in manifest.spark.source_files for f in [entry.path]}  # fmt: skip
+    wanted = {"0/9.compact": files / "a", "1/9": files / "b"} | {
+        ("0/9.compact" if uid == "a" else "1/9"): new
+    }
+    assert folders == {path: {PurePosixPath(folder)} for path, folder in wanted.items()}
+    other = "b" if uid == "a" else "a"
+    assert {p.uid: p.description for p in head.entry.sources} == {
+        uid: f"FileSource[csv:{new}]", other: f"FileSource[csv:{files / other}]"
+    }  # fmt: skip
+    # Nothing is lost of what the checkpoint was to publish, nor the checkpoint itself, nor where its savepoints stand.
+    assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
+    assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
+    assert came_from(head, before.checkpoint_id)
+    box.collect()
+    check_stored(root.storage, files_of(manifest))
+    assert len([r for r in disk.history(box.root) if r.get("kind") == "relocate"]) == 1
+
+
+# -- paths ------------------------------------------------------------------------------------------------------------
+
+_NAMES = st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8
+).filter(lambda n: n not in (".", ".."))
+_FOLDERS = st.lists(_NAMES, min_size=1, max_size=3).map(lambda names: PurePosixPath("/", *names))
+
+
+@given(old=_FOLDERS, new=_FOLDERS, names=st.lists(_NAMES, max_size=3), back=st.booleans())
+def test_a_path_is_replaced_and_found_again(
+    old: PurePosixPath, new: PurePosixPath, names: list[str], back: bool
+) -> None:
+    move = Move(old, new)
+    log = _log(*(Move(PurePosixPath("/x"), old / name).uri("file:///x") for name in names))
+    moved = moved_log(log, "0/1", move)
+    assert [f.path for f in seen_files(moved, "0/1")] == [new / name for name in names]
+    if back:
+        assert moved_log(moved, "0/1", Move(new, old)) == log
+
+
+@pytest.mark.parametrize("uri", ["file:///other/a", "file:///older/a", "s3a://bucket/old/a", "/old/a"])
+def test_files_elsewhere_are_refused(uri: str) -> None:
+    with pytest.raises(ConfigError):
+        moved_log(_log(uri), "0/1", Move(PurePosixPath("/old"), PurePosixPath("/new")))
+
+
+@pytest.mark.parametrize("line", [b"{", b"{}", b'{"path": 3, "timestamp": 1}', b'{"path": "file:///a"}'])
+def test_what_spark_does_not_write_is_corrupt(line: bytes) -> None:
+    with pytest.raises(CorruptFile):
+        moved_log(b"v1\n" + line, "0/1", Move(PurePosixPath("/old"), PurePosixPath("/new")))
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "then"),
+    [
+        ("/data/in", "/data/in", "/new", "/new"),
+        ("/data/in", "/data", "/new/", "/new/in"),
+        ("/data/in/*.parquet", "/data/in", "file:///new", "file:///new/*.parquet"),
+        ("/data/in", "/data/i", "/new", None),
+        ("/data", "/data/in", "/new", None),
+        ("/data/in", "/", "/new", "/new/data/in"),
+    ],
+)
+def test_a_description_follows_the_folder(path: str, old: str, new: str, then: str | None) -> None:
+    moved = moved_description(f"FileSource[csv:{path}]", old, new)
+    assert moved == (then and f"FileSource[csv:{then}]")
+    assert moved_description(f"Other[{path}]", old, new) is None
+
+
+def _log(*uris: str) -> bytes:
+    lines = [json.dumps({"path": uri, "timestamp": 17, "batchId": n}, separators=(",", ":"), ensure_ascii=False)
+             for n, uri in enumerate(uris)]  # fmt: skip
+    return "\n".join(["v1", *lines]).encode()
+
+
+def test_a_file_is_recognized_by_its_time_where_the_old_one_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "a"
+    file.parent.mkdir()
+    file.write_text("x")
+    os.utime(file, ns=(17_000_999, 17_000_999))
+    move = Move(PurePosixPath(tmp_path / "old"), PurePosixPath(tmp_path / "new"))
+    seen = seen_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
+    assert check_files(seen, move, Check.CONTENT) == 0
+    os.utime(file, ns=(18_000_000, 18_000_000))
+    with pytest.raises(ConfigError):
+        check_files(seen, move, Check.CONTENT)
