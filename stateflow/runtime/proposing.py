@@ -13,7 +13,14 @@ from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, st
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
 from stateflow.runtime.job import Job
-from stateflow.runtime.planned import check_fits, check_left, check_there, left_behind, table_checkpoint, without
+from stateflow.runtime.planned import (
+    check_fits,
+    check_left,
+    check_there,
+    left_behind,
+    table_checkpoint,
+    without,
+)
 
 log = logging.getLogger(__name__)
 

@@ -196,7 +196,9 @@ def _intent(job: Job, head: Head, change: SinkChange, target: Target) -> SinkInt
         return SinkIntent(table_id=change.table_id, mode=change.mode)
     # Nothing to take back is a version too: a paused driver can still publish before the table has our token.
     then = back.from_version if back.to_version is None else back.to_version
-    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then, seen_version=back.from_version)
+    return SinkIntent(
+        table_id=change.table_id, mode=change.mode, to_version=then, seen_version=back.from_version
+    )
 
 
 def _dropped(proposal: Proposal) -> frozenset[str]:

@@ -70,7 +70,7 @@ def complete_rewind(
         raise ConfigError("a sink was removed while its table has not gone back yet", hint="start the job once with "
                           "the sink, then remove it", sinks=missing)  # fmt: skip
     published = {}
-    for uid, intent in sorted(rewind.sinks.items()):
+    for uid in sorted(rewind.sinks):
         failpoints.hit("rewind.table")
         published[uid] = _take_back(sinks[uid], rewind, root.log, planned_now)
     failpoints.hit("rewind.tables")
@@ -105,9 +105,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
     write_action(root.storage, record, "intent")
 
 
-def _take_back(
-    sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool
-) -> PublishedOutput:
+def _take_back(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
     intent, seq = rewind.sinks[sink.uid], rewind.seq
     for _ in range(_TRIES):
         table = sink.open_table()
@@ -127,9 +125,7 @@ def _take_back(
     raise StorageError("the sink's table changes too fast to take it back", sink=sink.uid, tries=_TRIES)
 
 
-def _version_to_restore(
-    sink: BoundSink, table: SinkTable, rewind: Rewind, planned_now: bool
-) -> int | None:
+def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, planned_now: bool) -> int | None:
     """The version whose content comes back; None when the content of the handle stays.
 
     A paused driver may have published since the plan was made: the content of `to_version` is what counts, not the way

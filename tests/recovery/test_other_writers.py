@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, Row, expected, multiset
+from tests.recovery.harness import AccountsBox, expected, multiset
+from tests.recovery.other_writer import TABLES, append, check_tables, newest_version, rows_of
 from tests.recovery.process import Ended
 from tests.recovery.restores import begin, execute, plan
 
-TABLES = ("movements", "totals")
 _KEEP = ("--sinks", "keep")
 
 
@@ -40,52 +39,27 @@ def approved(early: AccountsBox) -> AccountsBox:
     return early
 
 
-def append(box: AccountsBox, table: str, number: int = 1) -> list[Row]:
-    """What another application does to the table; the rows that it brings."""
-    folder = box.table(table)
-    version = len(list((folder / "versions").iterdir()))
-    name, rows = f"other-{version}.json", [{"other": version, "row": i} for i in range(number)]
-    (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    document = {"application": "another writer", "token": 1, "paths": [name]}
-    (folder / f"versions/{version:08d}").write_text(json.dumps(document))
-    return rows
-
-
 def _check_refused(box: AccountsBox, ended: Ended, table: str, versions: list[int]) -> None:
     assert ended.code == 4 and "error [foreign-rows]" in ended.err, str(ended)
     assert f"sink='{table}'" in ended.err and str(box.table(table)) in ended.err, ended.err
     assert f"versions={versions}" in ended.err and f"other-{versions[0]}.json" in ended.err, ended.err
 
 
-def _versions(box: AccountsBox, table: str) -> int:
-    return len(list((box.table(table) / "versions").iterdir())) - 1
-
-
-def _rows(box: AccountsBox, table: str) -> list[Row]:
-    return disk.folder_rows(box.table(table))
-
-
-def _check_all(box: AccountsBox, others: dict[str, list[Row]]) -> None:
-    """Each table has the job's rows once, and those of the other writer."""
-    wanted = expected(box.delivered)
-    for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
-        assert multiset(_rows(box, table)) == multiset(rows) + multiset(others.get(table, []))
-
-
 @pytest.mark.parametrize("table", TABLES)
 def test_a_start_does_not_undo_them(lost: AccountsBox, table: str) -> None:
     theirs = append(lost, table, number=3)
-    before = _rows(lost, table)
+    before = rows_of(lost, table)
     for _ in range(2):
-        _check_refused(lost, lost.run(), table, [_versions(lost, table)])
-        assert _rows(lost, table) == before
+        _check_refused(lost, lost.run(), table, [newest_version(lost, table)])
+        assert rows_of(lost, table) == before
     # A plan shows that none of it has to be undone: it is not the job's, and the job has published nothing since.
     shown = plan(lost, "latest")
     assert {s["uid"]: s["then"] for s in shown["sinks"]} == {"movements": None, "totals": None}
+    assert all(s["rows_removed"] == 0 for s in shown["sinks"])
     ended = execute(lost)
     assert ended.code == 0, str(ended)
     lost.finish()
-    _check_all(lost, {table: theirs})
+    check_tables(lost, {table: theirs})
 
 
 def test_a_start_keeps_what_comes_while_it_goes_back(box: AccountsBox) -> None:
@@ -102,16 +76,16 @@ def test_a_start_keeps_what_comes_while_it_goes_back(box: AccountsBox) -> None:
     theirs = {table: append(box, table) for table in TABLES}
     other.resume()
     assert (ended := other.wait()).code == 0, str(ended)
-    _check_all(box, theirs)
+    check_tables(box, theirs)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: AccountsBox, table: str) -> None:
     append(approved, table)
-    before = _rows(approved, table)
+    before = rows_of(approved, table)
     for ended in (execute(approved), approved.run(), execute(approved)):
-        _check_refused(approved, ended, table, [_versions(approved, table)])
-        assert _rows(approved, table) == before
+        _check_refused(approved, ended, table, [newest_version(approved, table)])
+        assert rows_of(approved, table) == before
 
 
 def test_what_an_approved_restore_showed_is_undone(early: AccountsBox) -> None:
@@ -123,7 +97,7 @@ def test_what_an_approved_restore_showed_is_undone(early: AccountsBox) -> None:
     early.marker.unlink()
     early.replace_events(since=50)
     early.finish()
-    _check_all(early, {})
+    check_tables(early, {})
 
 
 def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsBox) -> None:
@@ -140,13 +114,15 @@ def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsBox) 
     assert ended.code == 0, str(ended)
     approved.replace_events(since=50)
     approved.finish()
-    _check_all(approved, {})
+    check_tables(approved, {})
     approved.check_clean()
     replaced = [r for r in disk.history(approved.root) if r.get("facts", {}).get("replaced_by")]
     assert len(replaced) == 1
 
 
-@pytest.mark.parametrize("failpoint", ["restore.claimed", "restore.intent", "rewind.table:1", "rewind.table:2"])
+@pytest.mark.parametrize(
+    "failpoint", ["restore.claimed", "restore.intent", "rewind.table:1", "rewind.table:2"]
+)
 def test_a_new_plan_is_killed_too(approved: AccountsBox, failpoint: str) -> None:
     append(approved, "totals")
     plan(approved, "early")
@@ -155,24 +131,24 @@ def test_a_new_plan_is_killed_too(approved: AccountsBox, failpoint: str) -> None
     assert execute(approved).code == 0
     approved.replace_events(since=50)
     approved.finish()
-    _check_all(approved, {})
+    check_tables(approved, {})
     approved.check_clean()
 
 
 def test_a_new_plan_keeps_the_tables(approved: AccountsBox) -> None:
     theirs = append(approved, "movements")
-    before = {table: multiset(_rows(approved, table)) for table in TABLES}
+    before = {table: multiset(rows_of(approved, table)) for table in TABLES}
     # The first table may be back: what is kept is what is there when the plan is carried out.
     assert approved.run().code == 4
-    after = {table: multiset(_rows(approved, table)) for table in TABLES}
+    after = {table: multiset(rows_of(approved, table)) for table in TABLES}
     assert after["movements"] == before["movements"]
     plan(approved, "latest", *_KEEP)
     ended = execute(approved)
     assert ended.code == 0, str(ended)
-    assert {table: multiset(_rows(approved, table)) for table in TABLES} == after
+    assert {table: multiset(rows_of(approved, table)) for table in TABLES} == after
     approved.finish()
     whole = expected(approved.delivered)
-    assert multiset(_rows(approved, "movements")) == multiset(
+    assert multiset(rows_of(approved, "movements")) == multiset(
         [*whole.movements, *whole.movements[50:], *theirs]
     )
 
@@ -184,8 +160,8 @@ def test_they_come_between_the_last_look_and_the_intent(early: AccountsBox) -> N
     theirs = append(early, "movements")
     restore.resume()
     ended = restore.wait()
-    _check_refused(early, ended, "movements", [_versions(early, "movements")])
-    assert theirs[0] in _rows(early, "movements")
+    _check_refused(early, ended, "movements", [newest_version(early, "movements")])
+    assert theirs[0] in rows_of(early, "movements")
 
 
 def test_an_intent_without_the_version_that_was_seen(approved: AccountsBox, tmp_path: Path) -> None:
@@ -196,4 +172,4 @@ def test_an_intent_without_the_version_that_was_seen(approved: AccountsBox, tmp_
     for intent in document["rewind"]["sinks"].values():
         del intent["seen_version"]
     disk.entry_path(approved.root, newest.seq).write_bytes(disk.sealed(document))
-    _check_refused(approved, approved.run(), "movements", [_versions(approved, "movements")])
+    _check_refused(approved, approved.run(), "movements", [newest_version(approved, "movements")])

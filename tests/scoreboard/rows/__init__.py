@@ -10,6 +10,7 @@ from tests.scoreboard.rows import (
     histories,
     killed_drivers,
     network,
+    other_writers,
     racing,
     spark,
     states,
@@ -29,6 +30,7 @@ ROWS = sorted(
         *clocks.ROWS,
         *forks.ROWS,
         *formats.ROWS,
+        *other_writers.ROWS,
     ],
     key=lambda row: row.number,
 )
