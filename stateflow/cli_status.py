@@ -50,7 +50,7 @@ def status(job_root: str, job: Path | None, as_json: bool, **options: Any) -> No
         told = {**dataclasses.asdict(found), "tables_back": back, "checkpoints": checkpoints}
         click.echo(json.dumps(told))
         return
-    for line in [*_standing(found), *_half_done(found.restoring, back)]:
+    for line in [*_standing(found), *_half_done(found.restoring, back), *map(_failed, found.background)]:
         click.echo(line)
     if records:
         Console().print(_checkpoints(records, undone))
@@ -66,6 +66,14 @@ def _standing(found: ops.JobDescription) -> list[str]:
         f"kept: {', '.join(map(str, found.retained)) or 'none'}",
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
     ]  # fmt: skip
+
+
+def _failed(failure: ops.BackgroundFailure) -> str:
+    times = "once" if failure.failures == 1 else f"{failure.failures} times"
+    return (
+        f"background work: {failure.work} failed {times} in run {failure.run}, the last time at "
+        f"{in_utc(failure.at)}: [{failure.code}] {failure.message}"
+    )
 
 
 def _half_done(pending: ops.PendingRestore | None, back: dict[str, bool]) -> list[str]:

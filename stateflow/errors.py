@@ -17,6 +17,7 @@
     │   ├── MissingFile                a file that a checkpoint needs is gone
     │   ├── SinkRefused                a table that the sink cannot honour
     │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
+    │   ├── ForeignRows                a restore would undo commits of others that its plan did not show
     │   └── PlanOutdated               a restore's plan was made for a job that has moved on: plan again
     ├── Fenced                         a newer run owns the job: this one must end, and not be retried
     ├── StorageError                   the storage did not answer or refused: trying again may help
@@ -163,6 +164,12 @@ class SinkDiverged(DataError):
     """The sink's table is not the one, or not at the point, that the log knows."""
 
     code = "sink-diverged"
+
+
+class ForeignRows(DataError):
+    """Other writers changed a table after a restore was planned; the restore would undo that, so it stopped."""
+
+    code = "foreign-rows"
 
 
 class PlanOutdated(DataError):

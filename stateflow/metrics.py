@@ -62,6 +62,12 @@ METRICS = {
     "num_restarts": _counter("times that the run started again by itself"),
     "num_records_in": _counter("rows that sources gave"),
     "num_records_out": _counter("rows for sinks; visible with their checkpoint"),
+    "num_request_watch_failures": _counter(
+        "looks for requests to the run that failed, and requests not answered"
+    ),
+    "num_collection_failures": _counter("collections of garbage that failed"),
+    "num_history_failures": _counter("writes to the history, and clean-ups of it, that failed"),
+    "num_cleanup_failures": _counter("clean-ups of old requests and of leftovers in sinks that failed"),
     "last_batch_duration": _gauge("s", "from the beginning of the newest batch to its barrier"),
 }
 """Every figure that a run records."""

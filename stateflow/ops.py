@@ -17,6 +17,7 @@ from stateflow.checkpoint.history import (
     ActionRecord,
     CheckpointRecord,
     Record,
+    background_failures,
     read_history,
     read_records,
     write_action,
@@ -64,12 +65,34 @@ class PendingRestore:
 
 
 @dataclass(frozen=True)
+class BackgroundFailure:
+    """One kind of background work that failed in the newest run.
+
+    Attributes:
+        work: ``collection``, ``history``, ``request_watch`` or ``cleanup``.
+        run: the run's generation.
+        failures: how many tries failed, up to the last record of that.
+        at: when the last one of these failed.
+        code: of its error.
+        message: the error's sentence.
+    """
+
+    work: str
+    run: int
+    failures: int
+    at: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
 class JobDescription:
     """Where a job stands.
 
     Attributes:
         offsets: by uid of the source: up to where it was read, as the source writes it.
         forked_from: job uuid and checkpoint, or a savepoint's id; empty for a job that is no fork.
+        background: background work of the newest run that failed.
     """
 
     job: str
@@ -84,6 +107,7 @@ class JobDescription:
     forked_from: str
     shadow: bool
     restoring: PendingRestore | None
+    background: tuple[BackgroundFailure, ...] = ()
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -280,8 +304,16 @@ def describe(job_root: str) -> JobDescription:
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in kept(head))), pins, _offsets(head.entry.sources),
-        root.job.forked_from, root.job.shadow, _restoring(head),
+        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
     )  # fmt: skip
+
+
+def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
+    records = background_failures(root.storage, head.entry.generation)
+    return tuple(
+        BackgroundFailure(r.facts["work"], r.seq, int(r.facts["failures"]), r.at, r.facts["code"], r.reason)
+        for r in records
+    )
 
 
 def _restoring(head: Head) -> PendingRestore | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.errors import JobDefinitionError
 from stateflow.state.handles import Committable
 
@@ -94,6 +94,9 @@ class _StandardOutput:
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         return SinkRewind(self.version, None, None, None, ())
+
+    def changes_since(self, version: int) -> TableChanges:
+        return TableChanges("standard output", published=False, others=())
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         return self.version

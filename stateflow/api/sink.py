@@ -73,6 +73,38 @@ class SinkRewind:
     others: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class OtherCommit:
+    """A commit of another writer that changed rows of a sink's table.
+
+    Attributes:
+        version: the version that it made.
+        applications: those whose token it set; empty for a writer that sets none.
+        text: who did what and when, and how many rows more or fewer; for people.
+        files: what it added and removed.
+    """
+
+    version: int
+    applications: frozenset[str]
+    text: str
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """What changed in a sink's table after one of its versions, up to the version of the handle.
+
+    Attributes:
+        table: path or name, for people.
+        published: whether this application committed.
+        others: commits of other writers that changed rows, oldest first. Compaction changes none.
+    """
+
+    table: str
+    published: bool
+    others: tuple[OtherCommit, ...]
+
+
 class SinkTable(Protocol):
     """A sink's table as it was when the handle was made; a commit through it fails when the application committed
     in between."""
@@ -101,6 +133,9 @@ class SinkTable(Protocol):
 
         Raises SinkDiverged when that version cannot be had any more, SinkRefused when the table forbids it.
         """
+
+    def changes_since(self, version: int) -> TableChanges:
+        """What changed after `version`. A commit whose log entry is gone counts as one of another writer."""
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         """Makes the table hold what it held at `to_version` (None: what it holds now) and sets the token, in one

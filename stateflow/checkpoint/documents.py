@@ -195,6 +195,9 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     mode: SinkMode
     to_version: int | None = None
     """The table's version to go back to, the newest one when there was nothing to take back; None for a kept table."""
+    seen_version: int | None = None
+    """The newest version that the plan looked at: commits of other writers after it are never undone. None in entries
+    of versions that did not record it, where `to_version` stands for it."""
 
 
 class RestoreFacts(Document, frozen=True, kw_only=True):

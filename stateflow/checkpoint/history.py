@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import msgspec
 
-from stateflow.errors import DataError, StorageError
+from stateflow.errors import DataError, StateflowError
 from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
 COMPLETED, ABORTED = "completed", "aborted"
+BACKGROUND = "background"
+"""The kind of the records of background work that failed."""
 
 
 class Spread(Document, frozen=True, kw_only=True):
@@ -89,7 +91,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     """Of the log entry that was the newest then; of a savepoint's and a stop's checkpoint; of the CLAIM that goes
     back."""
     kind: str
-    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``relocate``, ``stop``."""
+    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``relocate``, ``stop``, ``background``."""
     at: str
     by: str
     reason: str = ""
@@ -165,36 +167,37 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
     try:
         key = history(record.seq, f"{record.kind}-{unique[:12]}")
         storage.put_new(key, msgspec.json.encode(record))
-    except StorageError as e:
+    except StateflowError as e:
         log.warning("the history record of a %s was not written: %s", record.kind, e)
 
 
-def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> bool:
-    """Stores records as one object, named after the newest; returns whether it is there. A storage that fails is told
-    in the log of this process, and fails nothing.
+def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:
+    """Stores records as one object, named after the newest. Raises StorageError or ConfigError.
 
     Args:
         unique: hexadecimal, tells the object from others.
     """
-    if not records:
-        return True
-    newest = max(record.checkpoint_id for record in records)
-    try:
+    if records:
+        newest = max(record.checkpoint_id for record in records)
         name = f"checkpoints-{len(records)}-{unique[:8]}"
         storage.put_new(history(newest, name), msgspec.json.encode(records))
-    except StorageError as e:
-        log.warning("the history of the checkpoints up to %d was not written: %s", newest, e)
-        return False
-    return True
 
 
 def trim_history(storage: Storage, keep: int) -> None:
-    """Removes all but the newest objects, which have at least so many records. A storage that fails is told in the log
-    of this process."""
-    try:
-        storage.delete(_superfluous(storage, keep))
-    except StorageError as e:
-        log.warning("old history records were not removed: %s", e)
+    """Removes all but the newest objects, which have at least so many records. Raises StorageError or ConfigError."""
+    storage.delete(_superfluous(storage, keep))
+
+
+def background_failures(storage: Storage, generation: int) -> list[ActionRecord]:
+    """What failed last of each kind of background work of a run, by the name of the work."""
+    found: dict[str, ActionRecord] = {}
+    prefix = history(generation, f"{BACKGROUND}-").removesuffix(".json")
+    for blob in storage.list(prefix):
+        for record in _read(storage, blob.key):
+            if isinstance(record, ActionRecord):
+                name = record.facts.get("work", "")
+                found[name] = max(record, found.get(name, record), key=lambda r: int(r.facts["failures"]))
+    return [found[name] for name in sorted(found)]
 
 
 def _superfluous(storage: Storage, keep: int) -> list[str]:

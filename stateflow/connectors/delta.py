@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta_checks import check_table, new_table
 from stateflow.connectors.delta_files import FileName, NamelessFile, ParquetWriter, disk_error, sync_folder
@@ -202,6 +202,9 @@ class DeltaSinkTable(SinkTable):
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
         return self._rewinder().plan(checkpoint_id)
+
+    def changes_since(self, version: int) -> TableChanges:
+        return self._rewinder().changes_since(version)
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         if token <= self.token or not (to_version is None or 0 <= to_version < self.version):

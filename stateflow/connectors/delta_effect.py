@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from stateflow.api.sink import OtherCommit
 from stateflow.connectors.delta_versions import DataFile, Entry, Key, restored
 
 _COPIED = ("numCopiedRows", "num_copied_rows", "numTargetRowsCopied", "num_target_rows_copied")
@@ -55,6 +56,13 @@ class Apart:
                 brought = _sum(f.rows for f in entry.added)
                 took = _sum(rows.get(f.key, f.rows) for f in entry.removed)
                 yield _sentence(entry, _difference(brought, took))
+
+
+def other_commit(entry: Entry) -> OtherCommit:
+    """What a commit of another writer did, told from its log entry alone."""
+    rows = _difference(_sum(f.rows for f in entry.added), _sum(f.rows for f in entry.removed))
+    paths = sorted({f.path for f in (*entry.added, *entry.removed)})
+    return OtherCommit(entry.version, frozenset(entry.tokens), _sentence(entry, rows), tuple(paths))
 
 
 def _replayed(files: Files, entries: Iterable[Entry]) -> Files | None:

@@ -16,8 +16,8 @@ from uuid import UUID
 
 import msgspec
 
-from stateflow.api.sink import SinkRewind
-from stateflow.connectors.delta_effect import Apart
+from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
+from stateflow.connectors.delta_effect import Apart, other_commit
 from stateflow.connectors.delta_files import disk_error
 from stateflow.connectors.delta_log import DeltaHead, Metadata
 from stateflow.connectors.delta_versions import (
@@ -82,6 +82,13 @@ class Rewinder:
     def change(self, to_version: int) -> Change:
         """What makes the table hold what it held at `to_version`. Raises as `plan` does."""
         return self._checked(*self._contents(to_version))
+
+    def changes_since(self, version: int) -> TableChanges:
+        """What the entries after `version` did to rows, up to the version of the handle."""
+        entries = {v: self._entry(v) for v in range(version + 1, self._head.version + 1)}
+        published = any(e is not None and self._application in e.tokens for e in entries.values())
+        others = (_other(v, e, self._application) for v, e in entries.items())
+        return TableChanges(str(self._table), published, tuple(o for o in others if o))
 
     def _version_before(self, checkpoint_id: int) -> int:
         """The newest version before the first one whose token is above `checkpoint_id`, as far as the log tells."""
@@ -155,6 +162,14 @@ class Rewinder:
                 redone.append(entry)
                 older = parent(entry)
         return newest, undone[::-1], redone[::-1]
+
+
+def _other(version: int, entry: Entry | None, application: str) -> OtherCommit | None:
+    if entry is None:
+        return OtherCommit(version, frozenset(), f"version {version}: its log entry is gone")
+    if application in entry.tokens or not (entry.added or entry.removed):
+        return None
+    return other_commit(entry)
 
 
 def _change(newest: Content, older: Content) -> Change:

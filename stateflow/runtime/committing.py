@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -19,9 +20,10 @@ from stateflow.checkpoint.entries import Commit, Retention
 from stateflow.checkpoint.files import files_of, write_manifest
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
-from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError, StorageError
+from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
 from stateflow.events import log_event, log_within
 from stateflow.metrics import Recorder
+from stateflow.runtime.background import BackgroundWork, Work
 from stateflow.runtime.job import Job
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.uncommitted import Uncommitted
@@ -69,6 +71,8 @@ class Committer:
 
     head: Head
     """The newest log entry of the run; from its CLAIM on."""
+    background: BackgroundWork
+    """From the CLAIM on."""
 
     def __init__(self, job: Job, publisher: Publisher) -> None:
         self._job = job
@@ -151,22 +155,22 @@ class Committer:
             # A run that starts again in this process must not find this one at work.
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def collect(self) -> None:
-        """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
-        data is safe: it is told in the log, and `stateflow gc` fails for it."""
-        try:
-            self._collector.collect()
-        except DataError as e:
-            log.warning("nothing was collected: %s", e)
+    def collect(self, at_once: bool = False) -> None:
+        """Collects garbage. Neither a storage that does not delete nor a damaged older checkpoint is a reason to fail
+        a run whose own data is safe; `stateflow gc` fails for them."""
+        self.background.attempt(Work.COLLECTION, self._collector.collect, at_once)
 
-    def tell_history(self) -> None:
+    def tell_history(self, at_once: bool = False) -> None:
         """Stores what only manifests have of the history."""
-        if write_records(self._job.root.storage, self._untold, self._job.root.clock.new_id()):
-            self._untold = []
+        records, root = self._untold, self._job.root
+        write = partial(write_records, root.storage, records, root.clock.new_id())
+        if self.background.attempt(Work.HISTORY, write, at_once):
+            self._untold = self._untold[len(records) :]
 
     def trim_history(self) -> None:
         """Removes history beyond what the settings keep."""
-        trim_history(self._job.root.storage, self._job.settings.history.retained)
+        storage, keep = self._job.root.storage, self._job.settings.history.retained
+        self.background.attempt(Work.HISTORY, partial(trim_history, storage, keep))
 
     def _hear(self, ended: _Ended) -> None:
         if ended.error is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stateflow.api.sink import SinkRewind
-from stateflow.checkpoint.documents import Manifest, SinkMode
+from stateflow.api.sink import SinkRewind, SinkTable
+from stateflow.checkpoint.documents import Manifest, Rewind, SinkMode
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.files import check_sizes, check_stored, files_of
 from stateflow.checkpoint.jobroot import JobRoot
@@ -47,8 +47,26 @@ def _differences(job: Job, proposal: Proposal) -> list[str]:
     return found + [f"no sink {uid}, planned" for uid in sorted(planned - job.sinks.keys())]
 
 
-def look_up(sink: BoundSink, change: SinkChange, checkpoint_id: int) -> SinkRewind:
+def table_checkpoint(rewind: Rewind | None, uid: str, table: SinkTable, checkpoint_id: int) -> int:
+    """The checkpoint whose output tells to which version a table goes back for `checkpoint_id`.
+
+    It is another one for the target of an earlier restore that is not completed. A table that has gone back for it
+    holds that target with the token of the restore; one that has yet to go back has older tokens only.
+    """
+    intent = rewind.sinks.get(uid) if rewind else None
+    if rewind is None or rewind.restore is None or intent is None or intent.mode is SinkMode.KEEP:
+        return checkpoint_id
+    base = rewind.restore.base
+    if checkpoint_id != base and checkpoint_id < rewind.seq:
+        return checkpoint_id
+    return rewind.seq if (table.token or 0) >= rewind.seq else base
+
+
+def look_up(sink: BoundSink, change: SinkChange, checkpoint_id: int, rewind: Rewind | None) -> SinkRewind:
     """What going back in the planned table means now; also for one that is kept, whose version is the handle's.
+
+    Args:
+        rewind: an earlier restore that is not completed.
 
     Raises PlanOutdated when it is not that table, or when more of what others wrote would be undone than was planned.
     """
@@ -58,7 +76,7 @@ def look_up(sink: BoundSink, change: SinkChange, checkpoint_id: int) -> SinkRewi
                            planned=change.table_id, found=table.table_id)  # fmt: skip
     if change.mode is SinkMode.KEEP:
         return SinkRewind(table.version, None, 0, 0, ())
-    back = table.plan_rewind(checkpoint_id)
+    back = table.plan_rewind(table_checkpoint(rewind, change.uid, table, checkpoint_id))
     unseen = [other for other in back.others if other not in change.others]
     if unseen:
         raise PlanOutdated("others have written to a table since the plan was made, and that would be undone",

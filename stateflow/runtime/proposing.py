@@ -13,7 +13,14 @@ from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, st
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
 from stateflow.runtime.job import Job
-from stateflow.runtime.planned import check_fits, check_left, check_there, left_behind, without
+from stateflow.runtime.planned import (
+    check_fits,
+    check_left,
+    check_there,
+    left_behind,
+    table_checkpoint,
+    without,
+)
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +149,8 @@ def _sink_changes(job: Job, head: Head, target: Target, mode: SinkMode) -> list[
         if mode is SinkMode.KEEP:
             changes.append(SinkChange(uid=uid, mode=mode, table_id=table_id, now=table.version))
             continue
-        back = table.plan_rewind(target.checkpoint_id)
+        checkpoint = table_checkpoint(head.entry.rewind, uid, table, target.checkpoint_id)
+        back = table.plan_rewind(checkpoint)
         changes.append(SinkChange(
             uid=uid, mode=mode, table_id=table_id, now=back.from_version, then=back.to_version,
             rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,

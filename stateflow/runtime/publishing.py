@@ -93,9 +93,11 @@ class Publisher:
                               published_in=ahead, retained=[r.id for r in head.entry.retained])  # fmt: skip
         # Of the handle whose token was looked at: what comes behind it is a late publication.
         intents = {
-            uid: SinkIntent(table_id=table.table_id, mode=SinkMode.RESTORE, to_version=table.version)
+            uid: SinkIntent(
+                table_id=table.table_id, mode=SinkMode.RESTORE, to_version=table.version, seen_version=table.version
+            )
             for uid, table in tables.items()
-        }
+        }  # fmt: skip
         return older[-1], intents
 
     def forget(self) -> None:

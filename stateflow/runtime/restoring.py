@@ -19,11 +19,11 @@ from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_
 from stateflow.checkpoint.stored_savepoints import savepoint_at
 from stateflow.checkpoint.targets import Target
 from stateflow.checkpoint.untold import tell_history
-from stateflow.errors import ConfigError, DataError, Fenced, PlanOutdated
+from stateflow.errors import ConfigError, DataError, Fenced, ForeignRows, PlanOutdated
 from stateflow.runtime.job import Job
 from stateflow.runtime.planned import check_fits, check_planned_job, check_whole, look_up, without
 from stateflow.runtime.publishing import Publisher, Selection
-from stateflow.runtime.rewinding import complete_rewind
+from stateflow.runtime.rewinding import complete_rewind, record_replaced
 from stateflow.runtime.state_import import Place, import_state
 
 
@@ -88,13 +88,13 @@ def _carry_out(job: Job, head: Head, proposal: Proposal, order: RestoreOrder) ->
     _check_not_moved(proposal, head, order)
     target = _planned_target(root, head, proposal)
     # All of it is looked at before the CLAIM, which ends a run: a plan that cannot be carried out must not do that.
-    _intents(job, proposal, target)
+    _intents(job, head, proposal, target)
     _check_target(job, proposal, target)
     note = f"restore {proposal.label}" + (f" for {order.by}" if order.by else "") + (
         f": {order.reason}" if order.reason else "")  # fmt: skip
     failpoints.hit("restore.begin")
-    # A restore that was killed behind its intent is completed first, so that every table stands where the log says.
-    claimed = root.claim_on(complete_rewind(root, job.sinks, head), order.request, note)
+    before = _completed(job, head, proposal)
+    claimed = root.claim_on(before, order.request, note)
     if claimed is None:
         raise _overtaken(proposal, root.head(), order)
     failpoints.hit("restore.claimed")
@@ -106,7 +106,24 @@ def _carry_out(job: Job, head: Head, proposal: Proposal, order: RestoreOrder) ->
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
-    return complete_rewind(root, job.sinks, adopted)
+    if before.entry.rewind is not None:
+        record_replaced(root, before.entry.rewind, adopted.entry.seq)
+    return complete_rewind(root, job.sinks, adopted, planned_now=True)
+
+
+def _completed(job: Job, head: Head, proposal: Proposal) -> Head:
+    """After a restore that was killed after its intent: every table stands where the log says.
+
+    One that another writer's commits stop is left as it is, if the plan says what happens to each of its tables.
+    """
+    try:
+        return complete_rewind(job.root, job.sinks, head)
+    except ForeignRows:
+        rewind = head.entry.rewind
+        planned = {change.uid for change in proposal.sinks}
+        if rewind is None or rewind.restore is None or not rewind.sinks.keys() <= planned:
+            raise
+        return head
 
 
 def _check_not_moved(proposal: Proposal, head: Head, order: RestoreOrder) -> None:
@@ -144,7 +161,7 @@ def _adoption(job: Job, head: Head, target: Target, proposal: Proposal) -> Adopt
     publisher = Publisher(job.root, job.sinks)
     upto = head.checkpoint_id if proposal.foreign else target.checkpoint_id
     publisher.publish_pending(head, _due(proposal, upto))
-    sinks = _intents(job, proposal, target)
+    sinks = _intents(job, head, proposal, target)
     drop = _dropped(proposal)
     if target.ref is not None and not drop:
         return dataclasses.replace(job.root.adoption(head, target.ref), sinks=sinks)
@@ -167,18 +184,20 @@ def _due(proposal: Proposal, upto: int) -> Selection:
     return lambda pending: pending.checkpoint_id <= upto or pending.sink in kept_tables
 
 
-def _intents(job: Job, proposal: Proposal, target: Target) -> dict[str, SinkIntent]:
-    return {change.uid: _intent(job, change, target) for change in proposal.sinks}
+def _intents(job: Job, head: Head, proposal: Proposal, target: Target) -> dict[str, SinkIntent]:
+    return {change.uid: _intent(job, head, change, target) for change in proposal.sinks}
 
 
-def _intent(job: Job, change: SinkChange, target: Target) -> SinkIntent:
+def _intent(job: Job, head: Head, change: SinkChange, target: Target) -> SinkIntent:
     # Looked up again: what was pending at the plan is published by now, and its version belongs to the target.
-    then = None
-    back = look_up(job.sinks[change.uid], change, target.checkpoint_id)
-    if change.mode is SinkMode.RESTORE:
-        # Nothing to take back is a version too: a paused driver can still publish before the table has our token.
-        then = back.from_version if back.to_version is None else back.to_version
-    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
+    back = look_up(job.sinks[change.uid], change, target.checkpoint_id, head.entry.rewind)
+    if change.mode is SinkMode.KEEP:
+        return SinkIntent(table_id=change.table_id, mode=change.mode)
+    # Nothing to take back is a version too: a paused driver can still publish before the table has our token.
+    then = back.from_version if back.to_version is None else back.to_version
+    return SinkIntent(
+        table_id=change.table_id, mode=change.mode, to_version=then, seen_version=back.from_version
+    )
 
 
 def _dropped(proposal: Proposal) -> frozenset[str]:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stateflow import failpoints
@@ -25,6 +26,7 @@ from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import told_at
 from stateflow.errors import Fenced, StateflowError
 from stateflow.events import log_within
+from stateflow.runtime.background import BackgroundWork, Work
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
@@ -86,6 +88,7 @@ class JobRun:
         self._base: dict[str, OperatorState] = {}
         self._sources: list[SourceWatermark] = []
         self._desk: RequestDesk
+        self._background: BackgroundWork
         self.restored: RestorePlan
         self.stood_at: str
         self.manifest: Manifest | None = None
@@ -104,6 +107,8 @@ class JobRun:
         self._committer.note = note
         self._committer.head = self.job.root.claim(note)
         root, head = self.job.root, self.head
+        self._background = BackgroundWork(root, self.job.recorder, head.entry.generation)
+        self._committer.background = self._background
         log_within(job=root.job.job, run=note or root.writer, generation=head.entry.generation, batch=0,
                    checkpoint=head.checkpoint_id)  # fmt: skip
         with self.fenced_first():
@@ -116,12 +121,12 @@ class JobRun:
             self.job.recorder.gauge(
                 "last_checkpoint_restore_timestamp", milliseconds(self.job.root.clock.now())
             )
-            write_records(self.job.root.storage, told, self.job.root.clock.new_id())
+            write = partial(write_records, root.storage, told, root.clock.new_id())
+            self._background.attempt(Work.HISTORY, write)
             # Here as well as at the end: a job whose runs all end badly has a history, too.
             self._committer.trim_history()
-            self._desk = RequestDesk(
-                self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self
-            )
+            interval = self.job.settings.requests.interval
+            self._desk = RequestDesk(root, head.entry.generation, interval, self, self._background)
             self._desk.open(self._point())
 
     def _restore(self, checked: frozenset[str]) -> None:
@@ -308,19 +313,20 @@ class JobRun:
 
     def collect(self) -> None:
         """Collects garbage now."""
-        self._committer.collect()
+        self._committer.collect(at_once=True)
 
     def finish(self) -> None:
         """Ends the run in good order: the log learns that everything is published, so that a sink may be removed from
         the job, and garbage is collected. A newer run that claimed the job meanwhile learns it by itself."""
         with self.fenced_first():
             self.settle()
-            self._desk.close(self._point())
-            self._committer.tell_history()
+            self._desk.close(self._point)
+            self._committer.tell_history(at_once=True)
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
             self._committer.trim_history()
-            trim_requests(self.job.root.storage)
+            self._background.attempt(Work.CLEANUP, partial(trim_requests, self.job.root.storage), at_once=True)
+            self._background.finish()
         failpoints.hit("run.end")
 
     @property
@@ -363,8 +369,13 @@ class JobRun:
         """Removes what older runs wrote to sinks and never published. Pending output is published by now, and of this
         run nothing is written yet."""
         head = self.head.entry
+
+        def is_leftover(generation: int, ordinal: int, path: str) -> bool:
+            return is_past(DataKey(generation, ordinal, "", path), head)
+
         for bound in self.job.sinks.values():
-            bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
+            sweep = partial(bound.sink.sweep, bound.context, is_leftover)
+            self._background.attempt(Work.CLEANUP, sweep, at_once=True)
 
     def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingBarrier:
         before = {source.uid: source.watermark for source in self._sources}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,9 +28,13 @@ from stateflow.checkpoint.requests import (
 from stateflow.checkpoint.savepoint import Order, make_savepoint
 from stateflow.checkpoint.savepoint_cleanup import settle_savepoint
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint
-from stateflow.errors import DataError, Fenced, InternalError, StateflowError, StorageError
+from stateflow.errors import DataError, Fenced, InternalError, StateflowError
+from stateflow.runtime.background import BackgroundWork, Work
 
 log = logging.getLogger(__name__)
+
+_MOST_OUTRUN = 20
+"""So often a request is served again because its checkpoint was let go before it was pinned."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +65,20 @@ class RequestDesk:
         generation: of the run.
         interval: between two looks.
         batches: what runs batches of its own.
+        background: tries what may fail without harm to the run.
     """
 
     def __init__(
-        self, root: JobRoot, generation: int, interval: timedelta, batches: BatchesOnRequest
-    ) -> None:
+        self, root: JobRoot, generation: int, interval: timedelta, batches: BatchesOnRequest,
+        background: BackgroundWork,
+    ) -> None:  # fmt: skip
         self.stopped = False
         self._root = root
         self._generation = generation
         self._interval = interval
         self._batches = batches
+        self._background = background
+        self._outrun: Counter[str] = Counter()
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._known: set[str] = set()
@@ -79,7 +89,7 @@ class RequestDesk:
 
     def open(self, point: Point) -> None:
         """Begins. A stop that an earlier run did not get to answer is carried out before any batch."""
-        self._look()
+        self._try_to_look()
         self._watcher.start()
         if any(r.kind is RequestKind.STOP for r in self._waiting):
             self.serve(point)
@@ -95,32 +105,34 @@ class RequestDesk:
             waiting, self._waiting = self._waiting, []
         for asked in waiting:
             if asked.kind is RequestKind.SAVEPOINT:
-                self._making.append(self._maker.submit(self._answer, asked, point))
+                self._making.append(self._maker.submit(self._try_to_answer, asked, point))
             else:
-                self._answer(asked, point)
+                self._try_to_answer(asked, point)
 
-    def close(self, point: Point) -> None:
-        """Serves what is left, and waits for every savepoint in the making; the run ends."""
+    def close(self, current: Callable[[], Point]) -> None:
+        """Serves what is left, and waits for every savepoint in the making; the run ends.
+
+        Args:
+            current: where the job stands. A request may run a batch of its own, and the checkpoint before that may not
+                be retained any more when the next request is served.
+        """
         # Until nothing is left to do, the watcher goes on telling the askers that there is a run.
-        self._look()
-        self._serve_all(point)
+        self._try_to_look()
+        self._serve_all(current)
         self._end_watch()
-        self._look()
-        self._serve_all(point)
+        self._try_to_look()
+        self._serve_all(current)
 
-    def _serve_all(self, point: Point) -> None:
+    def _serve_all(self, current: Callable[[], Point]) -> None:
+        # It ends: each request is served again at most `_MOST_OUTRUN` times.
         while self._waiting or self._making:
-            self.serve(point)
+            self.serve(current())
             self._wait()
 
     def _wait(self) -> None:
         making, self._making = self._making, []
         for made in making:
-            try:
-                made.result()
-            except StateflowError as e:
-                # The checkpoint is safe, and the request stays open: the next run serves it.
-                log.warning("a request could not be answered: %s", e)
+            made.result()
 
     def abandon(self) -> None:
         """Takes nothing more, and does not wait for long: the run ends anyhow."""
@@ -133,11 +145,21 @@ class RequestDesk:
             self._watcher.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(self._interval.total_seconds()):
-            try:
-                self._look()
-            except StorageError as e:
-                log.warning("the requests to this run could not be looked at: %s", e)
+        pause = self._interval
+        while not self._ended.wait(pause.total_seconds()):
+            self._try_to_look()
+            pause = self._background.pause(Work.REQUESTS, self._interval)
+
+    def _try_to_look(self) -> None:
+        """What is not found now is found at a later look, or by the next run."""
+        self._background.attempt(Work.REQUESTS, self._look, at_once=True)
+
+    def _try_to_answer(self, asked: Request, point: Point) -> None:
+        """A request that gets no answer stays open: a later look finds it again, or the next run does."""
+        answered = self._background.attempt(Work.REQUESTS, lambda: self._answer(asked, point), at_once=True)
+        if not answered:
+            with self._lock:
+                self._known.discard(asked.id)
 
     def _look(self) -> None:
         with self._lock:
@@ -197,13 +219,19 @@ class RequestDesk:
         ), asked.id)  # fmt: skip
 
     def _is_outrun(self, asked: Request, point: Point) -> bool:
-        """Whether a request failed only because the job went on; then the next barrier or the newer run serves it."""
+        """Whether a request failed only because the job went on; then the next barrier or the newer run serves it.
+
+        Not for ever: after `_MOST_OUTRUN` tries the asker gets the error.
+        """
         head = self._root.head()
         if head.entry.generation != self._generation:
             return True
         if point.checkpoint is None or point.checkpoint in kept(head):
             return False
         with self._lock:
+            self._outrun[asked.id] += 1
+            if self._outrun[asked.id] > _MOST_OUTRUN:
+                return False
             self._waiting.append(asked)
         return True
 

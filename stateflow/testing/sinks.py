@@ -10,7 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import (
+    OtherCommit,
+    Sink,
+    SinkContext,
+    SinkRewind,
+    SinkTable,
+    SinkWriter,
+    TableChanges,
+    Writing,
+)
 from stateflow.clock import SystemClock
 from stateflow.errors import SinkDiverged, StorageError
 from stateflow.state.handles import Committable
@@ -138,6 +147,16 @@ class _Table:
         return SinkRewind(self.version, first - 1, self._count(now - then), self._count(then - now),
                           tuple(self._others(now - then)))  # fmt: skip
 
+    def changes_since(self, version: int) -> TableChanges:
+        later = [(n, v) for n, v in enumerate(self._versions) if n > version]
+        return TableChanges(str(self._folder), any(self._is_ours(v) for _, v in later),
+                            tuple(self._other(n, v) for n, v in later if not self._is_ours(v)))  # fmt: skip
+
+    def _other(self, number: int, version: dict[str, Any]) -> OtherCommit:
+        paths = tuple(version.get("paths", []))
+        who = frozenset({version["application"]})
+        return OtherCommit(number, who, self._sentence(number, version, paths), paths)
+
     def rewind(self, to_version: int | None, token: int) -> int | None:
         if to_version is None:
             return self._append(token, paths=[])
@@ -165,9 +184,12 @@ class _Table:
         for n, version in enumerate(self._versions):
             theirs = [] if self._is_ours(version) else [p for p in version.get("paths", []) if p in gone]
             if theirs:
-                count = self._count(theirs)
-                rows = "1 row" if count == 1 else f"{count} rows"
-                yield f"version {n}: published by {version['application']}, {rows} more"
+                yield self._sentence(n, version, theirs)
+
+    def _sentence(self, number: int, version: dict[str, Any], paths: Iterable[str]) -> str:
+        count = self._count(paths)
+        rows = "1 row" if count == 1 else f"{count} rows"
+        return f"version {number}: published by {version['application']}, {rows} more"
 
     def _count(self, names: Iterable[str]) -> int:
         return sum(len((self._folder / "data" / name).read_text().splitlines()) for name in names)

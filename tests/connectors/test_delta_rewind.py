@@ -580,3 +580,27 @@ def test_a_shadow_has_a_life_of_its_own(sink: DeltaSink, table: Path) -> None:
     assert snapshot(table) == before
     assert visible(shadow.table) == []
     assert (sink.open_table(_ABOUT).token, shadow.open_table(_ABOUT).token) == (4, 9)
+
+
+# --- What others do in between
+
+
+def test_changes_of_others_are_told_with_version_rows_and_files(sink: DeltaSink, table: Path) -> None:
+    commit_elsewhere(table, pairs(50, 2))
+    put(sink, _ABOUT, 5, pairs(5, 1))
+    DeltaTable(str(table)).optimize.compact()
+    commit_elsewhere(table, pairs(60, 3), "other/app", 1)
+    changes = sink.open_table(_ABOUT).changes_since(4)
+    assert (changes.table, changes.published) == (str(table), True)
+    assert [(c.version, c.applications) for c in changes.others] == [(5, frozenset()), (8, {"other/app"})]
+    assert "2 rows more" in changes.others[0].text and "3 rows more" in changes.others[1].text
+    assert all(len(c.files) == 1 and (table / c.files[0]).exists() for c in changes.others)
+    since = sink.open_table(_ABOUT).changes_since(8)
+    assert (since.published, since.others) == (False, ())
+
+
+def test_a_commit_whose_entry_is_gone_may_be_another_writer_s(sink: DeltaSink, table: Path) -> None:
+    handle = sink.open_table(_ABOUT)
+    entry_path(table, 3).unlink()
+    changes = handle.changes_since(2)
+    assert [(c.version, c.files) for c in changes.others] == [(3, ())]

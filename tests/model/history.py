@@ -14,7 +14,7 @@ from stateflow.storage.paths import FORMAT
 from tests.model.invariants import Checker
 from tests.model.mutants import MUTANTS, Mutant
 from tests.model.office import Office
-from tests.model.outsiders import Admin, Cleaner, Vacuum
+from tests.model.outsiders import Admin, Appender, Cleaner, Vacuum
 from tests.model.people import PEOPLE
 from tests.model.plan import PLANS, Plan
 from tests.model.rules import Violation
@@ -142,6 +142,8 @@ class History:
             for i in range(count):
                 body = PEOPLE[kind](self.office, f"{kind}{i}")
                 self.world.spawn(f"{kind}{i}", body, self.rng.randint(20, self.plan.steps // 2))
+        for i in range(self.plan.appenders):
+            self.world.spawn(f"appender{i}", Appender(self.site), self.rng.randint(20, 80))
         if self.plan.vacuum:
             self.world.spawn("vacuum", Vacuum(self.site))
 

@@ -10,9 +10,10 @@ rules have the names that `reference/reliability.md` gives them, and:
     S1  output becomes visible in order, exactly once, and only that of checkpoints on the job's line
     S2  output that is not visible is pending in the head
     S3  a sweep of a sink removes only what no checkpoint on the job's line has, and at rest all of that
+    S4  what another application appended disappears only if a plan that a person approved has named it
     R1  ids of restore requests are carried on for ever        R2  no restore request is carried out twice
     R3  an intent says what is true: the target's state, and its output is in the tables or was
-    R4  no intent before the last one is complete
+    R4  no intent before the last one is complete, unless it says what happens to each table of that one
     R5  nothing is committed or published before the tables went back
     R6  every entry tells all restores that led to it, and where to
 
@@ -30,6 +31,7 @@ from typing import Any
 import msgspec
 
 from tests.model.keeping import Keeping
+from tests.model.plan import FOREIGN
 from tests.model.rules import Violation
 from tests.model.store import SimStorage
 
@@ -95,6 +97,8 @@ class Checker:
         """For each sink, everything that ever was published."""
         self.limbo: dict[str, tuple[int, str]] = {}
         """Sinks whose table has yet to go back: the intent's number, and what is to happen."""
+        self._replaced: dict[int, dict[str, tuple[str, list[Output]]]] = {}
+        """Intents that another one has replaced: for each table that had not gone back, its mode and content."""
         self.line: dict[str, list[Output]] = defaultdict(list)
         """For each sink, what the table must hold: (checkpoint id, files)."""
         self.visible: dict[str, int] = defaultdict(int)
@@ -102,6 +106,8 @@ class Checker:
         self._storage = storage
         self._retain = retain
         self._origin = origin
+        self.approved: set[str] = set()
+        """Files of other applications that may disappear: an approved plan has named them."""
         self._table: dict[str, list[Output]] = defaultdict(list)
         self._floor: dict[str, int] = defaultdict(int)
         self._needs: dict[int, dict[str, str]] = {0: {}}
@@ -170,21 +176,54 @@ class Checker:
 
     def rewound(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
         """A sink's table got the token of a restore, and perhaps older content."""
+        if self._is_late(sink, token):
+            self._rewound_late(sink, token, before, after)
+            return
         intent, mode = self.limbo.pop(sink, (0, ""))
         if intent != token:
             raise Violation("S1", f"{sink}: the table goes back for {token}, the intent is {intent}")
         if mode == "keep":
             if before != after:
                 raise Violation("S1", f"{sink}: a table that is kept has other content behind {token}")
-        elif list(after) != _flat(self.line[sink]):
+        elif ours(after) != _flat(self.line[sink]):
             raise Violation(
-                "S1", f"{sink}: behind {token} the table has {_odd(list(after), _flat(self.line[sink]))}"
+                "S1", f"{sink}: behind {token} the table has {_odd(ours(after), _flat(self.line[sink]))}"
             )
         else:
             self._table[sink] = list(self.line[sink])
+        self._check_foreign(sink, token, set(before) - set(after))
         self.visible[sink] = len(self.line[sink])
         self._floor[sink] = token
         self.counts[f"tables rewound ({mode})" + (" with rows undone" if before != after else "")] += 1
+
+    def _is_late(self, sink: str, token: int) -> bool:
+        """Whether a restore that was paused goes on with a table although another plan has replaced it."""
+        return token < self.limbo.get(sink, (0, ""))[0] and sink in self._replaced.get(token, {})
+
+    def _rewound_late(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+        """It does what its own plan said; the one that replaced it has yet to come, and sets this right."""
+        mode, line = self._replaced[token][sink]
+        wanted = ours(before) if mode == "keep" else _flat(line)
+        if ours(after) != wanted:
+            raise Violation("S1", f"{sink}: behind the replaced {token} it has {_odd(ours(after), wanted)}")
+        self._check_foreign(sink, token, set(before) - set(after))
+        if mode == "restore":
+            self._table[sink] = list(line)
+            if self.limbo[sink][1] == "keep":
+                self.line[sink] = list(line)
+        self.counts["tables rewound late for a replaced plan"] += 1
+
+    def appended(self, sink: str, path: str) -> None:
+        """Another application appended to a sink's table."""
+        self.counts["appended by others"] += 1
+        if sink in self.limbo:
+            self.counts["appended by others to a table in limbo"] += 1
+
+    def _check_foreign(self, sink: str, token: int, gone: set[str]) -> None:
+        foreign = {path for path in gone if path.startswith(FOREIGN)}
+        self.counts["commits of others undone"] += len(foreign)
+        if unseen := sorted(foreign - self.approved):
+            raise Violation("S4", f"{sink}: {unseen[0]} is undone for {token}, and nobody approved that")
 
     def swept(self, sink: str, path: str) -> None:
         """A sink's file is about to be removed as a leftover."""
@@ -264,7 +303,11 @@ class Checker:
             self._restored.add(request)
         old, new = parent.doc.get("rewind"), fact.doc.get("rewind")
         if old and new and old["seq"] != new["seq"]:
-            raise Violation("R4", f"entry {fact.seq} has an intent, {old['seq']} is not complete")
+            if not old["sinks"].keys() <= new["sinks"].keys() or fact.seq != new["seq"]:
+                raise Violation("R4", f"entry {fact.seq} has an intent, {old['seq']} is not complete")
+            self.counts["intents replaced"] += 1
+            waiting = [sink for sink, (seq, _) in self.limbo.items() if seq == old["seq"]]
+            self._replaced[old["seq"]] = {s: (old["sinks"][s]["mode"], list(self.line[s])) for s in waiting}
         if old and not new and self.limbo:
             raise Violation("R5", f"entry {fact.seq} says that {sorted(self.limbo)} went back")
         if new and fact.kind == "commit":
@@ -321,6 +364,9 @@ class Checker:
                 raise Violation(
                     "R3", f"claim {fact.seq} goes back to {target}, {sink} has never seen {unseen[0]}"
                 )
+            if intent["mode"] == "keep" and self.limbo.get(sink, (0, ""))[1] == "restore":
+                # The restore that this intent replaces has not reached the table: what it holds now is kept.
+                self.line[sink] = list(self._table[sink])
             self.limbo[sink] = (fact.seq, intent["mode"])
             if intent["mode"] == "restore":
                 self.line[sink] = list(wanted)
@@ -488,6 +534,11 @@ def _pins(doc: dict[str, Any]) -> frozenset[str]:
 
 def _states(needs: dict[str, str], manifest: str) -> list[str]:
     return sorted(sha256 for key, sha256 in needs.items() if key != manifest)
+
+
+def ours(content: tuple[str, ...]) -> list[str]:
+    """What the job published of a table's content."""
+    return [path for path in content if not path.startswith(FOREIGN)]
 
 
 def _flat(outputs: list[Output]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from stateflow.api.sink import SinkTable
 from stateflow.checkpoint import (
     collector,
     entries,
@@ -32,6 +33,7 @@ from stateflow.checkpoint.documents import (
     Pin,
     PublishedOutput,
     Request,
+    Rewind,
     SinkIntent,
     SinkMode,
 )
@@ -205,14 +207,21 @@ _take_back = rewinding._take_back
 
 
 def _without_token_when_kept(
-    sink: BoundSink, intent: SinkIntent, seq: int, log: CheckpointLog
+    sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool
 ) -> PublishedOutput:
+    intent = rewind.sinks[sink.uid]
     if intent.mode is SinkMode.RESTORE:
-        return _take_back(sink, intent, seq, log)
-    return PublishedOutput(table_id=intent.table_id, version=sink.open_table().version, checkpoint_id=seq)
+        return _take_back(sink, rewind, log, planned_now)
+    version = sink.open_table().version
+    return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=rewind.seq)
 
 
-def _later(root: JobRoot, sinks: object, head: Head) -> Head:
+def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
+    intent = rewind.sinks[sink.uid]
+    return None if intent.to_version == table.version else intent.to_version
+
+
+def _later(root: JobRoot, sinks: object, head: Head, planned_now: bool = False) -> Head:
     return head
 
 
@@ -266,7 +275,7 @@ class _Silent(runtime.Publisher):
         pass
 
 
-def _intent_of_the_plan(job: Job, change: SinkChange, target: Target) -> SinkIntent:
+def _intent_of_the_plan(job: Job, head: Head, change: SinkChange, target: Target) -> SinkIntent:
     then = change.now if change.then is None else change.then
     return SinkIntent(
         table_id=change.table_id,
@@ -275,7 +284,7 @@ def _intent_of_the_plan(job: Job, change: SinkChange, target: Target) -> SinkInt
     )
 
 
-def _intent_without_version(job: Job, change: SinkChange, target: Target) -> SinkIntent:
+def _intent_without_version(job: Job, head: Head, change: SinkChange, target: Target) -> SinkIntent:
     then = None
     if change.mode is SinkMode.RESTORE:
         then = job.sinks[change.uid].open_table().plan_rewind(target.checkpoint_id).to_version
@@ -394,6 +403,10 @@ MUTANTS: dict[str, Mutant] = {
     "kept-token": Mutant(
         "a restore sets no token in tables that are kept",
         ((rewinding, "_take_back"),), _without_token_when_kept, ("S1", "R5"), plan="rewinds",
+    ),
+    "blind-rewind": Mutant(
+        "a table goes back to the version of the intent, whatever others have committed since",
+        ((rewinding, "_version_to_restore"),), _version_of_the_intent, ("S4",), plan="shared",
     ),
     "late-intent": Mutant(
         "a start leaves the intent of a restore for later",

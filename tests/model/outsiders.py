@@ -86,6 +86,20 @@ class Admin:
             raise Violation("I3", f"{self.name} reads pinned checkpoint {ref.id}: {e}") from e
 
 
+class Appender:
+    """Another application that appends to the job's tables at any step."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __call__(self) -> None:
+        site = self.site
+        while not site.world.is_calm:
+            site.world.sleep(site.rng.randint(5, 40))
+            limbo = [sink for sink in site.sinks if sink.uid in site.checker.limbo]
+            site.rng.choice(limbo or site.sinks).append()
+
+
 class Vacuum:
     """Removes a file that no table has while nobody works who publishes, as VACUUM does when a job stood still."""
 

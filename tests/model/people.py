@@ -16,6 +16,7 @@ from stateflow.errors import (
     CorruptFile,
     DataError,
     Fenced,
+    ForeignRows,
     MissingFile,
     PlanOutdated,
     RequestTimeout,
@@ -69,6 +70,9 @@ class Person:
         """What a pin keeps cannot be missing; a table can have gone only where a job took it."""
         if self.site.plan.vacuum and "output that is not yet published" in error.message:
             self.site.count("commands that miss output")
+            return
+        if isinstance(error, ForeignRows):
+            self.site.count("commands stopped by others' rows")
             return
         if isinstance(error, MissingFile | CorruptFile) and not self.site.checker.keeping.pins_dropped:
             raise Violation("I3", f"{self.name}: {error}") from error
@@ -188,6 +192,7 @@ class Restorer(Person):
     def _execute(self, planned: tuple[Proposal, RestoreOrder]) -> bool:
         """Whether the plan is carried out; it may have been before. One that is outdated is never tried again."""
         site, office = self.site, self.office
+        site.checker.approved |= {path for sink in planned[0].sinks for path in sink.others}
         for _ in range(3):
             try:
                 recovery.restore(JOB_URI, _CODE, *planned)

@@ -9,6 +9,9 @@ PUT, READ, WRITE, TABLE, START = "put", "read", "write", "table", "start"
 """Kinds of calls, by what can go wrong: put-if-absent, reads, writes that may be repeated, a sink's commit. START is
 the first step of an actor, which is no call."""
 
+FOREIGN = "foreign/"
+"""What the names of other applications' files in a table begin with."""
+
 GO, PAUSE, CRASH, LOST, FAILED, LATE, MASKED, ERROR, HOLD = range(9)
 VERDICTS = ("ok", "PAUSE", "CRASH", "LOST RESPONSE", "FAILED REQUEST", "LATE WRITE", "MASKED BY RETRY", "ERROR",
             "HELD BACK")  # fmt: skip
@@ -43,6 +46,8 @@ class Plan:
     """How likely such a file is lost with its host."""
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
+    appenders: int = 0
+    """How many other applications append to the tables."""
     people: tuple[tuple[str, int], ...] = ()
     """Who comes with savepoints, restores, stops and forks, and how many of each."""
     keep: float = 0.3
@@ -135,6 +140,12 @@ BEREFT = replace(
 )  # fmt: skip
 """The same, while people take the job back: a start must not go behind what they went back to."""
 
+SHARED = replace(REWINDS, appenders=2, crash=0.01, people=(("saver", 1), ("restorer", 3)), keep=0.2)
+"""Other applications append to the tables while people take the job back, and die on the way."""
+
+SHARED_LOST = replace(BEREFT, appenders=2, crash=0.04, keep=0.0)
+"""The same, while the job goes back by itself as well, because output is deleted."""
+
 BUSY = Plan(
     steps=300, drivers=1, batches=10, collectors=3, admins=3, shorten=0.9, sinks=0, retain=3, real=True, abort=0.0,
     newcomers=0.0, pause=0.0, crash=0.0, faults=0.0,
@@ -156,7 +167,7 @@ BESIDE = Plan(
 
 PLANS: dict[str, Plan | None] = {
     "": None, "held": HELD, "vacuum": VACUUM, "lost": BEREFT, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
-    "keeping": KEEPING, "given-up": GIVEN_UP, "beside": BESIDE,
+    "shared": SHARED, "shared-lost": SHARED_LOST, "keeping": KEEPING, "given-up": GIVEN_UP, "beside": BESIDE,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""
 

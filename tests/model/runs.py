@@ -15,7 +15,15 @@ from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.reports import TaskReport
-from stateflow.errors import BatchFailed, ConfigError, DataError, Fenced, SinkDiverged, StorageError
+from stateflow.errors import (
+    BatchFailed,
+    ConfigError,
+    DataError,
+    Fenced,
+    ForeignRows,
+    SinkDiverged,
+    StorageError,
+)
 from stateflow.runtime import run as runtime
 from stateflow.runtime.committing import NOT_IN_TIME
 from stateflow.runtime.executors import BatchWork, Executor
@@ -65,8 +73,6 @@ class Run:
             if not site.plan.asynchronous or NOT_IN_TIME not in e.message:
                 raise
             site.count("runs that waited in vain")
-        except SinkDiverged as e:
-            raise Violation("S1", f"{self.name}: {e}") from e
         except DataError as e:
             self._judge(e)
         self.abandon()
@@ -114,7 +120,11 @@ class Run:
 
     def _judge(self, error: DataError) -> None:
         """A file may be missing only for a run that is fenced, or when somebody removed it by hand."""
-        if self.site.plan.vacuum and "retained" in error.message:
+        if isinstance(error, SinkDiverged):
+            raise Violation("S1", f"{self.name}: {error}") from error
+        if isinstance(error, ForeignRows):
+            self._stopped_by_others(error)
+        elif self.site.plan.vacuum and "retained" in error.message:
             # A command shortened the retention while the run was going back.
             self.site.count("runs that gave up")
         elif self.site.plan.vacuum and "output that is not yet published" in error.message:
@@ -124,6 +134,13 @@ class Run:
             raise Violation("I3", f"{self.name}: {error}") from error
         else:
             self.site.count("fenced")
+
+    def _stopped_by_others(self, error: ForeignRows) -> None:
+        if not self.site.plan.appenders:
+            raise Violation("S4", f"{self.name}: {error}") from error
+        # Nothing is undone: a person approves another plan.
+        self.site.count("runs stopped by others' rows")
+        self.needs_person = True
 
 
 class FreeRun(Run):

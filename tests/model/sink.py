@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from stateflow.api.sink import SinkContext, SinkRewind
+from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, TableChanges
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
-from tests.model.plan import READ, TABLE, WRITE
+from tests.model.plan import FOREIGN, READ, TABLE, WRITE
 from tests.model.world import World
 
 
@@ -21,6 +21,9 @@ class Observer(Protocol):
 
     def rewound(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
         """The table went back, or kept its content, with a new token."""
+
+    def appended(self, sink: str, path: str) -> None:
+        """Another application appended to the table."""
 
     def swept(self, sink: str, path: str) -> None:
         """A file is about to be removed as a leftover."""
@@ -36,6 +39,10 @@ class SimSink:
         self.files: dict[str, int] = {}
         self.named: set[str] = set()
         """Every file that some version has."""
+        self.foreign: dict[int, str] = {}
+        """What another application appended, by version."""
+        self.own: set[int] = set()
+        """Versions that the job made."""
         self._world = world
         self._observer = observer
 
@@ -74,6 +81,16 @@ class SimSink:
         act = lambda: self.files.__setitem__(committable.path, committable.size)  # noqa: E731
         self._world.call(WRITE, "write", committable.path, act)
 
+    def append(self) -> None:
+        """Another application appends a file, in one step."""
+        version = len(self.versions)
+        path = f"{FOREIGN}{self.uid}-{version}"
+        self.versions.append((self.versions[-1][0], (*self.content, path)))
+        self.foreign[version] = path
+        self.files[path] = 1
+        self.named.add(path)
+        self._observer.appended(self.uid, path)
+
     def vacuum(self, path: str) -> None:
         """Somebody removes a file that is not in the table, though it may be waiting to be published."""
         self.files.pop(path, None)
@@ -99,6 +116,7 @@ class SimSink:
         if seen != len(self.versions) - 1:
             return None
         paths = [c.path for c in committables]
+        self.own.add(len(self.versions))
         self.versions.append((token, (*self.content, *paths)))
         self.named.update(paths)
         self._observer.published(self.uid, token, paths)
@@ -109,6 +127,7 @@ class SimSink:
             return None
         before = self.content
         after = before if to_version is None else self.versions[to_version][1]
+        self.own.add(len(self.versions))
         self.versions.append((token, after))
         self._observer.rewound(self.uid, token, before, after)
         return seen + 1
@@ -145,7 +164,18 @@ class SimTable:
         versions = self.sink.versions[: self.version + 1]
         later = (n for n, (token, _) in enumerate(versions) if token > checkpoint_id)
         first = next(later, None)
-        return SinkRewind(self.version, None if first is None else first - 1, None, None, ())
+        if first is None:
+            return SinkRewind(self.version, None, None, None, ())
+        gone = set(versions[-1][1]) - set(versions[first - 1][1])
+        others = tuple(sorted(path for path in gone if path.startswith(FOREIGN)))
+        return SinkRewind(self.version, first - 1, None, None, others)
+
+    def changes_since(self, version: int) -> TableChanges:
+        """What came after a version, up to that of this very handle."""
+        later = range(version + 1, self.version + 1)
+        paths = [(v, self.sink.foreign[v]) for v in later if v in self.sink.foreign]
+        others = tuple(OtherCommit(v, frozenset({"other"}), path, (path,)) for v, path in paths)
+        return TableChanges(self.sink.uid, any(v in self.sink.own for v in later), others)
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         """A rewind on this very handle."""
@@ -156,5 +186,5 @@ class SimTable:
 
 def _ask(is_leftover: Callable[[int, int, str], bool], path: str) -> bool:
     data = parse_data(path)
-    assert data is not None
+    assert data is not None, path
     return is_leftover(data.generation, data.ordinal, path)

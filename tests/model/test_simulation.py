@@ -15,7 +15,7 @@ from tests.model.rules import Violation
 
 _CHUNKS = 8
 _CHUNK = 2_500
-_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 1500, "beside": 600}
+_DIRECTED = {"rewinds": 1000, "keeping": 600, "given-up": 1500, "beside": 600, "shared": 500}
 _BOUND = 5_000
 
 _AT_LEAST = {
@@ -38,6 +38,11 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
         "savepoints complete": 500, "savepoints made by runs": 80, "savepoints disposed": 60,
         "savepoints given up": 80, "requests withdrawn": 500, "savepoints taken by the run": 5,
     },
+    "shared": {
+        "appended by others to a table in limbo": 400, "runs stopped by others' rows": 50, "intents replaced": 8,
+        "commits of others undone": 40, "tables rewound late for a replaced plan": 2,
+    },
+    "shared-lost": {"appended by others to a table in limbo": 300, "runs stopped by others' rows": 50},
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
     "beside": {
         "uploads beside a batch": 4_000, "uploads lost": 100, "runs that waited in vain": 5, "commits": 3_000,

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from stateflow.api.sink import SinkTable
 from stateflow.checkpoint import files, jobroot, log, publish
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import JobFormat
+from stateflow.checkpoint.documents import JobFormat, Rewind
 from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing
+from stateflow.runtime import assembly, committing, rewinding
+from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
 from stateflow.state.handles import Committable, StateFile
@@ -115,6 +117,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
+def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
+    intent = rewind.sinks[sink.uid]
+    return None if intent.to_version == table.version else intent.to_version
+
+
 _commit = DeltaSinkTable.commit
 
 
@@ -177,6 +184,8 @@ PLANTS = {
                      ((SparkLocation, "seed", _seed_nothing),)),
     "kept-entries": Plant("a collection leaves log entries that nothing needs",
                           ((Collector, "_delete", _delete_data_only),)),
+    "blind-rewind": Plant("a table goes back to the version of the intent, whatever others committed since",
+                          ((rewinding, "_version_to_restore", _version_of_the_intent),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""

@@ -13,7 +13,9 @@ from tests.scoreboard.report import Score, headline, page
 from tests.scoreboard.row import Result, Round, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
 
-_SLOW_PLANTS = {"clocks", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks", "long-runs"}
+_SLOW_PLANTS = {
+    "clocks", "other-writers", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks", "long-runs",
+}  # fmt: skip
 """Rows that take more than some seconds to find what is planted."""
 
 

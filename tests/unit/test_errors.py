@@ -34,6 +34,7 @@ STABLE = {
     "MissingFile": ("missing-file", 4, False),
     "SinkRefused": ("sink-refused", 2, False),
     "SinkDiverged": ("sink-diverged", 4, False),
+    "ForeignRows": ("foreign-rows", 4, False),
     "Fenced": ("fenced", 3, False),
     "StorageError": ("storage", 5, True),
     "BatchFailed": ("batch-failed", 5, True),

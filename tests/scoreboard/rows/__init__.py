@@ -12,6 +12,7 @@ from tests.scoreboard.rows import (
     killed_drivers,
     long_runs,
     network,
+    other_writers,
     racing,
     spark,
     states,
@@ -33,6 +34,7 @@ ROWS = sorted(
         *forks.ROWS,
         *formats.ROWS,
         *long_runs.ROWS,
+        *other_writers.ROWS,
     ],
     key=lambda row: row.number,
 )

@@ -1,0 +1,39 @@
+"""Another application that writes to a job's tables, and what must be in them then."""
+
+from __future__ import annotations
+
+import json
+
+from tests.recovery import disk
+from tests.recovery.harness import AccountsBox, Row, expected, multiset
+
+TABLES = ("movements", "totals")
+
+
+def append(box: AccountsBox, table: str, number: int = 1) -> list[Row]:
+    """Appends to a table as another application; the rows that it brings."""
+    folder = box.table(table)
+    version = newest_version(box, table) + 1
+    name, rows = f"other-{version}.json", [{"other": version, "row": i} for i in range(number)]
+    (folder / "data" / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = {"application": "another writer", "token": 1, "paths": [name]}
+    (folder / f"versions/{version:08d}").write_text(json.dumps(document))
+    return rows
+
+
+def newest_version(box: AccountsBox, table: str) -> int:
+    """The table's version."""
+    return len(list((box.table(table) / "versions").iterdir())) - 1
+
+
+def rows_of(box: AccountsBox, table: str) -> list[Row]:
+    """Everything that a reader of the table sees."""
+    return disk.folder_rows(box.table(table))
+
+
+def check_tables(box: AccountsBox, others: dict[str, list[Row]]) -> None:
+    """Each table has the job's rows once, and those of the other writer."""
+    wanted = expected(box.delivered)
+    for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
+        found = multiset(rows_of(box, table))
+        assert found == multiset(rows) + multiset(others.get(table, [])), f"rows of {table}"
