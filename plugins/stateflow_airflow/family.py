@@ -10,9 +10,9 @@ In a DAG file::
         retention=Retention(savepoints=7),
     )
 
-makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. What runs the job or takes it
-back holds the one slot of a pool, which has to be there (``airflow pools set flights 1 flights``); savepoints and
-retention hold none of it, so that they work during a run.
+makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: of a run and
+a restore that meet, the later one fences the earlier. To let them wait for each other instead, make a pool with one slot
+and name it: ``StateflowJob(pool="flights")``.
 """
 
 from __future__ import annotations
@@ -45,13 +45,18 @@ class StateflowJob:
     """A job as Airflow has to know it.
 
     Args:
-        name: of the job; the DAGs, the assets and the pool are named after it.
+        name: of the job; the DAGs and the assets are named after it.
         root: its job root.
         settings: as in `StateflowRunOperator`.
         spark: as in `StateflowRunOperator`.
-        pool: name of its pool with one slot; without it, the job's name.
+        pool: of the tasks that run or restore the job. A pool of your own has to exist: Airflow leaves a task without
+            one in the state "scheduled" and reports that in the scheduler's log only.
         run: further arguments of the tasks that run the job, such as ``retries``.
-        params: further params of the DAGs that run the job, for templates in `settings` and `spark`.
+        params: further params of the run DAG and of the recovery DAG, for templates in `settings` and `spark`. A text
+            that may stay empty needs the type ``["null", "string"]``: Airflow's form requires every other one, and
+            cannot be sent without it.
+        run_params: as `params`, of the run DAG only. A template has to do without them as well:
+            ``{{ params.get('failpoint') or '' }}``.
         approvers: ids of the users who may approve a restore; everyone who may answer, when empty.
         description: of the run DAG, in Markdown.
     """
@@ -60,9 +65,10 @@ class StateflowJob:
     root: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     spark: SparkSubmit = field(default_factory=SparkSubmit)
-    pool: str = ""
+    pool: str = "default_pool"
     run: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict)
+    run_params: Mapping[str, Param] = field(default_factory=dict)
     approvers: Sequence[str] = ()
     description: str = ""
 
@@ -132,7 +138,7 @@ def _run_dag(job: StateflowJob, application: str, schedule: Any) -> DAG:
         job.description
         or f"Runs {job.name} until it has caught up. A run goes on from the newest checkpoint."
     )
-    with _dag(job, "", doc, schedule=schedule, params=dict(job.params)) as dag:
+    with _dag(job, "", doc, schedule=schedule, params={**job.params, **job.run_params}) as dag:
         _run(job, application)
     return dag
 
@@ -146,7 +152,7 @@ def _run(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunO
         job_root=job.root,
         settings=job.settings,
         spark=job.spark,
-        pool=job.pool or job.name,
+        pool=job.pool,
         outlets=outlets,
         **given,
         **arguments,
@@ -161,14 +167,11 @@ until somebody deletes it. With *stop*, the run ends with exactly that checkpoin
 
 def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
     params = {
-        "name": Param(
-            "",
-            type="string",
-            pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
-            title="Name",
-            description="Empty: its origin and the time.",
+        "name": optional_text(
+            "Name",
+            "Letters, digits, dot, underscore and hyphen. Without a name: its origin and the time.",
         ),
-        "reason": Param("", type="string", title="Reason", description="Kept with the savepoint."),
+        "reason": optional_text("Reason", "Kept with the savepoint."),
         "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
         "stop": Param(False, type="boolean", title="Stop the run with it"),
     }
@@ -176,8 +179,8 @@ def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "job_root": job.root,
         "job": application,
         "settings": job.settings,
-        "name": "{{ params.name }}",
-        "reason": "{{ params.reason }}",
+        "name": "{{ params.name or '' }}",
+        "reason": "{{ params.reason or '' }}",
         "outlets": [job.savepoint],
         **_AGAIN,
     }
@@ -299,7 +302,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             plan=plan.output,
             approval=approve.output,
             reason="{{ params.reason }}",
-            pool=job.pool or job.name,
+            pool=job.pool,
             **code,
             **_AGAIN,
         )
@@ -332,21 +335,19 @@ def _recovery_params() -> dict[str, Param]:
             title="Reason",
             description="Kept in the job's log.",
         ),
-        "drop": Param(
-            "",
-            type=["null", "string"],
-            title="State to drop",
-            description="Uids of operators that the job has not any more, with commas.",
-        ),
-        "leave": Param(
-            "",
-            type=["null", "string"],
-            title="Tables to leave",
-            description="Uids of sinks that the job has not any more, with commas: their tables keep what came since.",
+        "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
+        "leave": optional_text(
+            "Tables to leave",
+            "Comma-separated uids of sinks removed from the job: their tables keep what came since.",
         ),
         "foreign": Param(False, type="boolean", title="The savepoint may be another job's"),
         "run": Param(False, type="boolean", title="Run the job afterwards"),
     }
+
+
+def optional_text(title: str, description: str, **schema: Any) -> Param:
+    """A param for a text that may be left out: without the type ``null``, Airflow's form requires it."""
+    return Param(None, type=["null", "string"], title=title, description=description, **schema)
 
 
 def _only_if(param: str, wanted: bool) -> Callable[[Context], None]:
