@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order, is_point, seq_of
 from stateflow.terminal import human_bytes
 
-_MARKS = {"savepoint": "◆", "restore": "↶", "rewind": "↶", "fork": "⑂", "dispose": "✕", "stop": "■"}
+_MARKS = {"savepoint": "◆", "restore": "↶", "rewind": "↶", "fork": "⑂", "dispose": "✕", "stop": "■",
+          "rejection": "⊘"}  # fmt: skip
 _UNTOLD = ("base", "id", "path", "request")
 """Facts for programs."""
 _LEGEND = "●  what the job stands on    ○  undone: a restore went back behind it"

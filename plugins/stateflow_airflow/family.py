@@ -23,10 +23,10 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Asset, Context, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
+from stateflow_airflow.operators.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -283,11 +283,12 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             **code,
             **_AGAIN,
         )
-        approve = ApprovalOperator(
+        approve = StateflowApprovalOperator(
             task_id="approve",
+            job_root=job.root,
+            plan=plan.output,
             subject=f"Take {job.name} back to {{{{ params.target }}}}?",
             body=PLAN_BODY,
-            defaults=ApprovalOperator.REJECT,
             response_timeout=timedelta(days=1),
             params={
                 "note": Param(

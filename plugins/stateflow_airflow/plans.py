@@ -1,9 +1,12 @@
-"""A restore's plan as Markdown, for the person who has to approve it."""
+"""A restore's plan: as Markdown, for the person who has to approve it, and read back from an XCom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, StateChange
@@ -90,3 +93,22 @@ def _size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def as_proposal(plan: Any) -> Proposal:
+    """What `StateflowRestorePlanOperator` returned, its plan, or that as JSON. Raises PermanentFailure."""
+    import msgspec
+
+    from stateflow.checkpoint.proposal import Proposal
+    from stateflow.decoders import json_decoder
+
+    try:
+        document = json.loads(plan) if isinstance(plan, str) else plan
+        if isinstance(document, Mapping) and "markdown" in document:
+            document = document["plan"]
+        return json_decoder(Proposal).decode(msgspec.json.encode(document))
+    except (ValueError, KeyError, TypeError) as error:
+        raise misconfigured(
+            f"this is not a restore's plan: {error}",
+            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
+        ) from error

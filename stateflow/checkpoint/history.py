@@ -87,9 +87,9 @@ class ActionRecord(Document, frozen=True, kw_only=True):
 
     seq: int
     """Of the log entry that was the newest then; of a savepoint's and a stop's checkpoint; of the CLAIM that goes
-    back."""
+    back; of a rejection, that of its plan."""
     kind: str
-    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``stop``."""
+    """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``stop``."""
     at: str
     by: str
     reason: str = ""

@@ -3,7 +3,14 @@
 from stateflow.recovery.checkpoints import CheckpointAsk, trigger_checkpoint
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
-from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
+from stateflow.recovery.restores import (
+    Rejection,
+    RestoreReport,
+    plan_restore,
+    record_rejection,
+    restore,
+    tables_back,
+)
 from stateflow.recovery.savepoints import (
     SavepointAsk,
     SavepointReport,
@@ -22,6 +29,7 @@ __all__ = [
     "ForkAsk",
     "ForkReport",
     "JobCode",
+    "Rejection",
     "RestoreReport",
     "SavepointAsk",
     "SavepointReport",
@@ -32,6 +40,7 @@ __all__ = [
     "fork",
     "list_all",
     "plan_restore",
+    "record_rejection",
     "restore",
     "stop",
     "tables_back",

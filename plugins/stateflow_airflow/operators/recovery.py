@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import PermanentFailure, misconfigured
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
-from stateflow_airflow.plans import as_markdown
+from stateflow_airflow.plans import as_markdown, as_proposal
 from stateflow_airflow.task_requests import (
     as_names,
     as_truth,
@@ -160,7 +160,7 @@ class StateflowRestoreOperator(JobOperator):
         if self.needs_approval:
             by, reason = _approved(self.approval, asker(context), reason)
         with told_as_failures():
-            proposal = _proposal(self.plan)
+            proposal = as_proposal(self.plan)
             order = RestoreOrder(request_id(context, proposal.digest), by, reason)
             code = job_code(self.job, self.settings)
             done = restore(check_root(self.job_root), code, proposal, order)
@@ -255,24 +255,6 @@ class StateflowVerifyOperator(JobRootOperator):
         self.log.info("%s of %s: %d files, %d bytes, all as recorded", read.what, read.job, read.files,
                       read.bytes)  # fmt: skip
         return asdict(read)
-
-
-def _proposal(plan: Any) -> Any:
-    import msgspec
-
-    from stateflow.checkpoint.proposal import Proposal
-    from stateflow.decoders import json_decoder
-
-    try:
-        document = json.loads(plan) if isinstance(plan, str) else plan
-        if isinstance(document, Mapping) and "markdown" in document:
-            document = document["plan"]
-        return json_decoder(Proposal).decode(msgspec.json.encode(document))
-    except (ValueError, KeyError, TypeError) as error:
-        raise misconfigured(
-            f"this is not a restore's plan: {error}",
-            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
-        ) from error
 
 
 def _approved(approval: Any, asked_by: str, reason: str) -> tuple[str, str]:
