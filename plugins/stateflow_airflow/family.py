@@ -280,6 +280,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             drop="{{ params.drop or '' }}",
             foreign="{{ params.foreign }}",
             leave="{{ params.leave or '' }}",
+            run_dag=job.name,
             **code,
             **_AGAIN,
         )
