@@ -35,6 +35,7 @@ from stateflow_airflow.operators.recovery import (
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.points import suggested_targets
 from stateflow_airflow.spark import SparkSubmit
 
 _AGAIN: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=10)}
@@ -57,6 +58,8 @@ class StateflowJob:
             cannot be sent without it.
         run_params: as `params`, of the run DAG only. A template has to do without them as well:
             ``{{ params.get('failpoint') or '' }}``.
+        suggest_targets: whether the recovery form suggests what can be gone back to. A job root in a file system is
+            looked at for that each time Airflow parses the DAG file; one in another storage never is.
         approvers: ids of the users who may approve a restore; everyone who may answer, when empty.
         description: of the run DAG, in Markdown.
     """
@@ -69,6 +72,7 @@ class StateflowJob:
     run: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict)
     run_params: Mapping[str, Param] = field(default_factory=dict)
+    suggest_targets: bool = True
     approvers: Sequence[str] = ()
     description: str = ""
 
@@ -270,7 +274,8 @@ Approving does exactly this, or nothing when a run of the job has begun since.
 
 
 def _recovery_dag(job: StateflowJob, application: str) -> DAG:
-    params = {**_recovery_params(), **job.params}
+    targets = suggested_targets(job.root) if job.suggest_targets else []
+    params = {**_recovery_params(targets), **job.params}
     code: dict[str, Any] = {"job": application, "job_root": job.root, "settings": job.settings}
     with _dag(job, "_recovery", RECOVERY_DOC.format(name=job.name), schedule=None, params=params) as dag:
         plan = StateflowRestorePlanOperator(
@@ -314,9 +319,11 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
     return dag
 
 
-def _recovery_params() -> dict[str, Param]:
+def _recovery_params(targets: Sequence[str]) -> dict[str, Param]:
+    suggestions = {"examples": list(targets)} if targets else {}
     return {
         "target": Param(
+            **suggestions,
             type="string",
             minLength=1,
             title="Go back to",

@@ -27,7 +27,7 @@ def as_markdown(plan: Proposal, notes: Sequence[str] = ()) -> str:
         f"{plan.target_at[:19].replace('T', ' ')} UTC.",
         _table(("state of", "what", "size now", "size then", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "then", "files read since then", "still there"), map(_source, plan.sources)),
-        _table(("table of", "table", "now", "then", "rows since then", "rows restored"), map(_sink, plan.sinks)),
+        _table(("sink", "table", "now", "then", "rows since then", "rows restored"), map(_sink, plan.sinks)),
         _cell(replayed(plan)),
         _list([*_warnings(plan), *notes]),
     ]
