@@ -1,12 +1,12 @@
 """Days of aircraft and of carriers, each reported as soon as event time says that it is over.
 
-A second job over the landing folder of `flights`: it has a job root, a position and a pool of its own, so either runs,
+A second job over the landing folder of `flights`: it has a job root and a position of its own, so either runs,
 fails, and goes back in time without the other. Where `flights` answers row by row, this one waits: with timers, with
 flights that came too late for their day in a table of their own, and with aircraft that are forgotten when they have
 not flown for 30 days.
 
 `STATEFLOW_HOME` and `spark_default` are those of `flights`: `tables/aircraft_days`, `tables/carrier_days` and
-`tables/late_flights` get the output, `jobs/fleet` has the checkpoints. The pool: `airflow pools set fleet 1 fleet`.
+`tables/late_flights` get the output, `jobs/fleet` has the checkpoints.
 
 The last day is open until a later flight arrives. When no more are to come, `stateflow stop --savepoint --drain`
 beside a run closes it.

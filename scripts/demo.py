@@ -92,7 +92,6 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
             raise AirflowError(
                 f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why"
             )
-        client.make_pool(DAG)
         client.unpause(DAG)
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 

@@ -252,11 +252,20 @@ fetch_node_servers() {
         "refused, will be skipped until 'make setup' has fetched them"
 }
 
+# For the tests of Airflow's web interface. Everything else works without it.
+install_browser() {
+    command -v chromium >/dev/null && return
+    apt_install chromium && return
+    say "going on without Chromium: tests of Airflow's web interface will be skipped until it is installed, on Debian" \
+        "with 'sudo apt-get install chromium'"
+}
+
 main() {
     local version home
     if is_up_to_date; then
         fetch_jars
         fetch_servers
+        install_browser
         make_class_archive
         return
     fi
@@ -269,6 +278,7 @@ main() {
     install_packages
     fetch_jars
     fetch_servers
+    install_browser
     make_class_archive
     fingerprint >"$STAMP"
     say "done in $SECONDS s; see 'make help'"

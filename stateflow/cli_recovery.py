@@ -16,7 +16,7 @@ from rich.table import Table
 
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import SinkMode
-from stateflow.checkpoint.proposal import Proposal, cautions
+from stateflow.checkpoint.proposal import Proposal, cautions, replayed
 from stateflow.decoders import json_decoder
 from stateflow.errors import ConfigError
 from stateflow.recovery import JobCode
@@ -194,16 +194,18 @@ def print_plan(plan: Proposal) -> None:
     click.echo(
         f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {in_utc(plan.target_at)}"
     )
-    state = Table("state of", "", "size", "parallelism", box=None, pad_edge=False)
+    state = Table("state of", "", "size now", "size then", "parallelism", box=None, pad_edge=False)
     for s in plan.states:
         change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
         same = s.from_parallelism == s.to_parallelism
-        state.add_row(s.uid, s.action.value, human_bytes(s.bytes), str(s.to_parallelism) if same else change)
-    source = Table("source", "now", "then", "still there", box=None, pad_edge=False)
+        now = "unknown" if s.bytes_now is None else human_bytes(s.bytes_now)
+        state.add_row(s.uid, s.action.value, now, human_bytes(s.bytes), str(s.to_parallelism) if same else change)
+    source = Table("source", "now", "then", "files since", "still there", box=None, pad_edge=False)
     for c in plan.sources:
         held = {True: "yes", False: "NO", None: "cannot tell"}[c.held]
-        source.add_row(c.uid, short_offset(c.now), short_offset(c.then), held)
-    sink = Table("table of", "now", "then", "rows that go", "rows that come back", box=None, pad_edge=False)
+        files = "-" if c.files is None else f"{c.files:,}"
+        source.add_row(c.uid, short_offset(c.now), short_offset(c.then), files, held)
+    sink = Table("table of", "now", "then", "rows since", "rows restored", box=None, pad_edge=False)
     for t in plan.sinks:
         then = (
             "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "as it is"
@@ -212,6 +214,10 @@ def print_plan(plan: Proposal) -> None:
     for table in (state, source, sink):
         click.echo()
         console.print(table)
+    for t in plan.sinks:
+        if t.table:
+            click.echo(f"  {t.uid}: {t.table}")
+    click.echo(f"\n{replayed(plan)}")
     for caution in cautions(plan):
         click.echo(f"  WARNING{f' {caution.about}' if caution.about else ''}: {caution.says}")
 

@@ -9,8 +9,10 @@ started again with the same environment passes; the file then tells that the poi
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections import Counter
+from difflib import get_close_matches
 
 from stateflow.errors import ConfigError, InternalError
 
@@ -66,7 +68,19 @@ NAMES: dict[str, str] = {
 }
 """Every failpoint and the moment that it names; tests iterate over it."""
 
+_WANTED = re.compile(r"([a-z.-]+)(?::([1-9][0-9]*)?(?::(kill|stop|error))?)?")
 _hits: Counter[str] = Counter()
+
+
+def check(wanted: str) -> None:
+    """Raises ConfigError unless `wanted` is a value for ``STATEFLOW_FAILPOINT``."""
+    matched = _WANTED.fullmatch(wanted)
+    if matched is None:
+        raise ConfigError("this is not a failpoint", hint="give a name, or a name and a count, as batch.reported:3",
+                          value=wanted)  # fmt: skip
+    if matched[1] not in NAMES:
+        similar = ", ".join(get_close_matches(matched[1], NAMES, n=5)) or "batch.begin, batch.reported, commit.after"
+        raise ConfigError("there is no such failpoint", hint=f"for example: {similar}", name=matched[1])
 
 
 def hit(name: str) -> None:
@@ -79,10 +93,9 @@ def hit(name: str) -> None:
 
 def _act(name: str, wanted: str) -> None:
     assert name in NAMES, f"failpoint {name} is not listed"
+    check(wanted)
     target, _, rest = wanted.partition(":")
     count, _, action = rest.partition(":")
-    if target not in NAMES:
-        raise ConfigError("there is no such failpoint", hint=f"known: {', '.join(NAMES)}", name=target)
     if target != name:
         return
     _hits[name] += 1

@@ -15,7 +15,7 @@ from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record,
 from stateflow.terminal import human_bytes
 
 _MARKS = {"savepoint": "◆", "restore": "↶", "rewind": "↶", "fork": "⑂", "dispose": "✕", "stop": "■",
-          "relocate": "→"}  # fmt: skip
+          "relocate": "→", "rejection": "⊘"}  # fmt: skip
 _UNTOLD = ("base", "id", "path", "request")
 """Facts for programs."""
 _LEGEND = "●  what the job stands on    ○  undone: a restore went back behind it"

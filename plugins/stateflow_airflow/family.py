@@ -10,9 +10,9 @@ In a DAG file::
         retention=Retention(savepoints=7),
     )
 
-makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. What runs the job or takes it
-back holds the one slot of a pool, which has to be there (``airflow pools set flights 1 flights``); savepoints and
-retention hold none of it, so that they work during a run.
+makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: of a run and
+a restore that meet, the later one fences the earlier. To let them wait for each other instead, make a pool with one slot
+and name it: ``StateflowJob(pool="flights")``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from datetime import timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Asset, Context, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
+from stateflow_airflow.operators.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -35,6 +35,7 @@ from stateflow_airflow.operators.recovery import (
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.points import suggested_targets
 from stateflow_airflow.spark import SparkSubmit
 
 _AGAIN: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=10)}
@@ -45,13 +46,20 @@ class StateflowJob:
     """A job as Airflow has to know it.
 
     Args:
-        name: of the job; the DAGs, the assets and the pool are named after it.
+        name: of the job; the DAGs and the assets are named after it.
         root: its job root.
         settings: as in `StateflowRunOperator`.
         spark: as in `StateflowRunOperator`.
-        pool: name of its pool with one slot; without it, the job's name.
+        pool: of the tasks that run or restore the job. A pool of your own has to exist: Airflow leaves a task without
+            one in the state "scheduled" and reports that in the scheduler's log only.
         run: further arguments of the tasks that run the job, such as ``retries``.
-        params: further params of the DAGs that run the job, for templates in `settings` and `spark`.
+        params: further params of the run DAG and of the recovery DAG, for templates in `settings` and `spark`. A text
+            that may stay empty needs the type ``["null", "string"]``: Airflow's form requires every other one, and
+            cannot be sent without it.
+        run_params: as `params`, of the run DAG only. A template has to do without them as well:
+            ``{{ params.get('failpoint') or '' }}``.
+        suggest_targets: whether the recovery form suggests what can be gone back to. A job root in a file system is
+            looked at for that each time Airflow parses the DAG file; one in another storage never is.
         approvers: ids of the users who may approve a restore; everyone who may answer, when empty.
         description: of the run DAG, in Markdown.
     """
@@ -60,9 +68,11 @@ class StateflowJob:
     root: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     spark: SparkSubmit = field(default_factory=SparkSubmit)
-    pool: str = ""
+    pool: str = "default_pool"
     run: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Param] = field(default_factory=dict)
+    run_params: Mapping[str, Param] = field(default_factory=dict)
+    suggest_targets: bool = True
     approvers: Sequence[str] = ()
     description: str = ""
 
@@ -132,7 +142,7 @@ def _run_dag(job: StateflowJob, application: str, schedule: Any) -> DAG:
         job.description
         or f"Runs {job.name} until it has caught up. A run goes on from the newest checkpoint."
     )
-    with _dag(job, "", doc, schedule=schedule, params=dict(job.params)) as dag:
+    with _dag(job, "", doc, schedule=schedule, params={**job.params, **job.run_params}) as dag:
         _run(job, application)
     return dag
 
@@ -146,7 +156,7 @@ def _run(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunO
         job_root=job.root,
         settings=job.settings,
         spark=job.spark,
-        pool=job.pool or job.name,
+        pool=job.pool,
         outlets=outlets,
         **given,
         **arguments,
@@ -161,14 +171,11 @@ until somebody deletes it. With *stop*, the run ends with exactly that checkpoin
 
 def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
     params = {
-        "name": Param(
-            "",
-            type="string",
-            pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,99})?$",
-            title="Name",
-            description="Empty: its origin and the time.",
+        "name": optional_text(
+            "Name",
+            "Letters, digits, dot, underscore and hyphen. Without a name: its origin and the time.",
         ),
-        "reason": Param("", type="string", title="Reason", description="Kept with the savepoint."),
+        "reason": optional_text("Reason", "Kept with the savepoint."),
         "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
         "stop": Param(False, type="boolean", title="Stop the run with it"),
     }
@@ -176,8 +183,8 @@ def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "job_root": job.root,
         "job": application,
         "settings": job.settings,
-        "name": "{{ params.name }}",
-        "reason": "{{ params.reason }}",
+        "name": "{{ params.name or '' }}",
+        "reason": "{{ params.reason or '' }}",
         "outlets": [job.savepoint],
         **_AGAIN,
     }
@@ -267,7 +274,8 @@ Approving does exactly this, or nothing when a run of the job has begun since.
 
 
 def _recovery_dag(job: StateflowJob, application: str) -> DAG:
-    params = {**_recovery_params(), **job.params}
+    targets = suggested_targets(job.root) if job.suggest_targets else []
+    params = {**_recovery_params(targets), **job.params}
     code: dict[str, Any] = {"job": application, "job_root": job.root, "settings": job.settings}
     with _dag(job, "_recovery", RECOVERY_DOC.format(name=job.name), schedule=None, params=params) as dag:
         plan = StateflowRestorePlanOperator(
@@ -277,14 +285,16 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             drop="{{ params.drop or '' }}",
             foreign="{{ params.foreign }}",
             leave="{{ params.leave or '' }}",
+            run_dag=job.name,
             **code,
             **_AGAIN,
         )
-        approve = ApprovalOperator(
+        approve = StateflowApprovalOperator(
             task_id="approve",
+            job_root=job.root,
+            plan=plan.output,
             subject=f"Take {job.name} back to {{{{ params.target }}}}?",
             body=PLAN_BODY,
-            defaults=ApprovalOperator.REJECT,
             response_timeout=timedelta(days=1),
             params={
                 "note": Param(
@@ -299,7 +309,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             plan=plan.output,
             approval=approve.output,
             reason="{{ params.reason }}",
-            pool=job.pool or job.name,
+            pool=job.pool,
             **code,
             **_AGAIN,
         )
@@ -309,9 +319,11 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
     return dag
 
 
-def _recovery_params() -> dict[str, Param]:
+def _recovery_params(targets: Sequence[str]) -> dict[str, Param]:
+    suggestions = {"examples": list(targets)} if targets else {}
     return {
         "target": Param(
+            **suggestions,
             type="string",
             minLength=1,
             title="Go back to",
@@ -332,21 +344,19 @@ def _recovery_params() -> dict[str, Param]:
             title="Reason",
             description="Kept in the job's log.",
         ),
-        "drop": Param(
-            "",
-            type=["null", "string"],
-            title="State to drop",
-            description="Uids of operators that the job has not any more, with commas.",
-        ),
-        "leave": Param(
-            "",
-            type=["null", "string"],
-            title="Tables to leave",
-            description="Uids of sinks that the job has not any more, with commas: their tables keep what came since.",
+        "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
+        "leave": optional_text(
+            "Tables to leave",
+            "Comma-separated uids of sinks removed from the job: their tables keep what came since.",
         ),
         "foreign": Param(False, type="boolean", title="The savepoint may be another job's"),
         "run": Param(False, type="boolean", title="Run the job afterwards"),
     }
+
+
+def optional_text(title: str, description: str, **schema: Any) -> Param:
+    """A param for a text that may be left out: without the type ``null``, Airflow's form requires it."""
+    return Param(None, type=["null", "string"], title=title, description=description, **schema)
 
 
 def _only_if(param: str, wanted: bool) -> Callable[[Context], None]:

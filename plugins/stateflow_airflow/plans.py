@@ -1,9 +1,12 @@
-"""A restore's plan as Markdown, for the person who has to approve it."""
+"""A restore's plan: as Markdown, for the person who has to approve it, and read back from an XCom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, StateChange
@@ -11,15 +14,22 @@ if TYPE_CHECKING:
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def as_markdown(plan: Proposal) -> str:
-    """The plan in a few tables, and what a person should know before approving it."""
+def as_markdown(plan: Proposal, notes: Sequence[str] = ()) -> str:
+    """The plan in a few tables, and what a person should know before approving it.
+
+    Args:
+        notes: what else there is to know, in Markdown.
+    """
+    from stateflow.checkpoint.proposal import replayed
+
     parts = [
         f"**{plan.job}** goes from checkpoint {plan.checkpoint_id} back to **{_cell(plan.label)}**, of "
         f"{plan.target_at[:19].replace('T', ' ')} UTC.",
-        _table(("state of", "what", "size", "parallelism"), map(_state, plan.states)),
-        _table(("source", "now", "then", "still there"), map(_source, plan.sources)),
-        _table(("table of", "now", "then", "rows that go", "rows that come back"), map(_sink, plan.sinks)),
-        *_warnings(plan),
+        _table(("state of", "what", "size now", "size then", "parallelism"), map(_state, plan.states)),
+        _table(("source", "now", "then", "files read since then", "still there"), map(_source, plan.sources)),
+        _table(("sink", "table", "now", "then", "rows since then", "rows restored"), map(_sink, plan.sinks)),
+        _cell(replayed(plan)),
+        _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -29,6 +39,7 @@ def _state(change: StateChange) -> tuple[str, ...]:
     return (
         change.uid,
         change.action,
+        "unknown" if change.bytes_now is None else _size(change.bytes_now),
         _size(change.bytes),
         f"{before}" if before == after else f"{before} → {after}",
     )
@@ -36,15 +47,17 @@ def _state(change: StateChange) -> tuple[str, ...]:
 
 def _source(change: SourceChange) -> tuple[str, ...]:
     held = {True: "yes", False: "**no**", None: "cannot tell"}[change.held]
-    return change.uid, _short(change.now), _short(change.then), held
+    files = "-" if change.files is None else f"{change.files:,}"
+    return change.uid, _short(change.now), _short(change.then), files, held
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
     if change.mode == "keep":
-        return change.uid, f"version {change.now}", "kept as it is", "0", "0"
+        return change.uid, change.table, f"version {change.now}", "kept as it is", "kept", "0"
     then = "as it is" if change.then is None else f"version {change.then}"
     return (
         change.uid,
+        change.table,
         f"version {change.now}",
         then,
         _count(change.rows_removed),
@@ -55,9 +68,11 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
 def _warnings(plan: Proposal) -> list[str]:
     from stateflow.checkpoint.proposal import cautions
 
-    lines = [f"- **{_cell(c.about)}**: {_cell(c.says)}" if c.about else f"- {_sentence(_cell(c.says))}"
-             for c in cautions(plan)]  # fmt: skip
-    return ["\n".join(lines)] if lines else []
+    return [f"**{_cell(c.about)}**: {_cell(c.says)}" if c.about else _sentence(_cell(c.says)) for c in cautions(plan)]
+
+
+def _list(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _sentence(text: str) -> str:
@@ -90,3 +105,22 @@ def _size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
+def as_proposal(plan: Any) -> Proposal:
+    """What `StateflowRestorePlanOperator` returned, its plan, or that as JSON. Raises PermanentFailure."""
+    import msgspec
+
+    from stateflow.checkpoint.proposal import Proposal
+    from stateflow.decoders import json_decoder
+
+    try:
+        document = json.loads(plan) if isinstance(plan, str) else plan
+        if isinstance(document, Mapping) and "markdown" in document:
+            document = document["plan"]
+        return json_decoder(Proposal).decode(msgspec.json.encode(document))
+    except (ValueError, KeyError, TypeError) as error:
+        raise misconfigured(
+            f"this is not a restore's plan: {error}",
+            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
+        ) from error

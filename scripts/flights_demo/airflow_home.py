@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -47,11 +47,13 @@ class AirflowHome:
     Args:
         folders: where it lives; `home` keeps its password and database for the next time.
         environment: what the DAGs need to find in it, on top.
+        components: names of those to start; without the scheduler, no DAG run begins.
     """
 
     folders: Folders
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=lambda: _free_port())
+    components: Sequence[str] = tuple(_COMPONENTS)
 
     def __enter__(self) -> Self:
         return self
@@ -87,9 +89,9 @@ class AirflowHome:
 
     def start(self) -> None:
         """Starts the components; `wait_until_healthy` tells when they are up."""
-        for name, arguments in _COMPONENTS.items():
+        for name in self.components:
             launcher = self._launcher(name)
-            argv = self._airflow(name, *arguments)
+            argv = self._airflow(name, *_COMPONENTS[name])
             if name == "api-server":
                 argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
             with launcher.locked():
@@ -101,7 +103,7 @@ class AirflowHome:
         def healthy() -> bool:
             waiting()
             self._check_alive()
-            return AirflowClient.is_healthy(self.url)
+            return AirflowClient.is_healthy(self.url, self.components)
 
         if not poll(healthy, seconds):
             raise AirflowError(
@@ -110,16 +112,16 @@ class AirflowHome:
 
     def is_running(self) -> bool:
         """Whether all components live."""
-        return all(self._launcher(name).live() for name in _COMPONENTS)
+        return all(self._launcher(name).live() for name in self.components)
 
     def stop(self) -> None:
         """Ends the components, then every job that a task of theirs has launched."""
-        for name in _COMPONENTS:
+        for name in self.components:
             _end_all(self._launcher(name).folder)
         _end_all(self.folders.runs)
 
     def _check_alive(self) -> None:
-        for name in _COMPONENTS:
+        for name in self.components:
             if self._launcher(name).live() is None:
                 raise AirflowError(
                     f"Airflow's {name} has ended; its log is below {self._launcher(name).folder}"

@@ -160,6 +160,11 @@ class Sink(ABC):
         """
 
     @property
+    def location(self) -> str:
+        """Path or address of what it writes to, for people; empty when it has none."""
+        return ""
+
+    @property
     def host_local(self) -> bool:
         """Whether only processes of this host can see what it writes."""
         return False

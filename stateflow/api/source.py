@@ -46,6 +46,10 @@ class Source(ABC):
         """
         return None
 
+    def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
+        """How many files were read after a position; None when the source reads none. Arguments are those of `holds`."""
+        return None
+
 
 @dataclass(frozen=True)
 class Slice:

@@ -89,9 +89,10 @@ class ActionRecord(Document, frozen=True, kw_only=True):
 
     seq: int
     """Of the log entry that was the newest then; of a savepoint's and a stop's checkpoint; of the CLAIM that goes
-    back."""
+    back; of a rejection, that of its plan."""
     kind: str
-    """``savepoint``, ``dispose``, ``restore``, ``rewind``, ``fork``, ``relocate``, ``stop``, ``background``."""
+    """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
+    ``stop``, ``background``."""
     at: str
     by: str
     reason: str = ""

@@ -21,6 +21,10 @@ _LEFT = (
     "second time"
 )
 _NOT_HELD = "it does not have everything any more that came since: those rows do not come again"
+_RUN_OPEN = (
+    "of the job has not ended: it works, or it was killed. A checkpoint that it commits makes this plan outdated; "
+    "otherwise carrying the plan out ends it"
+)
 _KEPT = "tables are kept: what comes of rows that are read a second time is in them a second time"
 
 
@@ -38,6 +42,9 @@ class StateChange(Document, frozen=True, kw_only=True):
     uid: str
     action: StateAction
     bytes: int = 0
+    """Of the state in the target."""
+    bytes_now: int | None = None
+    """Of the state in the newest checkpoint; None when that is not known."""
     from_parallelism: int = 0
     to_parallelism: int = 0
 
@@ -50,6 +57,8 @@ class SourceChange(Document, frozen=True, kw_only=True):
     then: str
     held: bool | None = None
     """Whether the source still has what was read in between; None when it cannot tell."""
+    files: int | None = None
+    """Files that were read in between, and will be read again; None when the source reads none, or cannot tell."""
 
 
 class SinkChange(Document, frozen=True, kw_only=True):
@@ -58,6 +67,8 @@ class SinkChange(Document, frozen=True, kw_only=True):
     uid: str
     mode: SinkMode
     table_id: str
+    table: str = ""
+    """Its path or address; empty in plans of older versions, and of what has none."""
     now: int
     """Version of the table when the plan was made."""
     then: int | None = None
@@ -75,6 +86,13 @@ class SinkLeft(Document, frozen=True, kw_only=True):
     table_id: str
     checkpoint_id: int
     """The newest checkpoint whose output it has or is to get, as the log knows."""
+
+
+class SavedCheckpoint(Document, frozen=True, kw_only=True):
+    """A savepoint, and the checkpoint that it keeps."""
+
+    checkpoint_id: int
+    savepoint: str
 
 
 class Proposal(Document, frozen=True, kw_only=True):
@@ -109,7 +127,13 @@ class Proposal(Document, frozen=True, kw_only=True):
     sinks: list[SinkChange]
     left: list[SinkLeft] = []
     dropped_checkpoints: list[int] = []
-    """Kept checkpoints that could not be gone back to any more."""
+    """Kept checkpoints that the restore drops: only their savepoints, if any, can be gone back to afterwards."""
+    saved: list[SavedCheckpoint] = []
+    """Savepoints of those checkpoints."""
+    rows_again: int | None = None
+    """Rows that were read since the target, and will be read again; None when the job has no records of them."""
+    run_open: bool = False
+    """Whether the job's newest run had not ended: it worked, or it was killed."""
     made_at: str
 
     @property
@@ -174,9 +198,39 @@ def cautions(plan: Proposal) -> list[Caution]:
         found.append(Caution("", _KEPT))
     if plan.foreign:
         found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
-    if plan.dropped_checkpoints:
-        undone = ", ".join(map(str, plan.dropped_checkpoints))
-        found.append(Caution("", f"checkpoints that cannot be gone back to any more: {undone}"))
+    if plan.run_open:
+        found.append(Caution("", f"run {plan.generation} {_RUN_OPEN}"))
+    return found + _out_of_reach(plan)
+
+
+def replayed(plan: Proposal) -> str:
+    """What happens to the input and the output since the target, in a sentence or two."""
+    files = [c.files for c in plan.sources if c.files is not None]
+    rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
+    read = f"{rows} in {sum(files):,} files" if files else rows
+    again = f"The next run reads again what the sources got since then: {read}."
+    if not any(s.mode is SinkMode.RESTORE for s in plan.sinks):
+        return again
+    held = [c.held for c in plan.sources]
+    if all(held):
+        return f"{again} The tables' rows since then are removed now, and written again by that run."
+    if False in held:
+        return (f"{again} The tables' rows since then are removed now; not all of them are written again, because a "
+                "source no longer holds all of its input.")  # fmt: skip
+    return (f"{again} The tables' rows since then are removed now, and written again as far as the sources still hold "
+            "their input, which cannot be checked here.")  # fmt: skip
+
+
+def _out_of_reach(plan: Proposal) -> list[Caution]:
+    """What happens to the checkpoints after the target."""
+    saved = {s.checkpoint_id: s.savepoint for s in plan.saved}
+    gone = [str(number) for number in plan.dropped_checkpoints if number not in saved]
+    found = []
+    if gone:
+        found.append(Caution("", f"checkpoints that cannot be gone back to any more: {', '.join(gone)}"))
+    if saved:
+        names = ", ".join(f"{number} ({name})" for number, name in sorted(saved.items()))
+        found.append(Caution("", f"checkpoints that can be gone back to by their savepoint only: {names}"))
     return found
 
 

@@ -118,12 +118,13 @@ class FileSource(Source):
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Whether every file that was read since `offset` is still there; only local files can be looked at."""
-        last = int(json.loads(offset).get("logOffset", -1))
-        entries = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith(b"{")]
-        paths = {e["path"] for e in entries if int(e.get("batchId", last + 1)) > last}
+        paths = _paths_since(offset, logs)
         if any(urlsplit(path).scheme != "file" for path in paths):
             return None
         return all(Path(unquote(urlsplit(path).path)).is_file() for path in paths)
+
+    def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
+        return len(_paths_since(offset, logs))
 
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
@@ -192,3 +193,10 @@ class FileSource(Source):
 
 def _first_line(e: Exception) -> str:
     return str(e).strip().partition("\n")[0][:500]
+
+
+def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
+    """Files that Spark's source log names after a position."""
+    last = int(json.loads(offset).get("logOffset", -1))
+    entries = [json.loads(line) for log in logs for line in log.splitlines() if line.startswith(b"{")]
+    return {e["path"] for e in entries if int(e.get("batchId", last + 1)) > last}

@@ -5,7 +5,14 @@ from stateflow.recovery.elsewhere import create_savepoint_into, dispose_path, li
 from stateflow.recovery.forks import ForkAsk, ForkReport, fork
 from stateflow.recovery.job_roots import JobCode
 from stateflow.recovery.relocation import Check, Relocation, RelocationReport, relocate_source
-from stateflow.recovery.restores import RestoreReport, plan_restore, restore, tables_back
+from stateflow.recovery.restores import (
+    Rejection,
+    RestoreReport,
+    plan_restore,
+    record_rejection,
+    restore,
+    tables_back,
+)
 from stateflow.recovery.savepoints import (
     SavepointAsk,
     SavepointReport,
@@ -25,6 +32,7 @@ __all__ = [
     "ForkAsk",
     "ForkReport",
     "JobCode",
+    "Rejection",
     "Relocation",
     "RelocationReport",
     "RestoreReport",
@@ -40,6 +48,7 @@ __all__ = [
     "list_all",
     "list_savepoints_in",
     "plan_restore",
+    "record_rejection",
     "relocate_source",
     "restore",
     "stop",

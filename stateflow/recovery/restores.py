@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.environment import open_existing
 from stateflow.errors import ConfigError
-from stateflow.recovery.job_roots import JobCode
+from stateflow.recovery.job_roots import JobCode, open_root
 from stateflow.runtime.proposing import RestoreOptions, propose
 from stateflow.runtime.restoring import RestoreOrder, execute
 
@@ -64,3 +65,34 @@ def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrde
         root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
         {p.uid: p.offset for p in head.entry.sources}, tables, head.stand, done.repeated,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A person's decision against a plan.
+
+    Attributes:
+        request: names the decision; hexadecimal after its last hyphen. The same one is recorded once.
+        at: when; ISO 8601.
+        asked_by: who asked for the restore.
+    """
+
+    request: str
+    by: str
+    reason: str
+    at: str
+    asked_by: str = ""
+
+
+def record_rejection(job_root: str, proposal: Proposal, rejection: Rejection) -> None:
+    """Adds a rejected plan to the job's history; the same rejection again adds nothing.
+
+    A storage that fails is reported in the log of this process, as for every record of the history.
+    """
+    root = open_root(job_root)
+    asked_by = rejection.asked_by if rejection.asked_by != rejection.by else ""
+    # The plan's entry and not the newest one: a retry finds the record under the same name, wherever the job stands.
+    write_action(root.storage, ActionRecord(
+        seq=proposal.head, kind="rejection", at=rejection.at, by=rejection.by, reason=rejection.reason,
+        facts={"plan": proposal.label, "asked_by": asked_by, "request": rejection.request},
+    ), rejection.request.rpartition("-")[2])  # fmt: skip

@@ -5,11 +5,23 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.documents import NOT_BEGUN, Manifest, SinkMode
+from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.jobroot import JobRoot, line
 from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, state_changes
+from stateflow.checkpoint.proposal import (
+    Proposal,
+    SavedCheckpoint,
+    SinkChange,
+    SourceChange,
+    StateChange,
+    state_changes,
+)
+from stateflow.checkpoint.replay import is_run_open, rows_since
+from stateflow.checkpoint.stored_savepoints import list_savepoints
 from stateflow.checkpoint.targets import Target, resolve_target
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
 from stateflow.runtime.job import Job
@@ -56,6 +68,7 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
     foreign = target.job_uuid != root.job.job_uuid
     _check_foreign(job, target, foreign, options)
     manifest = target.manifest
+    newest = _newest(root, head)
     states = state_changes(manifest, set(job.plan.key_types), job.plan.parallelism, options.drop)
     rest = without(manifest, options.drop)
     check_fits(job, rest, target)
@@ -63,15 +76,17 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
     mode = SinkMode.KEEP if foreign else options.sinks
     left = left_behind(job, head, target)
     check_left(left, mode, options.leave)
+    dropped = [] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id]
     return Proposal(
         job=root.job.job, job_uuid=root.job.job_uuid, head=head.entry.seq, generation=head.entry.generation,
         ordinal=head.entry.ordinal, checkpoint_id=head.checkpoint_id, target=text, label=target.label,
         target_checkpoint=target.checkpoint_id, target_at=target.at, target_sha256=_sha256(target),
         savepoint=target.savepoint.uri if target.savepoint else "", foreign=foreign, mode=mode,
         of_job=_owner(target) if foreign else "",
-        parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
-        sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
-        dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
+        parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=_with_sizes(states, newest),
+        sources=_source_changes(job, head, manifest, newest), sinks=_sink_changes(job, head, target, mode), left=left,
+        dropped_checkpoints=dropped, saved=_saved(root, dropped), run_open=is_run_open(head),
+        rows_again=None if foreign else rows_since(root, head, target.checkpoint_id),
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )  # fmt: skip
 
@@ -95,35 +110,61 @@ def _check_foreign(job: Job, target: Target, foreign: bool, options: RestoreOpti
                           wanted=job.root.job.max_parallelism)  # fmt: skip
 
 
-def _source_changes(job: Job, head: Head, manifest: Manifest) -> list[SourceChange]:
+def _newest(root: JobRoot, head: Head) -> Manifest | None:
+    """What the newest checkpoint consists of; None when there is none, or when it is damaged: going back is the way
+    out then, and must not fail over it."""
+    try:
+        return root.manifest(head)
+    except (MissingFile, CorruptFile) as e:
+        log.warning("the newest checkpoint is damaged: %s", e.sentence)
+        return None
+
+
+def _with_sizes(states: list[StateChange], newest: Manifest | None) -> list[StateChange]:
+    """The changes with the sizes that the states have now."""
+    if newest is None:
+        return states
+    sizes = {o.uid: state_bytes([o]) for o in newest.operators}
+    return [replace(change, bytes_now=sizes.get(change.uid, 0)) for change in states]
+
+
+def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
+    """Savepoints of checkpoints that a restore drops."""
+    if not dropped:
+        return []
+    documents = [stored.document for stored in list_savepoints(root.storage)]
+    return [SavedCheckpoint(checkpoint_id=d.checkpoint_id, savepoint=d.name) for d in documents
+            if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped]  # fmt: skip
+
+
+def _source_changes(
+    job: Job, head: Head, manifest: Manifest, newest: Manifest | None
+) -> list[SourceChange]:
     now = {p.uid: p.offset for p in head.entry.sources}
-    contents = _read_since(job.root, head, manifest)
+    contents = _read_since(job.root, newest, manifest) if newest or not head.entry.manifest else None
     sources = {node.uid: node.source for node in job.plan.sources}
     changes = []
     for position in manifest.sources:
         source = sources.get(position.uid)
-        held = None
+        held, files = None, None
         if position.offset == NOT_BEGUN:
             pass
         elif isinstance(source, Source) and contents is not None:
             held = source.holds(position.offset, contents)
+            files = source.files_since(position.offset, contents)
         elif isinstance(source, LocalSource) and manifest.spark is None:
             held = source.holds(position.offset)
-        changes.append(
-            SourceChange(uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held)
-        )
+        changes.append(SourceChange(
+            uid=position.uid, now=now.get(position.uid, ""), then=position.offset, held=held, files=files
+        ))  # fmt: skip
     return changes
 
 
-def _read_since(root: JobRoot, head: Head, manifest: Manifest) -> list[bytes] | None:
-    """What Spark noted of the source since the target; None when the newest checkpoint is damaged: going back is the
-    way out then, and must not fail over it."""
+def _read_since(root: JobRoot, newest: Manifest | None, manifest: Manifest) -> list[bytes] | None:
+    """What Spark noted of the source since the target; None when that is damaged."""
     known = {f.path for f in manifest.spark.source_files} if manifest.spark else set()
+    logs = [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
     try:
-        newest = root.manifest(head)
-        logs = (
-            [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
-        )
         return [f.content or (root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
     except (MissingFile, CorruptFile) as e:
         log.warning("the newest checkpoint is damaged: %s", e.sentence)
@@ -147,13 +188,14 @@ def _sink_changes(job: Job, head: Head, target: Target, mode: SinkMode) -> list[
                                found=table_id)  # fmt: skip
         table = sink.open_table()
         if mode is SinkMode.KEEP:
-            changes.append(SinkChange(uid=uid, mode=mode, table_id=table_id, now=table.version))
+            changes.append(SinkChange(uid=uid, mode=mode, table_id=table_id, table=sink.sink.location,
+                                      now=table.version))  # fmt: skip
             continue
         checkpoint = table_checkpoint(head.entry.rewind, uid, table, target.checkpoint_id)
         back = table.plan_rewind(checkpoint)
         changes.append(SinkChange(
-            uid=uid, mode=mode, table_id=table_id, now=back.from_version, then=back.to_version,
-            rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,
+            uid=uid, mode=mode, table_id=table_id, table=sink.sink.location, now=back.from_version,
+            then=back.to_version, rows_removed=back.rows_removed, rows_returned=back.rows_returned, others=back.others,
         ))  # fmt: skip
     _refuse_shared(changes)
     return changes

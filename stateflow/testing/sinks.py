@@ -42,6 +42,10 @@ class FolderSink(Sink):
         self.folder = Path(folder)
 
     @property
+    def location(self) -> str:
+        return str(self.folder)
+
+    @property
     def host_local(self) -> bool:
         return True
 

@@ -33,6 +33,12 @@ class FakeTaskInstance:
     try_number: int = 1
     max_tries: int = 2
     stats_tags: dict[str, str] = field(default_factory=dict)
+    id: str = "00000000-0000-7000-8000-000000000000"
+    pushed: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        """Stores what another task can pull."""
+        self.pushed[key] = json.loads(json.dumps(value))
 
 
 class FakeStore:
@@ -67,6 +73,11 @@ class FakeRun:
         self._tries = 0
         self.events: dict[Any, FakeEvent] = defaultdict(FakeEvent)
         self.user: str | None = None
+
+    @property
+    def pushed(self) -> dict[str, Any]:
+        """What its tries have pushed as XComs."""
+        return self.ti.pushed
 
     def next_try(self) -> Any:
         """The context of the next try."""

@@ -43,14 +43,14 @@ def test_the_dag_can_be_loaded_as_it_stands() -> None:
 
 
 def test_the_connection_is_the_one_that_the_operator_asks_for() -> None:
-    line, _ = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
+    (line,) = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
     arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
     operator = StateflowRunOperator(task_id="run", job="/job.py", job_root="/root")
     assert arguments.conn_id == operator.spark.conn_id
     assert (arguments.conn_type, arguments.conn_host) == ("spark", "local[2,4]")
 
 
-def test_the_family_can_be_made_as_it_stands_and_its_pool_too() -> None:
+def test_the_family_can_be_made_as_it_stands() -> None:
     (text,) = [block for block in _blocks("python") if "stateflow_dags" in block]
     made: list[DAG] = []
 
@@ -62,9 +62,6 @@ def test_the_family_can_be_made_as_it_stands_and_its_pool_too() -> None:
     assert listed == [dag.dag_id for dag in made]
     uris = {asset.uri for dag in made for task in dag.tasks for asset in task.outlets}
     assert uris and [uri for uri in uris if f"`{uri}`" not in README] == []
-    _, line = [line for block in _blocks("") for line in block.splitlines() if line.startswith("airflow ")]
-    arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
-    assert (arguments.pool, arguments.slots) == (made[0].get_task("run").pool, 1)
 
 
 @pytest.mark.parametrize("guide", ["recover-at-3-am", "upgrade-with-a-savepoint"])
@@ -75,9 +72,6 @@ def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: s
     dags = {dag.dag_id: dag for dag in stateflow_dags(StateflowJob(name="flights", root="/r"), "/a.py")}
     for line in lines:
         arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
-        if hasattr(arguments, "pool"):
-            assert arguments.pool == "flights"
-            continue
         params = dags[arguments.dag_id].params
         for name, value in json.loads(getattr(arguments, "conf", None) or "{}").items():
             params[name] = value

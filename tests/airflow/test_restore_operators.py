@@ -69,14 +69,64 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsBox
     planned = plan(early)
     assert everything(early) == before
     assert planned["plan"]["label"].startswith("savepoint early") and planned["plan"]["target"] == "early"
-    text = planned["markdown"]
-    for line in (
-        "| balances | matched | ",
-        "| events | row: 120 | row: 50 | yes |",
-        "| movements | version 12 | version 5 | 70 | 0 |",
-        "Checkpoints that cannot be gone back to any more: ",
-    ):
-        assert line in text, text
+    (movements, _), (events,) = planned["plan"]["sinks"], planned["plan"]["sources"]
+    assert (movements["uid"], movements["now"], movements["then"]) == ("movements", 12, 5)
+    assert (movements["rows_removed"], movements["table"]) == (70, str(early.table("movements")))
+    assert (events["now"], events["then"], events["held"]) == ('{"row": 120}', '{"row": 50}', True)
+    assert planned["plan"]["rows_again"] == 70
+    assert not planned["plan"]["run_open"] and planned["dag"] is None
+    states = {s["uid"]: s for s in planned["plan"]["states"]}
+    assert states["balances"]["action"] == "matched" and 0 < states["balances"]["bytes_now"]
+    # The checkpoint that the savepoint was made of is older than all that are dropped.
+    assert planned["plan"]["dropped_checkpoints"] and planned["plan"]["saved"] == []
+    for fact in (str(early.table("movements")), "| version 12 | version 5 | 70 |", "| row: 120 | row: 50 |"):
+        assert fact in planned["markdown"]
+
+
+def test_checkpoints_that_a_savepoint_keeps_can_still_be_gone_back_to(early: AccountsBox) -> None:
+    assert early.command("savepoint", "create", "--name", "late").code == 0
+    newest = disk.head(early.root).checkpoint
+    document = plan(early)["plan"]
+    assert document["saved"] == [{"checkpoint_id": newest, "savepoint": "late"}]
+    assert newest in document["dropped_checkpoints"]
+    run = new_run("2026-01-01", task_id="restore")
+    restore(early, run, plan=plan(early), approval=APPROVED)
+    assert plan(early, "late")["plan"]["target_checkpoint"] == newest
+
+
+def test_a_run_that_was_killed_is_in_the_plan_until_another_one_ends(early: AccountsBox) -> None:
+    early.deliver(130)
+    early.start("batch.begin").wait()
+    assert plan(early)["plan"]["run_open"]
+    run = new_run("2026-01-01", task_id="restore")
+    restore(early, run, plan=plan(early), approval=APPROVED)
+    assert not plan(early)["plan"]["run_open"], "a restore is no run"
+    early.finish()
+    assert not plan(early)["plan"]["run_open"]
+
+
+class FakeDag:
+    """What a task asks Airflow about another DAG."""
+
+    def __init__(self, paused: bool, active: int) -> None:
+        self.is_paused = paused
+        self._active = active
+
+    def get_dag(self, _: str) -> FakeDag:
+        return self
+
+    def get_dr_count(self, _: str, states: list[str]) -> int:
+        return self._active if states == ["running"] else 0
+
+
+@pytest.mark.parametrize(("paused", "active"), [(True, 0), (False, 1)])
+def test_a_plan_has_whether_the_dag_is_paused_and_runs(early: AccountsBox, paused: bool, active: int) -> None:
+    operator = StateflowRestorePlanOperator(
+        task_id="plan", job=ACCOUNTS, job_root=str(early.root), settings=settings(early), target="early",
+        run_dag="accounts",
+    )  # fmt: skip
+    context = {**FakeRun().next_try(), "ti": FakeDag(paused, active)}
+    assert operator.execute(context)["dag"] == {"paused": paused, "active_runs": active}
 
 
 def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsBox) -> None:
@@ -266,7 +316,7 @@ def test_wrong_wishes_are_told_before_anything_is_done(
 
 def test_tables_can_be_kept(early: AccountsBox) -> None:
     planned, before = plan(early, sinks="keep"), rows(early)
-    assert "| movements | version 12 | kept as it is | 0 | 0 |" in planned["markdown"]
+    assert [(s["mode"], s["then"], s["rows_removed"]) for s in planned["plan"]["sinks"]] == [("keep", None, 0)] * 2
     assert "a second time" in planned["markdown"]
     restore(early, new_run("2026-01-01"), plan=planned["plan"], by="ada")
     assert rows(early) == before and disk.head(early.root).position == 50
@@ -299,7 +349,7 @@ def test_a_fork_is_made_once(early: AccountsBox, tmp_path: Path) -> None:
 def test_what_a_person_must_see_is_in_the_table() -> None:
     state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
     source = {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False}
-    sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "now": 9, "then": 3, "rows_removed": None,
+    sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3, "rows_removed": None,
             "others": ["MERGE by <b>ada</b>"]}  # fmt: skip
     text = as_markdown(msgspec.convert({
         "job": "j", "checkpoint_id": 9, "label": "checkpoint 3", "target_at": "2026-01-31T03:00:00+00:00",
@@ -308,9 +358,9 @@ def test_what_a_person_must_see_is_in_the_table() -> None:
         "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "target": "3", "target_checkpoint": 3,
         "target_sha256": "s", "parallelism": 2, "operators": ["a"], "made_at": "now",
     }, Proposal))  # fmt: skip
-    assert "| a | matched | 2.5 MB | 4 → 2 |" in text and "| a | dropped | 2.5 MB | 4 → - |" in text
-    assert "| s | row: 9 | " + "x" * 57 + "… | **no** |" in text
-    assert "| t\\|1 | version 9 | version 3 | unknown | 0 |" in text
+    assert "| 2.5 MB | 4 → 2 |" in text and "| 2.5 MB | 4 → - |" in text
+    assert "| s | row: 9 | " + "x" * 57 + "… | - | **no** |" in text
+    assert "| t\\|1 | /tables/t | version 9 | version 3 | unknown | 0 |" in text
     assert "**table of t\\|1**: 1 commit by others would be undone as well: MERGE by &lt;b>ada" in text
     assert "**source s**: it does not have everything any more" in text
     assert "another job's: other 77" in text and "5, 9" in text

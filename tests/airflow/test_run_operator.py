@@ -399,3 +399,20 @@ def test_one_dag_runs_a_job_once_at_a_time_unless_the_author_chose(operator: Mak
 def test_retry_policy_is_ours_unless_the_author_chose(operator: Make) -> None:
     assert isinstance(operator().retry_policy, RetryByErrorCode)
     assert operator(retry_policy=None).retry_policy is None
+
+
+@pytest.mark.parametrize("failpoint", ["batch.reprted:3", "batch.reported:x", "batch.reported 3"])
+def test_a_wrong_failpoint_is_refused_before_anything_is_launched(
+    spark: FakeSpark, operator: Make, failpoint: str
+) -> None:
+    made = operator(spark=SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": failpoint}))
+    with pytest.raises(PermanentFailure) as caught:
+        made.execute(FakeRun().next_try())
+    assert (caught.value.code, spark.launches()) == ("config", [])
+    assert "batch.reported" in caught.value.hint
+
+
+def test_no_failpoint_is_no_wrong_one(spark: FakeSpark, operator: Make) -> None:
+    spark.script("finish")
+    made = operator(spark=SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": ""}))
+    assert made.execute(FakeRun().next_try())["checkpoint_id"]

@@ -48,11 +48,11 @@ for name in {names!r}:
                 "checkpoints.retained": 100,
             }},
             spark=SparkSubmit(env_vars={{
-                "STATEFLOW_FAILPOINT": "{{{{ params.failpoint }}}}",
+                "STATEFLOW_FAILPOINT": "{{{{ params.get('failpoint') or '' }}}}",
                 "STATEFLOW_FAILPOINT_ONCE": "../reached",
             }}),
             run={{"retries": 0}},
-            params={{"failpoint": Param("", type="string")}},
+            run_params={{"failpoint": Param(None, type=["null", "string"])}},
         ),
         application={application!r},
         schedule="@once",
@@ -222,7 +222,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
             assert poll(lambda dag_id=dag_id: client.has_dag(dag_id), PATIENCE)
         client.unpause("after_savepoint")
         for job in JOBS:
-            client.make_pool(job)
             for suffix in ("_savepoint", "_recovery", "_retention"):
                 client.unpause(f"{job}{suffix}")
         yield System(folder, airflow, client)

@@ -36,9 +36,6 @@ def load_dags() -> dict[str, Any]:
 def check(arguments: Sequence[str], dags: Mapping[str, Any]) -> None:
     """Raises WouldFail unless Airflow knows the command, and it fits the DAGs."""
     asked = _parsed(arguments)
-    if asked.subcommand == "set":
-        _check_pool(asked, dags)
-        return
     if asked.dag_id not in dags:
         raise WouldFail(f"no DAG {asked.dag_id}, there are {sorted(dags)}")
     if asked.subcommand == "trigger":
@@ -59,12 +56,6 @@ def check_form(dag: Any, conf: Mapping[str, Any]) -> dict[str, Any]:
         raise WouldFail(f"{dag.dag_id} refuses {conf}: {e}") from e
 
 
-def _check_pool(asked: argparse.Namespace, dags: Mapping[str, Any]) -> None:
-    pools = {task.pool for dag in dags.values() for task in dag.tasks} - {"default_pool"}
-    if asked.pool not in pools or int(asked.slots) != 1:
-        raise WouldFail(f"the pools of the DAGs are {sorted(pools)}, with one slot each")
-
-
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     from airflow.cli.cli_parser import get_parser
 
@@ -72,7 +63,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         asked = get_parser().parse_args(arguments)
     except SystemExit as e:
         raise WouldFail(f"airflow has no such command: {' '.join(arguments)}") from e
-    if asked.subcommand not in ("pause", "unpause", "trigger", "set"):
+    if asked.subcommand not in ("pause", "unpause", "trigger"):
         raise WouldFail(f"nothing here knows what this does: {' '.join(arguments)}")
     return asked
 

@@ -161,8 +161,7 @@ def test_airflow_would_do_what_the_guides_tell_to_type(dags: dict[str, Any], com
 
 def test_there_are_commands_to_check() -> None:
     told = _airflow_commands()
-    for start in ("dags pause", "dags unpause", "dags trigger flights_savepoint", "dags trigger flights_recovery",
-                  "pools set"):  # fmt: skip
+    for start in ("dags pause", "dags unpause", "dags trigger flights_savepoint", "dags trigger flights_recovery"):
         assert [c for c in told if c.startswith(f"airflow {start} ")], start
 
 
@@ -174,7 +173,6 @@ def test_there_are_commands_to_check() -> None:
         ("dags halt flights", "no such command"),
         ("dags trigger flights_savepoint --config {}", "no such command"),
         ("""dags trigger flights_savepoint --conf '{"nme": "x"}'""", "no params"),
-        ("""dags trigger flights_savepoint --conf '{"name": "../x"}'""", "refuses"),
         ("""dags trigger flights_savepoint --conf '{"origin": "periodic"}'""", "refuses"),
         ("""dags trigger flights_savepoint --conf '{"stop": "yes"}'""", "refuses"),
         ("""dags trigger flights_recovery --conf '{"target": "latest"}'""", "refuses"),
@@ -182,8 +180,7 @@ def test_there_are_commands_to_check() -> None:
             """dags trigger flights_recovery --conf '{"target": "1", "reason": "x", "sinks": "drop"}'""",
             "refuses",
         ),
-        ("pools set flight 1 flights", "pools"),
-        ("pools set flights 2 flights", "pools"),
+        ("pools set flights 1 flights", "nothing here knows"),
     ],
 )
 def test_a_mistake_in_a_guide_would_be_found(dags: dict[str, Any], command: str, why: str) -> None:
@@ -194,7 +191,7 @@ def test_a_mistake_in_a_guide_would_be_found(dags: dict[str, Any], command: str,
 def test_what_the_commands_fill_into_the_forms_is_what_the_sentences_say(dags: dict[str, Any]) -> None:
     (stop,) = re.findall(r"trigger flights_savepoint --conf '(.*)'", _text("upgrade-with-a-savepoint"))
     form = airflow_desk.check_form(dags["flights_savepoint"], json.loads(stop))
-    assert form == {"name": "before-v2", "origin": "upgrade", "stop": True, "reason": ""}
+    assert form == {"name": "before-v2", "origin": "upgrade", "stop": True, "reason": None}
     (back,) = re.findall(r"trigger flights_recovery --conf '(.*)'", _text("recover-at-3-am"))
     form = airflow_desk.check_form(dags["flights_recovery"], json.loads(back))
     assert (form["target"], form["sinks"], form["run"]) == ("before:2026-01-31T03:00", "restore", False)

@@ -226,7 +226,8 @@ def finished(machine: Machine) -> None:
 
 def test_a_finished_setup_is_not_done_again(machine: Machine) -> None:
     finished(machine)
-    nothing_new = "fetch_jars() { :; }; fetch_servers() { :; }; make_class_archive() { :; }"
+    parts = ("fetch_jars", "fetch_servers", "install_browser", "make_class_archive")
+    nothing_new = "; ".join(f"{part}() {{ :; }}" for part in parts)
     done = machine.run(f"{nothing_new}; make_venv() {{ fail again; }}; find_java() {{ fail again; }}; main")
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -352,6 +353,26 @@ def test_a_fetch_that_fails_is_tried_again(machine: Machine) -> None:
     for _ in range(2):
         assert machine.run("fetch_node_servers").returncode == 0
     assert len((machine.folder / "asked").read_text().splitlines()) == 2
+
+
+# --- A browser -------------------------------------------------------------------------------------------------------
+
+
+def test_the_browser_is_installed_once(machine: Machine) -> None:
+    machine.user(0)
+    there = machine.command("chromium", "true")
+    there.rename(machine.folder / "chromium")
+    machine.command("mv", f'exec {shutil.which("mv")} "$@"')
+    machine.command("apt-get", f'case "$*" in *chromium) mv {machine.folder}/chromium {there};; esac')
+    first = machine.run("install_browser")
+    assert (first.returncode, there.exists()) == (0, True)
+    assert machine.run("install_browser").stderr == ""
+
+
+def test_a_machine_without_a_browser_goes_on_and_says_what_is_missing(machine: Machine) -> None:
+    machine.user(1000)
+    done = machine.run("install_browser")
+    assert done.returncode == 0 and "apt-get install chromium" in done.stderr
 
 
 # --- A server from PyPI ----------------------------------------------------------------------------------------------

@@ -45,6 +45,17 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(monkeypatch: pytes
         failpoints.hit("batch.begin")
 
 
+@pytest.mark.parametrize("wanted", ["batch.end", "batch.end:2", "batch.end:2:stop", "batch.end::error"])
+def test_what_the_environment_may_say_is_accepted(wanted: str) -> None:
+    failpoints.check(wanted)
+
+
+@pytest.mark.parametrize("wanted", ["", "batch.end:0", "batch.end:x", "batch.end:1:stopp", "batch.end 1", "batch"])
+def test_anything_else_is_refused(wanted: str) -> None:
+    with pytest.raises(ConfigError):
+        failpoints.check(wanted)
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "_hits", Counter())

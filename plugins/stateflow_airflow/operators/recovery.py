@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import PermanentFailure, misconfigured
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
-from stateflow_airflow.plans import as_markdown
+from stateflow_airflow.plans import as_markdown, as_proposal
 from stateflow_airflow.task_requests import (
     as_names,
     as_truth,
@@ -32,10 +32,11 @@ APPROVE = "Approve"
 class StateflowRestorePlanOperator(JobOperator):
     """Says what going back to a point in time would mean; changes nothing.
 
-    **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, and ``markdown``, the same for people: state that is
-    matched, new and dropped, with bytes and parallelism; each source's position now and then, and whether it still
-    holds what came in between; each table's version and the rows that go; commits by others that go with them; tables
-    that are left behind; checkpoints that cannot be gone back to any more.
+    **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, ``markdown``, the same for people, and ``dag``. The plan
+    has the state that is matched, new and dropped, with its size now and then; each source's position now and then, the
+    files and rows that are read again, and whether the source still holds them; each table's path, version and rows
+    since then; commits by others that are undone with them; tables that are left as they are; checkpoints that cannot be
+    gone back to any more. ``dag`` has ``paused`` and ``active_runs`` of `run_dag`; it is None without one.
 
     Args:
         job: absolute path of the job file. Templated.
@@ -48,6 +49,7 @@ class StateflowRestorePlanOperator(JobOperator):
         foreign: whether the savepoint may be another job's. Templated.
         leave: uids of sinks that the job does not have, whose tables keep what came since: as `drop`. Templated.
         settings: as in `StateflowRunOperator`. Templated.
+        run_dag: id of the DAG that runs the job, of which the plan says whether it is paused and whether it runs.
     """
 
     template_fields: Sequence[str] = (
@@ -74,9 +76,11 @@ class StateflowRestorePlanOperator(JobOperator):
         foreign: bool | str = False,
         leave: str | Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
+        run_dag: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
+        self.run_dag = run_dag
         self.target = target
         self.sinks = sinks
         self.drop = drop
@@ -99,9 +103,10 @@ class StateflowRestorePlanOperator(JobOperator):
             code = job_code(self.job, self.settings)
             proposal = plan_restore(check_root(self.job_root), code, str(self.target).strip(), options)
         plan = json.loads(msgspec.json.encode(proposal))
-        markdown = as_markdown(proposal)
+        dag = _run_dag(context, self.run_dag) if self.run_dag else None
+        markdown = as_markdown(proposal, _dag_notes(self.run_dag, dag) if dag else ())
         self.log.info("The plan:\n%s", markdown)
-        return {"plan": plan, "markdown": markdown}
+        return {"plan": plan, "markdown": markdown, "dag": dag}
 
 
 class StateflowRestoreOperator(JobOperator):
@@ -160,7 +165,7 @@ class StateflowRestoreOperator(JobOperator):
         if self.needs_approval:
             by, reason = _approved(self.approval, asker(context), reason)
         with told_as_failures():
-            proposal = _proposal(self.plan)
+            proposal = as_proposal(self.plan)
             order = RestoreOrder(request_id(context, proposal.digest), by, reason)
             code = job_code(self.job, self.settings)
             done = restore(check_root(self.job_root), code, proposal, order)
@@ -257,22 +262,25 @@ class StateflowVerifyOperator(JobRootOperator):
         return asdict(read)
 
 
-def _proposal(plan: Any) -> Any:
-    import msgspec
+def _run_dag(context: Context, dag_id: str) -> dict[str, Any]:
+    """Whether a DAG is paused, and how many of its runs are active, at this moment."""
+    ti = context["ti"]
+    return {
+        "paused": ti.get_dag(dag_id).is_paused,
+        "active_runs": ti.get_dr_count(dag_id, states=["running"]),
+    }
 
-    from stateflow.checkpoint.proposal import Proposal
-    from stateflow.decoders import json_decoder
 
-    try:
-        document = json.loads(plan) if isinstance(plan, str) else plan
-        if isinstance(document, Mapping) and "markdown" in document:
-            document = document["plan"]
-        return json_decoder(Proposal).decode(msgspec.json.encode(document))
-    except (ValueError, KeyError, TypeError) as error:
-        raise misconfigured(
-            f"this is not a restore's plan: {error}",
-            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
-        ) from error
+def _dag_notes(dag_id: str, dag: Mapping[str, Any]) -> list[str]:
+    paused = (
+        f"DAG `{dag_id}` is paused: no scheduled run of it begins."
+        if dag["paused"]
+        else f"**DAG `{dag_id}` is not paused**: a run that begins meanwhile makes this plan outdated. Pause it."
+    )
+    if not dag["active_runs"]:
+        return [paused, f"No run of `{dag_id}` is active."]
+    active = f"**A run of `{dag_id}` is active**: its next checkpoint makes this plan outdated."
+    return [paused, f"{active} Wait for its end, or stop it; then clear `plan`."]
 
 
 def _approved(approval: Any, asked_by: str, reason: str) -> tuple[str, str]:

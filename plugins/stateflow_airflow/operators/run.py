@@ -18,7 +18,7 @@ from stateflow_airflow.logs import LogFollower, last_lines
 from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.results import read_result
 from stateflow_airflow.spark import SparkSubmit
-from stateflow_airflow.task_requests import as_text
+from stateflow_airflow.task_requests import as_text, told_as_failures
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         _check_paths(self.job, self.job_root, self.from_savepoint)
+        self._check_failpoint()
         arguments = ["run", self.job, "--job-root", self.job_root]
         if self.from_savepoint:
             arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
@@ -215,6 +216,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
         return StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments)
+
+    def _check_failpoint(self) -> None:
+        """Fails before Spark starts: the program itself would only see a wrong name at its first failpoint."""
+        from stateflow.failpoints import check
+
+        if wanted := self.env_vars.get("STATEFLOW_FAILPOINT"):
+            with told_as_failures():
+                check(wanted)
 
     def _unexplained(self, launch: Launch) -> StateflowTaskFailed:
         if launch.log_file.exists():

@@ -1,0 +1,147 @@
+"""Airflow's web interface in a real browser: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+PATIENCE = 60_000.0
+"""Milliseconds; a page's first load takes ten seconds on a busy machine."""
+# Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
+_ARGUMENTS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+)  # fmt: skip
+
+
+def chromium() -> str | None:
+    """Path of Debian's Chromium; None where `make setup` could not install it."""
+    return shutil.which("chromium")
+
+
+@contextmanager
+def open_page(profile: Path) -> Iterator[Page]:
+    """A page of a new browser.
+
+    Args:
+        profile: new folder for the browser's files.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            profile, executable_path=chromium(), args=_ARGUMENTS, viewport={"width": 1400, "height": 1400}
+        )
+        context.set_default_timeout(PATIENCE)
+        try:
+            yield context.pages[0]
+        finally:
+            context.close()
+
+
+class AirflowPages:
+    """What an operator does in Airflow's web interface.
+
+    Args:
+        page: of a browser.
+        url: of the API server.
+    """
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self._url = url
+
+    def log_in(self, user: str, password: str) -> None:
+        """Signs in by the form."""
+        self.page.goto(f"{self._url}/auth/login")
+        self.page.locator("input[name=username]").fill(user)
+        self.page.locator("input[name=password]").fill(password)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(f"{self._url}/")
+
+    def open_form(self, dag_id: str) -> TriggerForm:
+        """Opens the trigger form of a DAG, from the list of all DAGs."""
+        # By the menu: to load the whole interface anew takes seconds.
+        self.page.locator("a[href='/dags']").first.click()
+        link = self.page.locator(f"a[data-testid=dag-id][href='/dags/{dag_id}']")
+        card = link.locator("xpath=ancestor::*[.//button[@data-testid='trigger-dag-button']][1]")
+        card.get_by_test_id("trigger-dag-button").click()
+        dialog = self.page.get_by_role("dialog")
+        dialog.get_by_role("button", name="Trigger").wait_for()
+        return TriggerForm(dialog)
+
+    def open_question(self, dag_id: str, run_id: str, task_id: str) -> Question:
+        """Opens what a task asks a person."""
+        path = f"dags/{dag_id}/runs/{quote(run_id)}/tasks/{task_id}/required_actions"
+        self.page.goto(f"{self._url}/{path}")
+        self.page.get_by_role("button", name="Approve").wait_for()
+        return Question(self.page)
+
+    def read(self, path: str, wanted: str) -> str:
+        """The text of a page, as soon as it has what is wanted in it."""
+        self.page.goto(f"{self._url}/{path}")
+        self.page.get_by_text(wanted).first.wait_for()
+        return self.page.inner_text("body")
+
+
+class TriggerForm:
+    """The form that starts a DAG run."""
+
+    def __init__(self, dialog: Locator) -> None:
+        self.dialog = dialog
+
+    def fields(self, wanted: Iterable[str]) -> set[str]:
+        """Names of the params that it asks for, as soon as those that are wanted are among them."""
+        for name in wanted:
+            self._field(name).wait_for(state="attached")
+        names = self.dialog.locator("[name^=element_]").evaluate_all("all => all.map(e => e.name)")
+        return {name.removeprefix("element_") for name in names}
+
+    def fill(self, name: str, value: str) -> None:
+        """Enters a text."""
+        self._field(name).fill(value)
+
+    def suggestions(self, name: str) -> list[str]:
+        """What the browser offers for a text."""
+        options = self.dialog.locator(f"#list_{name} option")
+        return [str(value) for value in options.evaluate_all("all => all.map(e => e.value)")]
+
+    def can_send(self) -> bool:
+        """Whether its button works."""
+        return self.dialog.get_by_role("button", name="Trigger").is_enabled()
+
+    def leave_paused(self) -> None:
+        """Takes the tick from the box that unpauses the DAG."""
+        self.dialog.get_by_text("Unpause").click()
+
+    def send(self) -> None:
+        """Starts the DAG run."""
+        self.dialog.get_by_role("button", name="Trigger").click()
+        self.dialog.wait_for(state="detached")
+
+    def _field(self, name: str) -> Locator:
+        return self.dialog.locator(f"[name=element_{name}]")
+
+
+class Question:
+    """The page on which a person approves or rejects."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    @property
+    def text(self) -> str:
+        """All that it says."""
+        return self.page.inner_text("body")
+
+    def answer(self, option: str, note: str) -> None:
+        """Enters a note and presses a button."""
+        self.page.locator("[name=element_note]").fill(note)
+        self.page.get_by_role("button", name=option).click()

@@ -1,0 +1,95 @@
+"""The trigger form of every DAG, in a real browser: it can be filled in and sent, and what was entered arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flights_demo.airflow_home import USER, AirflowHome, Folders
+from flights_demo.client import AirflowClient
+from flights_demo.patience import poll
+
+from tests.airflow.browser import AirflowPages, chromium, open_page
+from tests.airflow.conftest import REPOSITORY
+
+pytestmark = [
+    pytest.mark.airflow,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
+]
+
+FAMILIES = ("flights", "fleet")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "flights": {"failpoint": None},
+    "fleet": {},
+    "_savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False},
+    "_retention": {"retain": None, "savepoints": 7, "preview": False},
+    "_recovery": {"sinks": "restore", "drop": None, "leave": None, "foreign": False, "run": False},
+}
+"""Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""
+ENTRIES = {
+    "flights": {"failpoint": "batch.reported:3"},
+    "flights_savepoint": {"name": "before-v2", "reason": "an upgrade"},
+    "flights_recovery": {"target": "before-v2", "reason": "wrong\nsince 3", "drop": "old", "leave": "older"},
+    "fleet_recovery": {"target": "latest", "reason": "to see it"},
+}
+"""What is entered; into the other forms nothing."""
+
+
+@dataclass(frozen=True)
+class Web:
+    """Airflow with the DAGs of this repository, and a browser; no DAG run begins."""
+
+    client: AirflowClient
+    pages: AirflowPages
+
+    def newest_conf(self, dag_id: str) -> dict[str, Any]:
+        """What the newest DAG run was started with."""
+        runs = self.client.call("GET", f"dags/{dag_id}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
+        return dict(runs[0]["conf"])
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    folder = tmp_path_factory.mktemp("forms")
+    folders = Folders(folder / "airflow", REPOSITORY / "dags", REPOSITORY / "plugins", folder / "runs")
+    environment = {
+        "STATEFLOW_HOME": str(folder),
+        "STATEFLOW_RETENTION_SCHEDULE": "",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
+    }
+    with AirflowHome(folders, environment, components=("api-server", "dag-processor")) as airflow:
+        airflow.migrate()
+        airflow.start()
+        with open_page(folder / "chromium") as page:
+            airflow.wait_until_healthy(180)
+            client, pages = airflow.client(), AirflowPages(page, airflow.url)
+            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), 120)
+            pages.log_in(USER, airflow.password)
+            yield Web(client, pages)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("suffix", ["", "_savepoint", "_retention", "_recovery"])
+def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, suffix: str) -> None:
+    dag_id = f"{name}{suffix}"
+    wanted = DEFAULTS[suffix or name] | ENTRIES.get(dag_id, {})
+    form = web.pages.open_form(dag_id)
+    assert form.fields(wanted) == set(wanted)
+    # Only what a recovery goes back to, and why, has to be entered.
+    assert form.can_send() is (suffix != "_recovery")
+    for entry, value in ENTRIES.get(dag_id, {}).items():
+        form.fill(entry, value)
+    assert form.can_send()
+    form.leave_paused()
+    form.send()
+    assert web.newest_conf(dag_id) == wanted
+
+
+def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
+    pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
+    dags = [f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")]
+    needed = {task["pool"] for dag in dags for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
+    assert needed and needed <= pools

@@ -1,0 +1,68 @@
+"""Suggestions in the recovery form: what there is in a job root, cheaply, and never an error."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stateflow.checkpoint.jobroot import line
+from stateflow.recovery import list_all
+from stateflow.recovery.job_roots import open_root
+from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
+from stateflow_airflow.points import suggested_targets
+from tests.airflow.fakes import FakeRun
+from tests.airflow.jobs import ACCOUNTS, settings
+from tests.recovery.harness import AccountsBox
+
+
+def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(tmp_path: Path) -> None:
+    box = AccountsBox(tmp_path / "job", {"checkpoints__retained": 3})
+    box.deliver(50)
+    box.finish()
+    for name in ("early", "gone"):
+        assert box.command("savepoint", "create", "--name", name).code == 0
+    assert box.command("savepoint", "dispose", "gone").code == 0
+    root = open_root(str(box.root))
+    assert len(line(root.head())) > 1
+    kept = [str(ref.id) for ref in reversed(line(root.head()))]
+    (early,) = list_all(str(box.root))
+    assert suggested_targets(str(box.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
+    assert suggested_targets(box.root.as_uri()) == suggested_targets(str(box.root))
+    for target in suggested_targets(str(box.root)):
+        operator = StateflowRestorePlanOperator(
+            task_id="plan", job=ACCOUNTS, job_root=str(box.root), settings=settings(box), target=target
+        )
+        assert operator.execute(FakeRun(task_id="plan").next_try())["plan"]["target"] == target
+
+
+@pytest.mark.parametrize("root", ["s3://bucket/job", "webhdfs://host:1/job", "file://other/job"])
+def test_other_storage_is_not_read(root: str) -> None:
+    assert suggested_targets(root) == ["latest"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff", b'{"retained": 1}', b"x" * (1 << 19)])
+def test_what_cannot_be_read_is_left_out(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log" / f"{7:020}").write_bytes(content)
+    (tmp_path / "savepoints").write_text("not a folder")
+    assert suggested_targets(str(tmp_path)) == ["latest"]
+
+
+def test_a_savepoint_that_is_not_complete_is_not_suggested(tmp_path: Path) -> None:
+    for name, document in (("a", b"x" * 500), ("b", b"given up\n"), ("c", None)):
+        (tmp_path / "savepoints" / name).mkdir(parents=True)
+        if document is not None:
+            (tmp_path / "savepoints" / name / "_savepoint").write_bytes(document)
+    assert suggested_targets(str(tmp_path)) == ["latest", "a"]
+
+
+def test_a_root_with_many_entries_costs_little(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    for number in range(2000):
+        (tmp_path / "log" / f"{number:020}").touch()
+    began = time.process_time()
+    suggested_targets(str(tmp_path))
+    assert time.process_time() - began < 0.2
