@@ -325,10 +325,13 @@ class KeyedOperator:
         self, time: KeyTime, rows: list[Any], own: slice, came_by: list[int] | None, emitted: list[Any]
     ) -> None:
         """Rows of one key in the order of event time, and before each of them the key's timers that are due then."""
+        key = self._state.current
+        assert key is not None
         for at in range(own.start, own.stop):
-            for timer in time.due_before(at):
-                self._fire_one(TimeDomain.EVENT_TIME, timer, emitted)
-                self._state.switch(timer.group, timer.key)
+            if time.reach(at):
+                for timer in time.due():
+                    self._fire_one(TimeDomain.EVENT_TIME, timer, emitted)
+                self._state.switch(*key)
             number = came_by[at] if came_by is not None else 0
             if came_by is not None:
                 self._context.set_time_of(self._inputs[number].time_of)

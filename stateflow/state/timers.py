@@ -232,12 +232,17 @@ class Timers:
         found = self._ahead.pop(self._entries.address, [])
         self._pass = _Pass(TimeDomain.EVENT_TIME, until, found)
 
+    def is_due_of_key(self, until: int) -> bool:
+        """Whether the key that `begin_key` began may have an event-time timer up to `until`."""
+        current = self._pass
+        return current is not None and bool(current.fresh) and _time(current.fresh[0]) <= until
+
     def due_of_key(self, until: int) -> Iterator[Timer]:
         """The event-time timers of the key that `begin_key` began, up to `until`, in order of time; those included that
         are set meanwhile. A timer is deleted when it comes."""
         current = self._pass
         assert current is not None
-        while current.fresh and _time(current.fresh[0]) <= until:
+        while self.is_due_of_key(until):
             yield from self._fire(current, heapq.heappop(current.fresh))
 
     def refresh_key(self) -> None:
