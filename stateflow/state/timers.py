@@ -281,7 +281,7 @@ class Timers:
             entry = _by_time(stored)
             time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
             if time <= latest:
-                # No key's encoding begins with that of another key: behind it is the namespace.
+                # No key's encoding begins with that of another key: the namespace follows it.
                 key = next((rest[:length] for length in lengths if rest[:length] in until), None)
                 if key is not None and time <= until[key]:
                     self._ahead.setdefault((group, key), []).append(entry)
