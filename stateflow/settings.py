@@ -37,11 +37,13 @@ class RunSettings:
 
     Attributes:
         max_tick_batches: how many batches without rows a run ends with at most, while timers are due.
+        drain: whether a run that is caught up takes its sources for ended, and so fires every event-time timer.
     """
 
     max_batches: int | None = None
     max_duration: timedelta | None = None
     max_tick_batches: int = 10
+    drain: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class CollectionSource(LocalSource):
         rows: objects of `row_class`.
     """
 
+    bounded = True
     may_use_spark = True
 
     def __init__(self, rows: Iterable[Any], row_class: type[Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction
-from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode
+from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode, in_time_order
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 
@@ -49,8 +49,13 @@ class _TwoStreams(Generic[F]):
             raise JobDefinitionError(f"process of {self._called} needs a {self._function_class.__name__} object",
                                      hint="make an object: process(MyFunction(), …)", given=repr(function),
                                      uid=uid)  # fmt: skip
-        return self._add(ProcessNode(uid, self._inputs, function, RowSchema.of(output), type(function).__qualname__,
+        return self._add(ProcessNode(uid, self._ordered(function), function, RowSchema.of(output), type(function).__qualname__,
                                      checked_policy(on_error)))  # fmt: skip
+
+
+    def _ordered(self, function: F) -> tuple[Edge, ...]:
+        """The inputs, in the order in which the function gets their rows."""
+        return self._inputs
 
 
 class ConnectedStreams(_TwoStreams[KeyedCoProcessFunction[Any, Any, Any]]):
@@ -65,6 +70,10 @@ class BroadcastConnectedStream(_TwoStreams[KeyedBroadcastProcessFunction[Any, An
 
     _function_class = KeyedBroadcastProcessFunction
     _called = "a broadcast connection"
+
+    def _ordered(self, function: KeyedBroadcastProcessFunction[Any, Any, Any]) -> tuple[Edge, ...]:
+        keyed, broadcast = self._inputs
+        return in_time_order(keyed, function), broadcast
 
 
 def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:

@@ -220,10 +220,16 @@ class KeyedFunction(Generic[Out]):
         """Called once per batch and subtask, after the last row, also when a row failed."""
 
 
+def has_timers(function: KeyedFunction[Any]) -> bool:
+    """Whether a function does something when a timer is due."""
+    return type(function).on_timer is not KeyedFunction.on_timer
+
+
 class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
     """A function over the rows of a keyed stream.
 
-    Rows of a key come in the order that `key_by` declares; a key's rows of one batch come one after another.
+    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, rows
+    of sources with event time come in that order if the function has timers, and else as they arrived.
     """
 
     def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:

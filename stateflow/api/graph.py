@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stateflow.api.dead_letters import DEAD_LETTERS, OnError
-from stateflow.api.functions import KeyedFunction
+from stateflow.api.functions import KeyedFunction, has_timers
 from stateflow.api.partial_aggregation import PartialAggregation
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
@@ -291,6 +291,15 @@ def keying(parent: Node, columns: tuple[str, ...], order_by: tuple[str, ...]) ->
         parent.schema.column(name)
     types = tuple(check_key_type(c.spark_type, c.name) for c in found)
     return Keying(columns, order_by, types)
+
+
+def in_time_order(edge: Edge, function: KeyedFunction[Any]) -> Edge:
+    """The input of a function that has timers, ordered by event time when its rows are those of sources and no order is
+    declared: then its timers can fire between two rows of a batch."""
+    if edge.keying is None or edge.keying.order_by or not has_timers(function) or level_of(edge.node):
+        return edge
+    time = event_time_of(edge.node)
+    return replace(edge, keying=replace(edge.keying, order_by=(time,))) if time else edge
 
 
 def parents_of(node: Node) -> tuple[Node, ...]:

@@ -10,7 +10,16 @@ from stateflow.api.column_aggregates import ColumnAggregates
 from stateflow.api.connected import BroadcastConnectedStream, BroadcastStream, ConnectedStreams, checked_pair
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions import KeyedFunction, KeyedProcessFunction
-from stateflow.api.graph import Edge, Graph, Keying, Node, PartialNode, ProcessNode, event_time_of
+from stateflow.api.graph import (
+    Edge,
+    Graph,
+    Keying,
+    Node,
+    PartialNode,
+    ProcessNode,
+    event_time_of,
+    in_time_order,
+)
 from stateflow.api.keyed_rows import (
     AggregateRows,
     FilterRowsWithState,
@@ -253,7 +262,8 @@ class KeyedStream:
         name: str,
         on_error: str | DeadLetters,
     ) -> DataStream:
-        return self._add(ProcessNode(uid, (self._edge,), function, schema, name, checked_policy(on_error)))
+        edge = in_time_order(self._edge, function)
+        return self._add(ProcessNode(uid, (edge,), function, schema, name, checked_policy(on_error)))
 
 
 def _name(word: str, function: Any) -> str:

@@ -18,6 +18,8 @@ class Source(ABC):
     """Where a stream begins. Spark reads it; positions are Spark's own, kept as they are."""
 
     schema: RowSchema
+    bounded: bool = False
+    """Whether it ends: when a run has read all that it holds, every event-time timer fires, as in Flink."""
     ends_by_itself: bool = True
     """Whether Spark's AvailableNow trigger reads everything that was there at the start. A source that does not
     support it is asked again until it has nothing."""
@@ -57,6 +59,8 @@ class LocalSource(ABC):
     """A source that the runner without Spark can read."""
 
     schema: RowSchema
+    bounded: bool = False
+    """As `Source.bounded`."""
     may_use_spark: bool = False
     """Whether a job that has Spark expressions, and no source that Spark reads, may run on Spark to read this one."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateflow.errors import StateError
-from stateflow.state.timers import NO_WATERMARK, TimeDomain, Timers
+from stateflow.state.timers import MAX_WATERMARK, NO_WATERMARK, TimeDomain, Timers
 
 
 class TimerService:
@@ -14,7 +14,13 @@ class TimerService:
         processing_time: of the batch.
         watermark: None before there is one.
         refused: why no timer can be set; empty if one can.
+
+    Attributes:
+        MAX_WATERMARK: the watermark when bounded sources have ended, or the job drains. A function that sets a new
+            event-time timer whenever one fires must stop then: the new one is due at once.
     """
+
+    MAX_WATERMARK = MAX_WATERMARK
 
     def __init__(
         self, timers: Timers | None = None, processing_time: int = 0, watermark: int | None = None, refused: str = ""
@@ -30,12 +36,12 @@ class TimerService:
 
     def current_watermark(self) -> int:
         """No more rows of this time or an earlier one are expected: a row that has one is late. -2^63 before there is
-        a watermark."""
+        a watermark, `MAX_WATERMARK` at the end of input. It may be lower for the next key, and never for the same."""
         return NO_WATERMARK if self._watermark is None else self._watermark
 
     def register_event_time_timer(self, timestamp: int) -> None:
         """Calls `on_timer` for the current key once the watermark has reached `timestamp`. A time that it has reached
-        already is due in the next batch, or in this one when a timer is being fired.
+        already is due when it moves next, at the latest in the next batch; at once when a timer is being fired.
 
         Raises StateError without a key, for what is no time, and when the function has no `on_timer`.
         """

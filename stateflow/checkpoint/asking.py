@@ -46,8 +46,12 @@ def ask_run(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
 
     Raises RequestTimeout when the run did not answer in time, DataError when it could not do it.
     """
+    return wait_for_answer(root, post_request(root, asked, patience), patience)
+
+
+def wait_for_answer(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
+    """The answer to a request that was posted; returns and raises as `ask_run` does."""
     clock = root.clock
-    asked = _post(root, asked, patience)
     began = signed = clock.monotonic()
 
     def waited(since: float) -> timedelta:
@@ -74,7 +78,8 @@ def ask_run(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
     return _good(given)
 
 
-def _post(root: JobRoot, asked: Request, patience: Patience) -> Request:
+def post_request(root: JobRoot, asked: Request, patience: Patience) -> Request:
+    """Posts a request that expires when nobody can wait for it any longer; returns it as it was posted."""
     wait = patience.sign + patience.answer
     until = (root.clock.now() + wait + _GRACE).isoformat(timespec="milliseconds")
     first = asked.id

@@ -60,6 +60,8 @@ class FileSource(Source):
             that Spark finds, which it takes from one of the files; the others, and those that arrive during a run, are
             not looked at: a column that they lack is null, also one that may not be, and one that they have besides is
             left out.
+        bounded: whether the files are complete: a run that has read those that were there at its start has reached the
+            end of the source, and fires every event-time timer. Without it more files may come.
         options: further options of Spark's reader.
     """
 
@@ -70,6 +72,7 @@ class FileSource(Source):
         schema: type[Any],
         format: str = "parquet",
         columns: ColumnPolicy | None = None,
+        bounded: bool = False,
         **options: str,
     ) -> None:
         refused = sorted(o for o in options if o.lower() in _REFUSED)
@@ -81,6 +84,7 @@ class FileSource(Source):
         self.schema = RowSchema.of(schema)
         self.format = format
         self.columns = columns or ColumnPolicy()
+        self.bounded = bounded
         self.options = options
 
     @property

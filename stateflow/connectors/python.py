@@ -30,6 +30,7 @@ class PythonSource(Source):
     def __init__(self, source: LocalSource) -> None:
         self.source = source
         self.schema = source.schema
+        self.bounded = source.bounded
         # Spark looks a source up by its name whenever it plans.
         self._name = f"stateflow_python_source_{next(_numbers)}"
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from stateflow.checkpoint.asking import Patience, ask_run, is_same, take_back
+from stateflow.checkpoint.asking import (
+    Patience,
+    ask_run,
+    is_same,
+    post_request,
+    take_back,
+    wait_for_answer,
+)
 from stateflow.checkpoint.documents import Answer, EntryRef, Origin, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.history import ActionRecord, write_action
@@ -25,8 +32,8 @@ from stateflow.checkpoint.stored_savepoints import (
     list_savepoints,
     open_savepoint,
 )
-from stateflow.environment import open_existing
-from stateflow.errors import ConfigError, DataError
+from stateflow.environment import RunRequest, open_existing, run_job
+from stateflow.errors import ConfigError, DataError, Fenced
 from stateflow.recovery.job_roots import JobCode, now, open_root, pins_of
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import complete_rewind
@@ -120,12 +127,18 @@ def _no_run(head: Head, ask: SavepointAsk) -> str:
     return f"no run gave a sign within {ask.patience.total_seconds():g} s"
 
 
-def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointReport | None:
+def stop(
+    job_root: str, ask: SavepointAsk, *, savepoint: bool, may_run: bool = False
+) -> SavepointReport | None:
     """Ends the job's run after its next checkpoint, with a savepoint of it when that is wanted.
 
     The run commits and publishes the checkpoint, makes the savepoint, answers, and ends; a run that is killed on the
     way is followed by one that does the rest before any batch. Returns the savepoint; None without one. An `ask` of
     origin *manual* gives a savepoint of origin *stop*.
+
+    Args:
+        may_run: whether this process may run the job of `ask.code`, when event-time timers are to be fired and no run is
+            there that could. That run reads nothing: it starts from the newest checkpoint, fires them, and ends.
 
     Raises: as `create_savepoint`. ConfigError when nothing runs and no savepoint is wanted.
     """
@@ -138,6 +151,8 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
         return made
     if not head.entry.ended:
         given = _ask_run(root, ask if savepoint else _nameless(ask), RequestKind.STOP)
+    if given is None and savepoint and may_run and ask.drain and ask.code and _undrained(root):
+        given = _drain_in_a_run(root, ask, ask.code)
     if given is not None:
         return describe_savepoint(open_savepoint(open_storage(given.savepoint)), "run") if savepoint else None
     if not savepoint:
@@ -146,6 +161,22 @@ def stop(job_root: str, ask: SavepointAsk, *, savepoint: bool) -> SavepointRepor
         )
         raise ConfigError(_no_run(head, ask), hint=hint, root=job_root)  # fmt: skip
     return _without_run(root, ask)
+
+
+def _drain_in_a_run(root: JobRoot, ask: SavepointAsk, code: JobCode) -> Answer | None:
+    """Runs the job for the request alone: a run serves an open stop before it reads anything."""
+    patience = Patience(ask.patience, ask.timeout)
+    posted = post_request(root, _request(root, ask, RequestKind.STOP), patience)
+    try:
+        run_job(RunRequest(code.file, root.storage.uri, code.layers, note=f"stop {ask.name}"))
+    except Fenced:
+        # The newer run finds the request, and serves it.
+        return wait_for_answer(root, posted, patience)
+    except BaseException:
+        # Otherwise the next run, which reads its input, would be stopped by it.
+        take_back(root, ask.request)
+        raise
+    return wait_for_answer(root, posted, patience)
 
 
 def withdraw(job_root: str, request: str) -> bool:
@@ -209,11 +240,14 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
 
 
 def _ask_run(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Answer | None:
-    asked = Request(
+    return ask_run(root, _request(root, ask, kind), Patience(ask.patience, ask.timeout))
+
+
+def _request(root: JobRoot, ask: SavepointAsk, kind: RequestKind) -> Request:
+    return Request(
         id=ask.request, kind=kind, savepoint=ask.name, origin=ask.origin, by=ask.by or root.writer, reason=ask.reason,
         drain=ask.drain, at=now(root),
     )  # fmt: skip
-    return ask_run(root, asked, Patience(ask.patience, ask.timeout))
 
 
 def _made_before(root: JobRoot, ask: SavepointAsk) -> SavepointReport | None:
@@ -254,17 +288,19 @@ def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
     ))  # fmt: skip
 
 
-def _check_drained(root: JobRoot) -> None:
-    """Raises ConfigError when there are event-time timers, which only a run could fire."""
+def _undrained(root: JobRoot) -> list[str]:
+    """Uids of the operators that have event-time timers, which only a run can fire."""
     manifest = root.manifest(root.head())
-    pending = (
-        [o.uid for o in manifest.operators if any(s.event_timer is not None for s in o.subtasks)]
-        if manifest
-        else []
-    )
-    if pending:
-        raise ConfigError("no run is there to fire the job's event-time timers", hint="ask while a run is at work, or "
-                          "leave --drain out", operators=pending)  # fmt: skip
+    operators = manifest.operators if manifest else []
+    return [o.uid for o in operators if any(s.event_timer is not None for s in o.subtasks)]
+
+
+def _check_drained(root: JobRoot) -> None:
+    """Raises ConfigError when there are event-time timers."""
+    if pending := _undrained(root):
+        raise ConfigError("the job has event-time timers, and no run is there to fire them", hint="give the job file to "
+                          "`stateflow stop`, which then fires them in a run of its own: --job JOB.py; or let a run of "
+                          "the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
 
 
 def _settled(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:

@@ -6,6 +6,7 @@ from stateflow.clock import Clock
 from stateflow.settings import RunSettings
 
 CAUGHT_UP = "caught-up"
+DRAINED = "drained"
 STOPPED = "stopped"
 
 

@@ -29,11 +29,16 @@ from stateflow.settings import Settings
 
 @dataclass(frozen=True)
 class DrawnSource:
-    """Where rows come from."""
+    """Where rows come from.
+
+    Attributes:
+        bounded: whether it ends.
+    """
 
     uid: str
     reads: str
     columns: str
+    bounded: bool
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def draw(graph: Graph, settings: Settings, on_spark: bool) -> Drawing:
     plan = plan_job(graph, settings.parallelism)
     return Drawing(
         settings.name, settings.parallelism, settings.key_groups, on_spark,
-        tuple(DrawnSource(n.uid, n.source.description, _columns(n.schema)) for n in plan.sources),
+        tuple(DrawnSource(n.uid, n.source.description, _columns(n.schema), n.source.bounded) for n in plan.sources),
         tuple(_level(level, graph, settings.key_groups) for level in plan.levels),
     )  # fmt: skip
 
@@ -131,7 +136,7 @@ def as_text(drawing: Drawing) -> Iterator[str]:
     yield (f"job {drawing.job}: {where}, parallelism {drawing.parallelism}, "
            f"{drawing.max_parallelism} key groups")  # fmt: skip
     for source in drawing.sources:
-        yield f"source {source.uid}: {source.reads}"
+        yield f"source {source.uid}: {source.reads}{', bounded' if source.bounded else ''}"
         yield f"  rows: {source.columns}"
     for level in drawing.levels:
         yield f"shuffle {level.number}, to {level.tasks} tasks"

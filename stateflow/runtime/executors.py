@@ -31,22 +31,31 @@ from stateflow.runtime.specs import (
     InputSpec,
     LevelSpec,
     OutletSpec,
+    SourceTime,
     UnitSpec,
     input_prefix,
     output_prefix,
 )
 from stateflow.state import snapshots
 from stateflow.state.handles import Base
+from stateflow.state.timers import NO_WATERMARK
 
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What one batch does: the plan, the barrier, the state to start from, and the watermark of each operator."""
+    """What one batch does: the plan, the barrier, and the state to start from.
+
+    Attributes:
+        watermarks: of each operator.
+        sources: the watermark of each source before the batch; None where event time does not follow from the rows, so
+            that no timer fires between them.
+    """
 
     plan: JobPlan
     info: BatchInfo
     base: dict[str, OperatorState]
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
+    sources: Mapping[str, int | None] | None = None
 
 
 class Executor(ABC):
@@ -116,7 +125,19 @@ def _unit_spec(level: Level, index: int, work: BatchWork) -> UnitSpec:
         known_states=tuple(state.states) if state else (), on_error=operator.on_error if operator else None,
         operator_base=encode_operator_base(state) if state else b"", watermark=work.watermarks.get(unit.uid),
         watermark_before=state.watermark if state else None, emits=operator.schema if operator else None,
+        source_times=_source_times(level, unit, work),
     )  # fmt: skip
+
+
+def _source_times(level: Level, unit: Unit, work: BatchWork) -> tuple[SourceTime, ...]:
+    if work.sources is None or not unit.fires_between_rows:
+        return ()
+    found = []
+    for uid in sorted(unit.watermark_sources):
+        watermark, bound = work.sources.get(uid), work.plan.strategies[uid].out_of_orderness
+        known = NO_WATERMARK if watermark is None else watermark
+        found.append(SourceTime(level.sources.index(uid), bound, known))
+    return tuple(found)
 
 
 def _packed(base: Base) -> bytes:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import InternalError, SchemaMismatch, StateError
-from stateflow.runtime.rows import Maker, group_starts, row_maker, to_list, to_rows
+from stateflow.runtime.rows import Maker, event_times, group_starts, row_maker, to_list, to_rows
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
 from stateflow.runtime.watermarks import milliseconds
 from stateflow.serializers import encode_key
@@ -34,7 +34,8 @@ class Input:
         columns: which of all columns are its own.
         keys: which of those are the key.
         required: which may not be null.
-        time_of: None for rows without event time.
+        time: which of all columns has the event time; None for rows without one.
+        time_of: how a row's event time is read.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Input:
     keys: tuple[int, ...]
     required: tuple[int, ...]
     maker: Maker
+    time: int | None
     time_of: TimeOf | None
 
 
@@ -102,6 +104,15 @@ class KeyedInputs:
         # Before the rows are made: a key that cannot be read is told as what it is.
         named = self._named(order, keys, starts, columns)
         return KeyedRows(_rows(parts, len(order)), named, starts)
+
+    def event_times(
+        self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None
+    ) -> np.ndarray[Any, Any]:
+        """Of each row, for inputs that all have event time; `columns` and `which` as for `read`."""
+        first, *others = [event_times(columns[each.time]) for each in self._inputs if each.time is not None]
+        if which is None or not others:
+            return first
+        return np.choose(which, [first, *others])
 
     def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[Any]:
         """Row objects of an input without a key. Raises SchemaMismatch as `read` does."""
@@ -176,6 +187,7 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             _key_indexes(spec),
             required_indexes(spec.schema),
             row_maker(spec.schema),
+            start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
             _time_of(spec.time_column),
         )
         for spec, (start, end) in zip(specs, pairwise(starts), strict=True)

@@ -86,10 +86,15 @@ _Controls = list[list[bytes]]
 
 
 class LocalExecutor(Executor):
-    """Runs tasks one after another. Refuses Spark expressions, which it cannot evaluate."""
+    """Runs tasks one after another. Refuses Spark expressions, which it cannot evaluate.
 
-    def __init__(self) -> None:
+    Args:
+        arrow_rows: of the Arrow batches that tasks are given; None for all rows in one.
+    """
+
+    def __init__(self, arrow_rows: int | None = None) -> None:
         self._attempts = count()
+        self._arrow_rows = arrow_rows
 
     def no_rows(self, plan: JobPlan) -> Mapping[str, Sequence[Any]]:
         return {}
@@ -121,7 +126,8 @@ class LocalExecutor(Executor):
         result: list[pa.RecordBatch] = []
         for target in range(level.targets):
             unit = spec.units[target // level.parallelism]
-            batches = _input_batches(unit.inputs, routed[target], controls[target])
+            whole = _input_batches(unit.inputs, routed[target], controls[target])
+            batches = [part for batch in whole for part in _parts(batch, self._arrow_rows)]
             # Functions live one batch: a task on a cluster gets its own copy too.
             own = replace(spec, units=copy.deepcopy(spec.units))
             result += run_level(own, target, f"l{next(self._attempts)}", batches)
@@ -250,6 +256,10 @@ def _input_batches(
             given[name] = column if known is None else pc.coalesce(known, column)
             ended[name] = pa.nulls(len(controls), column.type)
     return [pa.RecordBatch.from_pydict(given), pa.RecordBatch.from_pydict(ended)]
+
+
+def _parts(batch: pa.RecordBatch, size: int | None) -> list[pa.RecordBatch]:
+    return [batch] if size is None else [batch.slice(at, size) for at in range(0, len(batch), size)]
 
 
 def _column_arrays(spec: InputSpec, rows: Sequence[Any]) -> list[pa.Array]:

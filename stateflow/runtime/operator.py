@@ -29,6 +29,7 @@ from stateflow.api.functions import (
     OnTimerContext,
     RuntimeContext,
     TaskInfo,
+    has_timers,
 )
 from stateflow.api.keyed_rows import hooks_of
 from stateflow.api.side_outputs import SideOutputs
@@ -39,8 +40,8 @@ from stateflow.errors import StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
 from stateflow.runtime.inputs import Key, KeyedInputs, NamedKey
+from stateflow.runtime.key_time import KeyTime
 from stateflow.runtime.operator_parts import OperatorParts
-from stateflow.runtime.plan import has_timers
 from stateflow.runtime.specs import UnitSpec
 from stateflow.runtime.watermarks import milliseconds
 from stateflow.state.backend import KeyedStateBackend
@@ -108,6 +109,7 @@ class KeyedOperator:
         self._now = milliseconds(info.processing_time)
         refused = "" if has_timers(spec.function) else "the function has no on_timer"
         self._service = TimerService(self._timers, self._now, spec.watermark_before, refused)
+        self._key_time = KeyTime(spec, self._service, self._timers) if spec.source_times else None
         side = SideOutputs()
         given_state = (
             self._operator_state if isinstance(spec.function, KeyedBroadcastProcessFunction) else None
@@ -147,6 +149,7 @@ class KeyedOperator:
         order: np.ndarray[Any, Any],
         columns: Sequence[pa.Array],
         which: np.ndarray[Any, Any] | None = None,
+        sources: np.ndarray[Any, Any] | None = None,
     ) -> list[Any]:
         """Feeds sorted rows of one phase; returns what the function emitted to its main output.
 
@@ -154,15 +157,23 @@ class KeyedOperator:
             order: the `_order` of each row.
             columns: the rows' columns, as the input schema has them; of several inputs, one behind the other.
             which: the input of each row; None where all are of the first.
+            sources: the number of the source of each row, as its origin; None where rows do not say it.
         """
         read = self._inputs.read(order, columns, which)
         came_by = which.tolist() if which is not None and len(self._callers) > 1 else None
         emitted: list[Any] = []
         self._state.begin_stretch([(group, key) for group, key, _ in read.keys])
         self._context.set_time_of(self._inputs[0].time_of)
-        for key, own in read.by_key():
+        key_time = self._key_time if sources is not None else None
+        if key_time is not None and sources is not None:
+            key_time.read(read, self._inputs.event_times(columns, which), sources)
+        for number, (key, own) in enumerate(read.by_key()):
             self._enter(key, emitted)
-            if came_by is None:
+            if key_time is not None:
+                key_time.begin_rows(number)
+                self._feed_in_time(key_time, read.rows, own, came_by, emitted)
+                key_time.end_rows()
+            elif came_by is None:
                 self._feed(self._callers[0], read.rows[own], emitted)
             else:
                 self._feed_each(read.rows[own], came_by[own], emitted)
@@ -279,6 +290,8 @@ class KeyedOperator:
         if self._open is None or self._open[:2] != group[:2]:
             self._end_open_key(emitted)
             self._open = group
+            if self._key_time is not None:
+                self._key_time.begin_key()
         self._make_current(group)
 
     def _end_open_key(self, emitted: list[Any]) -> None:
@@ -307,6 +320,22 @@ class KeyedOperator:
         if self._state.current != group[:2]:
             self._state.switch(group[0], group[1])
             self._context.set_key(group[2])
+
+    def _feed_in_time(
+        self, time: KeyTime, rows: list[Any], own: slice, came_by: list[int] | None, emitted: list[Any]
+    ) -> None:
+        """Rows of one key in the order of event time, and before each of them the key's timers that are due then."""
+        key = self._state.current
+        assert key is not None
+        for at in range(own.start, own.stop):
+            if time.reach(at):
+                for timer in time.due():
+                    self._fire_one(TimeDomain.EVENT_TIME, timer, emitted)
+                self._state.switch(*key)
+            number = came_by[at] if came_by is not None else 0
+            if came_by is not None:
+                self._context.set_time_of(self._inputs[number].time_of)
+            self._feed(self._callers[number], rows[at : at + 1], emitted)
 
     def _feed_each(self, rows: list[Any], came_by: list[int], emitted: list[Any]) -> None:
         """Rows of one key from several inputs, in stretches of the same."""
@@ -347,6 +376,7 @@ class KeyedOperator:
                 if not is_the_rows_fault(e):
                     raise
                 self._state.take_back()
+                self._timers.refresh_key()
                 self._operator_state.take_back()
                 del emitted[count:]
                 context.take_back_side_outputs(side)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stateflow.api.functions import KeyedFunction
+from stateflow.api.functions import has_timers
 from stateflow.api.graph import (
     Edge,
     Graph,
@@ -14,6 +14,7 @@ from stateflow.api.graph import (
     ProcessNode,
     SinkNode,
     SourceNode,
+    event_time_of,
     is_emitted,
     leaves_of,
     level_of,
@@ -68,9 +69,22 @@ class Unit:
         return self.operator is not None and has_timers(self.operator.function)
 
     @cached_property
+    def fires_between_rows(self) -> bool:
+        """Whether a key's event-time timers fire between two of its rows: the rows come from sources, of which alone it
+        is known what may still come, and in the order of event time."""
+        if not self.fires or self.level != 1:
+            return False
+        return all(e.keying is None or _is_in_time_order(e) for e in self.inputs)
+
+    @cached_property
     def watermark_sources(self) -> frozenset[str]:
         """Uids of the sources that its watermark is made of."""
         return frozenset(strategies(e.node for e in self.operator.inputs) if self.operator else ())
+
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """Uids of the sources whose rows can reach it."""
+        return frozenset(source.uid for edge in self.inputs for source in sources_of(edge.node))
 
 
 @dataclass(frozen=True)
@@ -167,6 +181,11 @@ class JobPlan:
         return tuple(u for level in self.levels for u in level.units)
 
     @property
+    def bounded(self) -> frozenset[str]:
+        """Uids of the sources that end."""
+        return frozenset(node.uid for node in self.sources if node.source.bounded)
+
+    @property
     def key_types(self) -> dict[str, list[str]]:
         """Spark type names of the key columns, by operator."""
         return {u.uid: list(u.operator.keying.types) for u in self.units if u.operator}
@@ -199,9 +218,9 @@ class JobPlan:
         return result
 
 
-def has_timers(function: KeyedFunction[object]) -> bool:
-    """Whether a function does something when a timer is due."""
-    return type(function).on_timer is not KeyedFunction.on_timer
+def _is_in_time_order(edge: Edge) -> bool:
+    time = event_time_of(edge.node)
+    return bool(time) and edge.keying is not None and edge.keying.order_by[:1] == (time,)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "timestamp_ntz": datetime.datetime,
 }
 """Which values a column takes."""
+_NO_TIME = -(1 << 63)
 _UNITS = {"us": 1000, "ns": 1_000_000}
 _NO_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
 """Which it does not take, although they are subclasses."""
@@ -71,6 +72,14 @@ def latest_time(column: pa.Array) -> int | None:
         return None
     number: int = latest.cast(pa.int64()).as_py()
     return number // _UNITS[column.type.unit] if pa.types.is_timestamp(column.type) else number
+
+
+def event_times(column: pa.Array) -> np.ndarray[Any, Any]:
+    """The event times in a column, in milliseconds since 1970; the lowest number of 64 bits where there is none."""
+    numbers = column.cast(pa.int64()).fill_null(_NO_TIME).to_numpy()
+    if not pa.types.is_timestamp(column.type):
+        return numbers
+    return np.where(numbers == _NO_TIME, _NO_TIME, numbers // _UNITS[column.type.unit])
 
 
 def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:

@@ -37,7 +37,7 @@ from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
 from stateflow.runtime.start_checks import StartChecks
 from stateflow.runtime.uncommitted import Uncommitted
-from stateflow.runtime.watermarks import advanced, combined, milliseconds
+from stateflow.runtime.watermarks import advanced, milliseconds, of_operators
 from stateflow.settings import AT_LEAST_ONCE
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
@@ -152,9 +152,14 @@ class JobRun:
             return self._run_batch(rows, capture)
 
     @property
-    def has_due_timers(self) -> bool:
-        """Whether a batch without rows would fire timers, as far as that is known."""
-        watermarks, now = self._watermarks(), milliseconds(self.job.root.clock.now())
+    def ended_sources(self) -> frozenset[str]:
+        """Uids of the sources that have ended, once the run is caught up: bounded ones, and all when it drains."""
+        plan = self.job.plan
+        return frozenset(s.uid for s in plan.sources) if self.job.settings.run.drain else plan.bounded
+
+    def has_due_timers(self, ended: frozenset[str] = frozenset()) -> bool:
+        """Whether a batch without rows would fire timers, as far as that is known; `ended` as for `run_tick`."""
+        watermarks, now = self._watermarks(ended), milliseconds(self.job.root.clock.now())
         fired = [u.uid for u in self.job.plan.units if u.operator]
         return any(
             subtask.earliest_timers.due(watermarks[uid], now)
@@ -163,10 +168,15 @@ class JobRun:
             for subtask in self._base[uid].subtasks
         )
 
-    def run_tick(self) -> BatchResult:
-        """Runs a batch without rows, at the positions of the batch before; raises as `run_batch` does."""
+    def run_tick(self, ended: frozenset[str] = frozenset()) -> BatchResult:
+        """Runs a batch without rows, at the positions of the batch before; raises as `run_batch` does.
+
+        Args:
+            ended: uids of sources that have no more rows. Their watermark is the highest, for this batch: it is not
+                kept, so a row that comes all the same, in a later run, is not late for that.
+        """
         with self.fenced_first():
-            result = self._run_tick(self._watermarks())
+            result = self._run_tick(self._watermarks(ended))
             self._serve(result)
         return result
 
@@ -190,14 +200,10 @@ class JobRun:
         no_rows = self._executor.no_rows(self.job.plan)
         return self._run_to_end(_Batch(no_rows, lambda _: here, watermarks, full))
 
-    def _watermarks(self) -> dict[str, int | None]:
+    def _watermarks(self, ended: frozenset[str] = frozenset()) -> dict[str, int | None]:
         """That of each operator in the next batch."""
-        watermarks: dict[str, int | None] = {}
-        for unit in self.job.plan.units:
-            before = self._base[unit.uid].watermark if unit.uid in self._base else None
-            reaching = [s for s in self._sources if s.uid in unit.watermark_sources]
-            watermarks[unit.uid] = combined(before, reaching)
-        return watermarks
+        before = {uid: operator.watermark for uid, operator in self._base.items()}
+        return of_operators(self.job.plan.units, before, self._sources, ended)
 
     def _run_batch(self, rows: Any, capture: Capture) -> BatchResult:
         result = self._run_to_end(_Batch(rows, capture, self._watermarks()))
@@ -361,7 +367,8 @@ class JobRun:
             bound.sink.sweep(bound.context, lambda g, o, path: is_past(DataKey(g, o, "", path), head))
 
     def _execute(self, rows: Any, info: BatchInfo, watermarks: dict[str, int | None]) -> PendingBarrier:
-        work = BatchWork(self.job.plan, info, self._base, watermarks)
+        before = {source.uid: source.watermark for source in self._sources}
+        work = BatchWork(self.job.plan, info, self._base, watermarks, before)
         return run_to_barrier(self._executor, rows, work)
 
     def batch_info(self, ordinal: int) -> BatchInfo:

@@ -79,18 +79,31 @@ class _Ranking:
 
     def sort(self, rows: pa.RecordBatch) -> pa.Array:
         """Where each row of the sorted ones is."""
-        order = rows.column(ORDER).to_numpy()
-        places = _places(order, self._arrival(rows))
-        if self._declared or self._collide(rows, order, places):
+        order, declared = rows.column(ORDER).to_numpy(), self._declared_numbers(rows)
+        if declared is None:
+            return self._sort_by_all(rows)
+        places = _places(order, self._arrival(rows, declared))
+        if self._collide(rows, order, places):
             return self._sort_by_all(rows)
         return pa.array(places)
 
-    def _arrival(self, rows: pa.RecordBatch) -> Array | None:
-        """The places of the rows by input and position; None where they are in this order."""
+    def _declared_numbers(self, rows: pa.RecordBatch) -> list[Array] | None:
+        """The columns of the declared order, the last one first; None where one of them is not of whole numbers or times
+        without a null."""
+        columns = [self._of_input(rows, names) for names in self._declared]
+        if any(column.null_count or not _is_whole(column.type) for column in columns):
+            return None
+        return [column.cast(pa.int64()).to_numpy() for column in reversed(columns)]
+
+    def _arrival(self, rows: pa.RecordBatch, declared: Sequence[Array]) -> Array | None:
+        """The places of the rows by declared order, input and position; None where they are in this order."""
         position = rows.column(POSITION).to_numpy()
         if self._connects:
-            return np.lexsort((position, rows.column(INPUT).to_numpy()))
-        return np.argsort(position, kind="stable") if (position[1:] < position[:-1]).any() else None
+            return np.lexsort((position, rows.column(INPUT).to_numpy(), *declared))
+        arrival = np.argsort(position, kind="stable") if (position[1:] < position[:-1]).any() else None
+        for numbers in declared:
+            arrival = _places(numbers, arrival)
+        return arrival
 
     def _collide(self, rows: pa.RecordBatch, order: Array, places: Array) -> bool:
         """Whether rows of one `_order` are of different keys: once in a while, hashes are equal."""
@@ -130,6 +143,10 @@ class _Ranking:
         for number, name in others:
             column = pc.if_else(pc.equal(rows.column(INPUT), number), rows.column(name), column)
         return column
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_int64(kind) or pa.types.is_timestamp(kind)
 
 
 def _by_input(inputs: Sequence[tuple[int, str, tuple[str, ...]]]) -> list[_Names]:

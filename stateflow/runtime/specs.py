@@ -140,6 +140,21 @@ class OutletSpec:
 
 
 @dataclass(frozen=True)
+class SourceTime:
+    """How far the event time of a source is, for an operator whose timers fire between rows.
+
+    Attributes:
+        number: of the source, as rows have it.
+        out_of_orderness: of its watermark strategy, in milliseconds.
+        watermark: of the batches before.
+    """
+
+    number: int
+    out_of_orderness: int
+    watermark: int
+
+
+@dataclass(frozen=True)
 class UnitSpec:
     """One unit of a level.
 
@@ -152,6 +167,7 @@ class UnitSpec:
         watermark: of the batch, in milliseconds since 1970; None before there is one.
         watermark_before: that of the batch before.
         emits: columns of the operator's main output; None for a unit without an operator.
+        source_times: of the sources that its watermark is made of, if its timers fire between the rows of a key.
     """
 
     uid: str
@@ -165,6 +181,7 @@ class UnitSpec:
     watermark: int | None = None
     watermark_before: int | None = None
     emits: RowSchema | None = None
+    source_times: tuple[SourceTime, ...] = ()
 
     @property
     def keying(self) -> Keying | None:

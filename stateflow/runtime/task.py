@@ -203,7 +203,8 @@ class _Task:
             yield from self._emit(operator, operator.broadcast(columns), phase)
         else:
             which = batch.column(INPUT).to_numpy() if len(self._unit.inputs) > 1 else None
-            yield from self._emit(operator, operator.process(order, columns, which), phase)
+            origins = batch.column(ORIGIN).to_numpy() if ORIGIN in batch.schema.names else None
+            yield from self._emit(operator, operator.process(order, columns, which, origins), phase)
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """Once, between the rows of both phases: time advances, and what is due is called. What that emits is of phase

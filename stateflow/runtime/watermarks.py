@@ -5,11 +5,13 @@ A batch's watermark comes from the batches before it, so that a batch that is tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.documents import SourceWatermark
+from stateflow.runtime.plan import Unit
+from stateflow.state.timers import MAX_WATERMARK
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -51,6 +53,34 @@ def _advanced(
     reached = latest - strategy.out_of_orderness - 1
     watermark = reached if watermark is None else max(watermark, reached)
     return SourceWatermark(uid=uid, watermark=watermark, active_at=now)
+
+
+def of_operators(
+    units: Iterable[Unit],
+    before: Mapping[str, int | None],
+    sources: Iterable[SourceWatermark],
+    ended: Container[str] = (),
+) -> dict[str, int | None]:
+    """The watermark of each unit in a batch, by uid.
+
+    Args:
+        before: that of the batch before.
+        sources: of the batches before.
+        ended: uids of sources that have no more rows; their watermark is the highest, as in Flink.
+    """
+    known = {each.uid: each for each in sources}
+    return {unit.uid: _of_operator(unit, before.get(unit.uid), known, ended) for unit in units}
+
+
+def _of_operator(
+    unit: Unit, before: int | None, known: Mapping[str, SourceWatermark], ended: Container[str]
+) -> int | None:
+    # A source without a strategy has no say, unless there are only such: their end ends the operator's input, too.
+    deciding = unit.watermark_sources or unit.sources
+    if deciding and all(uid in ended for uid in deciding):
+        return MAX_WATERMARK
+    reaching = [known[uid] for uid in unit.watermark_sources if uid in known and uid not in ended]
+    return combined(before, reaching)
 
 
 def combined(before: int | None, sources: Iterable[SourceWatermark]) -> int | None:

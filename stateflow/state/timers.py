@@ -4,13 +4,16 @@ A timer is an entry without a value, ``key group | timers' id | time (8 bytes) |
 setting it once, deleting one needs no look, and within a key group they lie in order of time. What is due is found
 without looking at state: for each key group the earliest time is remembered while the store stays open, and for the
 whole subtask in the manifest. Both are lower bounds, since a deletion does not look for the next one.
+
+Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key` fires
+those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
 """
 
 from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -27,6 +30,7 @@ SLICE = 10_000
 """Due timers that are in memory together."""
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
+"""The watermark at the end of bounded input, and of a job that drains."""
 _GROUP_BYTES, _TIME_BYTES = 2, 8
 _ZERO = 1 << 63
 
@@ -80,6 +84,15 @@ class _Heads:
         elif time < self.groups.get(group, MAX_WATERMARK + 1):
             self.groups[group] = time
 
+    def known(self, group: bytes) -> int | None:
+        """The earliest time in a key group; None when it has no timer. Needs `groups`."""
+        return self.groups.get(group) if self.groups is not None else self.bound
+
+    def forget(self, group: bytes) -> None:
+        """The timers of a key group are read now; what stays is noted again."""
+        if self.groups is not None:
+            self.groups.pop(group, None)
+
     def take(self, until: int, owned: KeyGroupRange) -> dict[bytes, int]:
         """The key groups that may have something due, and from which time on; what is known of them is forgotten."""
         bound = self.earliest
@@ -117,10 +130,10 @@ class TimerIndex:
 
 @dataclass
 class _Pass:
-    """The firing of one domain's timers up to a time.
+    """The firing of one domain's timers up to a time: those of all keys, or those of the current one.
 
     Attributes:
-        fresh: timers that were set meanwhile and are due, a heap of `_by_time` bytes.
+        fresh: timers that were set meanwhile and are due, a heap of `_by_time` bytes; of one key, all that are due.
         changed: by the same bytes, whether the timer is there, for those that were set or deleted meanwhile.
     """
 
@@ -156,6 +169,8 @@ class Timers:
         self._owned = owned
         self._index = index
         self._pass: _Pass | None = None
+        self._ahead: dict[tuple[bytes, bytes], list[bytes]] = {}
+        """What `look_ahead` found, by key group and key."""
 
     def register(self, domain: TimeDomain, time: int) -> None:
         """Sets a timer for the current key and namespace. Raises StateError without a key."""
@@ -188,6 +203,92 @@ class Timers:
                 for entry in current.fresh:
                     groups[_group(entry)] = min(_time(entry), groups.get(_group(entry), MAX_WATERMARK))
         self._pass = None
+
+    def look_ahead(self, until: Mapping[tuple[bytes, bytes], int]) -> None:
+        """Finds the event-time timers of some keys in the store, each up to a time, for `begin_key`.
+
+        One scan for each key group that has timers in that time. A timer that is passed on the way is read once more
+        when it fires, and never a third time: a scan does not go further than the next batch's watermark.
+        """
+        self._ahead = {}
+        heads, latest = self._index.heads[TimeDomain.EVENT_TIME], max(until.values(), default=NO_WATERMARK)
+        if heads.earliest is None or heads.earliest > latest:
+            return
+        if heads.groups is None:
+            self._learn(heads)
+        groups: dict[bytes, dict[bytes, int]] = {}
+        for (group, key), time in until.items():
+            groups.setdefault(group, {})[key] = time
+        for group, keys in groups.items():
+            first = heads.known(group)
+            if first is not None and first <= max(keys.values()):
+                heads.forget(group)
+                self._look_into(group, keys, first)
+
+    def begin_key(self, until: int) -> None:
+        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and those
+        that are set from now on."""
+        assert self._entries.address is not None
+        found = self._ahead.pop(self._entries.address, [])
+        self._pass = _Pass(TimeDomain.EVENT_TIME, until, found)
+
+    def is_due_of_key(self, until: int) -> bool:
+        """Whether the key that `begin_key` began may have an event-time timer up to `until`."""
+        current = self._pass
+        return current is not None and bool(current.fresh) and _time(current.fresh[0]) <= until
+
+    def due_of_key(self, until: int) -> Iterator[Timer]:
+        """The event-time timers of the key that `begin_key` began, up to `until`, in order of time; those included that
+        are set meanwhile. A timer is deleted when it comes."""
+        current = self._pass
+        assert current is not None
+        while self.is_due_of_key(until):
+            yield from self._fire(current, heapq.heappop(current.fresh))
+
+    def refresh_key(self) -> None:
+        """Changes were taken back: looks again which of the changed timers of the key there are."""
+        current = self._pass
+        if current is None:
+            return
+        for entry in list(current.changed):
+            current.note(entry, self._entries.read(_stored(current.domain, entry)) is not None)
+
+    def end_key(self) -> None:
+        """The rows of the key end, or those of the Arrow batch."""
+        current, self._pass = self._pass, None
+        assert current is not None
+        heads = self._index.heads[current.domain]
+        for entry in current.fresh:
+            if current.changed.get(entry, True):
+                heads.note(_group(entry), _time(entry))
+
+    def _learn(self, heads: _Heads) -> None:
+        """Finds the earliest event-time timer of each key group."""
+        assert heads.bound is not None
+        start, heads.groups = _time_bytes(heads.bound), {}
+        for at in range(len(self._owned)):
+            group = struct.pack(">H", self._owned.first + at)
+            prefix = group + TIMER_IDS[TimeDomain.EVENT_TIME]
+            for key, _ in islice(self._entries.backend.scan_range(prefix + start, after_prefix(prefix)), 1):
+                heads.note(group, _time(_by_time(key)))
+
+    def _look_into(self, group: bytes, until: Mapping[bytes, int], start: int) -> None:
+        """Reads the timers of a key group from a time on: those of some keys are kept, and the first one that is not is
+        noted."""
+        heads, lengths = self._index.heads[TimeDomain.EVENT_TIME], sorted({len(key) for key in until})
+        latest, prefix = max(until.values()), group + TIMER_IDS[TimeDomain.EVENT_TIME]
+        for stored, _ in self._entries.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
+            entry = _by_time(stored)
+            time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
+            if time <= latest:
+                # No key's encoding begins with that of another key: the namespace follows it.
+                key = next((rest[:length] for length in lengths if rest[:length] in until), None)
+                if key is not None and time <= until[key]:
+                    self._ahead.setdefault((group, key), []).append(entry)
+                    continue
+            heads.note(group, time)
+            if time > latest:
+                return
 
     def _slice(self, current: _Pass, entries: list[bytes]) -> Iterator[Timer]:
         fresh = current.fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -46,12 +47,15 @@ class KeyedInput:
         key_by: the column of the key, or several.
         order_by: columns that order a key's rows within a push.
         event_time: the column that `ctx.timestamp()` gives; without it rows have no event time.
+        out_of_orderness: how late rows may come: each push then moves the watermark, and fires a key's timers between
+            its rows, as a run does. Without it the watermark moves by `advance_watermark` only.
     """
 
     row_class: type[Any]
     key_by: str | Sequence[str]
     order_by: Sequence[str] = ()
     event_time: str = ""
+    out_of_orderness: timedelta | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class BroadcastInput:
 
     row_class: type[Any]
     event_time: str = ""
+    out_of_orderness: timedelta | None = None
 
 
 Input = KeyedInput | BroadcastInput
@@ -76,6 +81,16 @@ class Definition:
     on_error: str | DeadLetters
     backend: StateBackend
     settings: Mapping[str, Any]
+
+    @property
+    def moves_time(self) -> bool:
+        """Whether event time follows from the rows that are pushed. Raises JobDefinitionError when it does for some
+        inputs only."""
+        bounds = [each.out_of_orderness for each in self.inputs if each.event_time]
+        if any(bound is None for bound in bounds) and any(bound is not None for bound in bounds):
+            raise JobDefinitionError("only one of two inputs has an out_of_orderness", hint="give it for both inputs with "
+                                     "event time, or for none")  # fmt: skip
+        return bool(bounds) and None not in bounds
 
 
 class PushedRows(LocalSource):
@@ -183,8 +198,8 @@ def _stream(env: StreamExecutionEnvironment, number: int, given: Input) -> Keyed
                                  "BroadcastInput(Row)", given=repr(given))  # fmt: skip
     stream = env.from_source(PushedRows(given.row_class), uid=source_uid(number))
     if given.event_time:
-        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column(given.event_time)
-        stream = stream.assign_timestamps_and_watermarks(strategy)
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(given.out_of_orderness or timedelta())
+        stream = stream.assign_timestamps_and_watermarks(strategy.with_timestamp_column(given.event_time))
     if isinstance(given, BroadcastInput):
         return stream.broadcast()
     columns = (given.key_by,) if isinstance(given.key_by, str) else tuple(given.key_by)

@@ -16,7 +16,7 @@ from stateflow.api.dead_letters import FAIL, DeadLetter, DeadLetters
 from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import ProcessNode
 from stateflow.api.side_outputs import OutputTag
-from stateflow.checkpoint.documents import Manifest, OperatorState
+from stateflow.checkpoint.documents import Manifest, OperatorState, SourceWatermark
 from stateflow.checkpoint.files import files_of
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.clock import SystemClock
@@ -32,7 +32,7 @@ from stateflow.runtime.executors import BatchWork
 from stateflow.runtime.local import LocalExecutor, refuse_transforms
 from stateflow.runtime.plan import plan_job
 from stateflow.runtime.specs import BatchInfo
-from stateflow.runtime.watermarks import milliseconds
+from stateflow.runtime.watermarks import advanced, combined, milliseconds
 from stateflow.settings import Settings
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.state.transfer import remove_tree
@@ -57,12 +57,14 @@ class Point:
     Attributes:
         epoch: how many batches led here, over all restores.
         watermark, processing_time: milliseconds since 1970.
+        sources: the watermarks of the inputs, when they follow from their rows.
     """
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
     epoch: int = 0
     watermark: int | None = None
     processing_time: int = 0
+    sources: tuple[SourceWatermark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class KeyedHarness:
         given = {name.replace("__", "."): value for name, value in settings.items()}
         env = StreamExecutionEnvironment()
         self._job = declare_graph(env, self._definition)
+        self._moves_time = self._definition.moves_time
         self._settings: Settings = resolve(_DEFAULTS, env.defaults, given)
         self._key_groups = self._settings.max_parallelism or _KEY_GROUPS
         self._plan = plan_job(self._job.graph, self._settings.parallelism)
@@ -210,7 +213,8 @@ class KeyedHarness:
         return self._run({}, dataclasses.replace(self._point, processing_time=now))
 
     def drain(self) -> list[Any]:
-        """Fires every event-time timer, as `stop --drain` does; the watermark stays. Returns as `push` does."""
+        """Fires every event-time timer, as the end of a bounded source does; the watermark stays. Returns as `push`
+        does."""
         return self._run({}, self._point, draining=True)
 
     @property
@@ -305,13 +309,15 @@ class KeyedHarness:
         info = self._batch(at)
         committed = dict.fromkeys((u.uid for u in self._plan.units), at.watermark)
         watermarks = dict.fromkeys(committed, MAX_WATERMARK) if draining else committed
-        work = BatchWork(self._plan, info, dict(at.operators), watermarks)
+        before = {s.uid: s.watermark for s in at.sources} if self._moves_time else None
+        work = BatchWork(self._plan, info, dict(at.operators), watermarks, before)
         try:
             pending = run_to_barrier(self._executor, rows, work)
             limit = self._settings.state.memory_limit_bytes
             operators = operators_behind(pending, at.operators, committed, limit)
         finally:
             emitted = {sink: sink.take() for sink in self._job.sinks}
+        at = self._moved(at, pending.event_times())
         self._point = dataclasses.replace(at, operators={o.uid: o for o in operators}, epoch=info.epoch)
         self._views.clear()
         self._main += emitted[self._job.main]
@@ -320,6 +326,13 @@ class KeyedHarness:
             self._side[name] += emitted[sink]
         self._collect()
         return emitted[self._job.main]
+
+    def _moved(self, at: Point, latest: Mapping[str, int]) -> Point:
+        """The times after a batch with rows of these event times."""
+        if not self._moves_time:
+            return at
+        sources = tuple(advanced(at.sources, self._plan.strategies, latest, at.processing_time))
+        return dataclasses.replace(at, sources=sources, watermark=combined(at.watermark, sources))
 
     def _batch(self, at: Point) -> BatchInfo:
         settings = self._settings

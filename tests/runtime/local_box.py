@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow import DeadLetter
+from stateflow.api.collection import CollectionSource
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
 from stateflow.runtime.assembly import assemble
@@ -17,6 +18,12 @@ from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 
 
+class Growing(CollectionSource):
+    """A list that may be longer in a later run: it has no end."""
+
+    bounded = False
+
+
 class Box:
     """A job root, and runs of jobs that are given as functions."""
 
@@ -24,14 +31,15 @@ class Box:
         self.folder = folder
         self.results: list[BatchResult] = []
 
-    def run(self, build: Any, **settings: str) -> None:
+    def run(self, build: Any, **settings: str) -> str:
+        """Runs the job until it ends; returns why it ended."""
         given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "4", **settings}
         env, resolved = declare(build, "job", (given,))
         job = assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
         run = JobRun(job, LocalExecutor())
         run.start()
         sources = {n.uid: n.source for n in env.graph.sources}
-        run_local(run, sources, self.results.append)  # type: ignore[arg-type]
+        return run_local(run, sources, self.results.append)  # type: ignore[arg-type]
 
     def sink(self, name: str) -> FolderSink:
         return FolderSink(self.folder / name)

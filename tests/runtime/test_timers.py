@@ -40,6 +40,7 @@ from stateflow.runtime.local_run import run_local
 from stateflow.runtime.run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
+from tests.runtime.local_box import Growing
 
 STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 START = 1_767_225_600_000
@@ -95,7 +96,7 @@ class Box:
 
         def build(env: StreamExecutionEnvironment) -> None:
             first, *others = [
-                env.from_collection(each, Event, uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
+                env.from_source(Growing(each, Event), uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
                 for at, each in enumerate(rows)
             ]
             stream = first.union(*others) if others else first
@@ -145,11 +146,9 @@ def _timers(notes: list[Note]) -> list[tuple[str, int]]:
     return [(note.key, note.at) for note in notes if note.what == "timer"]
 
 
-def test_a_batch_s_watermark_comes_from_the_batches_before_it(box: Box) -> None:
+def test_a_batch_s_watermark_comes_from_the_batches_before_it_and_from_the_key_s_rows(box: Box) -> None:
     box.events(Alarm(), [Event("a", at) for at in (10, 30, 20, 40, 50)], parallelism=1)
-    assert [(n.at, n.watermark) for n in box.notes()] == [
-        (10, -(1 << 63)), (30, -(1 << 63)), (20, 29), (40, 29), (50, 39)
-    ]  # fmt: skip
+    assert [(n.at, n.watermark) for n in box.notes()] == [(10, 9), (30, 29), (20, 29), (40, 39), (50, 49)]
 
 
 def test_the_last_timers_fire_in_a_batch_without_rows_at_the_same_positions(box: Box) -> None:
@@ -243,8 +242,8 @@ class Relay(KeyedProcessFunction[Note, Note]):
 
 def test_what_timers_emit_comes_before_time_advances_and_rows_after_it_and_a_key_ends_once(box: Box) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
-        rows = [Event("a", 10), Event("a", 20), Event("a", 31), Event("a", 40)]
-        events = env.from_collection(rows, Event, uid="s").assign_timestamps_and_watermarks(STRATEGY)
+        rows = [Event("a", 10), Event("b", 20), Event("a", 31), Event("b", 40)]
+        events = env.from_source(Growing(rows, Event), uid="s").assign_timestamps_and_watermarks(STRATEGY)
         alarms = events.key_by("key").process(Alarm(5), output=Note, uid="first")
         alarms.key_by("key").process(Relay(), output=Note, uid="second").sink_to(
             FolderSink(box.folder / "out"), uid="out"
@@ -252,15 +251,19 @@ def test_what_timers_emit_comes_before_time_advances_and_rows_after_it_and_a_key
 
     box.run(build, parallelism=1)
     low = -(1 << 63)
-    assert [(n.what, n.at, n.watermark) for n in box.notes()] == [
-        ("row seen", 10, low), ("row seen", 20, low), ("end", 2, low),
+    seen = {key: [(n.what, n.at, n.watermark) for n in box.notes() if n.key == key] for key in "ab"}
+    assert seen["a"] == [
+        ("row seen", 10, low), ("end", 1, low),
         # Watermark 19: the first level's timer 15, then the second level's 10 and 15, then rows.
-        ("timer seen", 15, low), ("second timer", 10, 19), ("second timer", 15, 19),
-        ("row seen", 31, 19), ("row seen", 40, 19), ("end", 5, 19),
+        ("timer seen", 15, low), ("second timer", 10, 19), ("second timer", 15, 19), ("row seen", 31, 19), ("end", 3, 19),
         # Watermark 39, without rows.
-        ("timer seen", 25, 19), ("timer seen", 36, 19),
-        ("second timer", 20, 39), ("second timer", 25, 39), ("second timer", 31, 39), ("second timer", 36, 39),
-        ("end", 7, 39),
+        ("timer seen", 36, 19), ("second timer", 31, 39), ("second timer", 36, 39), ("end", 4, 39),
+    ]  # fmt: skip
+    assert seen["b"] == [
+        ("row seen", 20, low), ("end", 1, low),
+        # Watermark 19: the first level's timer 25 fires before its row 40, and comes with the rows.
+        ("timer seen", 25, 19), ("row seen", 40, 19), ("end", 3, 19),
+        ("second timer", 20, 39), ("second timer", 25, 39),
     ]  # fmt: skip
 
 
@@ -283,8 +286,8 @@ class Broadcasting(KeyedBroadcastProcessFunction[Event, Event, Note]):
 @pytest.mark.parametrize("key", ["right", "wrong"])
 def test_functions_of_connected_streams_have_timers_and_broadcast_rows_have_none(box: Box, key: str) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
-        events = env.from_collection([Event("a", 5), Event("b", 9)], Event, uid="s")
-        rules = env.from_collection([Event(key, 7)], Event, uid="r")
+        events = env.from_source(Growing([Event("a", 5), Event("b", 9)], Event), uid="s")
+        rules = env.from_source(Growing([Event(key, 7)], Event), uid="r")
         timed = [each.assign_timestamps_and_watermarks(STRATEGY) for each in (events, rules)]
         made = timed[0].key_by("key").connect(timed[1].broadcast())
         made.process(Broadcasting(), output=Note, uid="op").sink_to(FolderSink(box.folder / "out"), uid="out")
@@ -360,7 +363,7 @@ def test_a_row_that_becomes_a_dead_letter_knew_its_time_and_sets_no_timer(box: B
     rows = [Event("a", at) for at in (2, 3, 4, 5, 6)]
 
     def build(env: StreamExecutionEnvironment) -> None:
-        stream = env.from_collection(rows, Event, uid="s").assign_timestamps_and_watermarks(STRATEGY)
+        stream = env.from_source(Growing(rows, Event), uid="s").assign_timestamps_and_watermarks(STRATEGY)
         made = stream.key_by("key").process(Picky(), output=Note, uid="op", on_error=DeadLetters(budget=10))
         made.sink_to(FolderSink(box.folder / "out"), uid="out")
         made.get_dead_letters().sink_to(FolderSink(box.folder / "letters"), uid="letters")
@@ -400,7 +403,7 @@ def test_a_source_that_is_first_taken_behind_an_operator_has_a_say_there_only(bo
     def build(env: StreamExecutionEnvironment) -> None:
         given = ([Event("a", 10), Event("a", 50)], [Event("a", 20), Event("a", 30)])
         ahead, behind = [
-            env.from_collection(rows, Event, uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
+            env.from_source(Growing(rows, Event), uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
             for at, rows in enumerate(given)
         ]
         first = ahead.key_by("key").process(Alarm(), output=Note, uid="first")

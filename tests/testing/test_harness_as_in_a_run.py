@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def _run(folder: Path, events: Sequence[Event]) -> tuple[Box, list[StateEntry]]:
     box = Box(folder)
 
     def build(env: StreamExecutionEnvironment) -> None:
-        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+        disorder = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5))
+        strategy = disorder.with_timestamp_column("at")
         stream = env.from_collection(events, Event, uid="events").assign_timestamps_and_watermarks(strategy)
         notes = stream.key_by("key").process(Sessions(), output=Note, uid="operator")
         notes.sink_to(box.sink("notes"), uid="notes")
@@ -95,17 +97,12 @@ def _run(folder: Path, events: Sequence[Event]) -> tuple[Box, list[StateEntry]]:
 
 
 def _harness(events: Sequence[Event], parallelism: int) -> KeyedHarness:
-    """The same batches with the watermarks of a run, tick by tick."""
-    source = KeyedInput(Event, "key", event_time="at")
+    """The same batches with the watermarks of a run, and the end of its input."""
+    source = KeyedInput(Event, "key", event_time="at", out_of_orderness=timedelta(milliseconds=5))
     h = KeyedHarness(Sessions(), source, output=Note, side_outputs=[LATE], parallelism=parallelism)
-    latest, came = None, [events[n : n + BATCH] for n in range(0, len(events), BATCH)]
-    for number, batch in enumerate(came):
-        if latest is not None:
-            h.advance_watermark(latest - 1)
-        h.push(*batch)
-        latest = max(event.at for event in events[: (number + 1) * BATCH])
-    assert latest is not None
-    h.advance_watermark(latest - 1)
+    for start in range(0, len(events), BATCH):
+        h.push(*events[start : start + BATCH])
+    h.drain()
     return h
 
 

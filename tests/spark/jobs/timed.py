@@ -21,6 +21,7 @@ from stateflow import (
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
+from stateflow.api.collection import CollectionSource
 from stateflow.api.streams import DataStream
 from stateflow.testing.sinks import FolderSink
 
@@ -44,6 +45,12 @@ class Count(msgspec.Struct):
 class Total(msgspec.Struct):
     end: int
     count: int
+
+
+class Growing(CollectionSource):
+    """A list that is longer in a later run: it has no end."""
+
+    bounded = False
 
 
 LATE = OutputTag("late", Event)
@@ -95,7 +102,7 @@ def build(env: StreamExecutionEnvironment) -> None:
 
     def source(uid: str) -> DataStream:
         rows = [Event(*each) for each in json.loads((home / f"{uid}.json").read_text())]
-        return env.from_collection(rows, Event, uid=uid).assign_timestamps_and_watermarks(strategy)
+        return env.from_source(Growing(rows, Event), uid=uid).assign_timestamps_and_watermarks(strategy)
 
     events = source("a").union(source("b")).filter(lambda row: row.key != "dropped")
     if spark:

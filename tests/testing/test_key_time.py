@@ -1,0 +1,321 @@
+"""A key's timers between its rows, against a model of Flink that works record by record.
+
+The model knows no batches but for one thing: their rows come to it in the order of event time. To look further:
+``HYPOTHESIS_PROFILE=nightly python -m pytest tests/testing/test_key_time.py -m slow``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stateflow import (
+    Context,
+    DeadLetters,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    MemoryStateBackend,
+    OnTimerContext,
+    RocksDBStateBackend,
+    RuntimeContext,
+    ValueStateDescriptor,
+)
+from stateflow.api.backends import StateBackend
+from stateflow.runtime.local import LocalExecutor
+from stateflow.testing import KeyedHarness, KeyedInput
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+KEYS = "abc"
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row: its number is unique, and its script is what the function does with it."""
+
+    key: str
+    at: int | None
+    number: int = 0
+    script: str = ""
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A call of the function: what it was called for, and what it saw."""
+
+    key: str
+    what: str
+    time: int
+    watermark: int
+    rows: int
+
+
+class _Timers:
+    """What both the function and the model do with timers."""
+
+    def row(self, row: Row) -> None:
+        for step in filter(None, row.script.split(";")):
+            word, _, number = step.partition(" ")
+            if word == "fail":
+                raise ValueError(row.number)
+            time = (30 if row.at is None else row.at) + int(number)
+            self.set(time) if word == "set" else self.delete(time)
+
+    def timer(self, time: int) -> None:
+        """Sets and deletes others, later and earlier ones; ends after a few."""
+        if time % 3 == 0:
+            self.set(time + 1)
+        if time % 5 == 0:
+            self.delete(time + 2)
+        if time % 7 == 0:
+            self.set(time - 4)
+
+    def set(self, time: int) -> None:
+        raise NotImplementedError
+
+    def delete(self, time: int) -> None:
+        raise NotImplementedError
+
+
+class _Service(_Timers):
+    def __init__(self, ctx: Context) -> None:
+        self.set = ctx.timer_service().register_event_time_timer  # type: ignore[method-assign]
+        self.delete = ctx.timer_service().delete_event_time_timer  # type: ignore[method-assign]
+
+
+class Scripted(KeyedProcessFunction[Row, Seen]):
+    """Does what the rows say, and emits what it sees."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.rows = ctx.get_state(ValueStateDescriptor("rows", int, default=0))
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
+        self.rows.update((self.rows.value() or 0) + 1)
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).row(row)
+        yield Seen(row.key, "row", row.number, watermark, self.rows.value() or 0)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).timer(timestamp)
+        yield Seen(ctx.get_current_key(), "timer", timestamp, watermark, self.rows.value() or 0)
+
+
+@dataclass
+class Record(_Timers):
+    """Flink with one source and a watermark before each row: the row's time less the out-of-orderness, less one."""
+
+    bound: int
+    watermark: int = LOW
+    timers: set[tuple[int, str]] = field(default_factory=set)
+    rows: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    seen: dict[str, list[Seen]] = field(default_factory=lambda: defaultdict(list))
+    letters: list[int] = field(default_factory=list)
+    key: str = ""
+
+    def set(self, time: int) -> None:
+        self.timers.add((time, self.key))
+
+    def delete(self, time: int) -> None:
+        self.timers.discard((time, self.key))
+
+    def batch(self, rows: Iterable[Row]) -> None:
+        """A batch begins by firing what was set for a time that has passed."""
+        self.fire(self.watermark)
+        for row in sorted(rows, key=lambda row: (row.at is not None, row.at or 0)):
+            if row.at is not None and row.at - self.bound - 1 > self.watermark:
+                self.watermark = row.at - self.bound - 1
+                self.fire(self.watermark)
+            self.process(row)
+
+    def process(self, row: Row) -> None:
+        self.key, before = row.key, set(self.timers)
+        try:
+            self.row(row)
+        except ValueError:
+            self.timers = before
+            self.letters.append(row.number)
+            return
+        self.rows[row.key] += 1
+        self.seen[row.key].append(Seen(row.key, "row", row.number, self.watermark, self.rows[row.key]))
+
+    def fire(self, until: int) -> None:
+        while due := [each for each in self.timers if each[0] <= until]:
+            time, self.key = min(due)
+            self.timers.remove((time, self.key))
+            self.timer(time)
+            self.seen[self.key].append(Seen(self.key, "timer", time, until, self.rows[self.key]))
+
+
+@dataclass(frozen=True)
+class History:
+    """Batches of rows; and, before each, the parallelism of a restore, or 0."""
+
+    bound: int
+    batches: tuple[tuple[tuple[Row, ...], int], ...]
+    arrow_rows: int | None
+
+
+steps = st.one_of(
+    st.builds("set {}".format, st.integers(-6, 40)),
+    st.builds("set {}".format, st.integers(0, 8)),
+    st.builds("delete {}".format, st.integers(0, 8)),
+    st.just("fail"),
+)
+rows = st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(0, 60)), st.lists(steps, max_size=3))
+
+
+@st.composite
+def histories(draw: Callable[..., Any]) -> History:
+    batches, number = [], 0
+    for _ in range(draw(st.integers(1, 5))):
+        batch = []
+        for key, at, script in draw(st.lists(rows, max_size=8)):
+            batch.append(Row(key, at, number, ";".join(script)))
+            number += 1
+        batches.append((tuple(batch), draw(st.sampled_from([0, 0, 0, 1, 2]))))
+    return History(
+        draw(st.sampled_from([0, 1, 5, 20])), tuple(batches), draw(st.sampled_from([None, 1, 2, 3]))
+    )
+
+
+def _harness(history: History, backend: StateBackend) -> KeyedHarness:
+    source = KeyedInput(
+        Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound)
+    )
+    return KeyedHarness(
+        Scripted(), source, output=Seen, on_error=DeadLetters(budget=1000), backend=backend, parallelism=2
+    )
+
+
+def _restored(h: KeyedHarness, parallelism: int) -> KeyedHarness:
+    with h:
+        return KeyedHarness.restore(h.snapshot(), parallelism=parallelism)
+
+
+def _check(history: History, backend: StateBackend) -> None:
+    model, seen = Record(history.bound), defaultdict(list)
+    letters = 0
+    h = _harness(history, backend)
+    for batch, parallelism in history.batches:
+        if parallelism:
+            letters += len(h.dead_letters)
+            h = _restored(h, parallelism)
+        # What Spark gives a task; a key's rows then come in several pieces.
+        h._executor = LocalExecutor(history.arrow_rows)
+        for each in h.push(*batch):
+            seen[each.key].append(each)
+        model.batch(batch)
+        assert {(t.time, t.key) for t in h.timers()} >= {t for t in model.timers if t[0] > model.watermark}
+    with h:
+        for each in h.drain():
+            seen[each.key].append(each)
+        assert letters + len(h.dead_letters) == len(model.letters)
+        assert h.timers() == []
+    model.fire(HIGH)
+    for key in KEYS:
+        assert list(map(_call, seen[key])) == list(map(_call, model.seen[key]))
+        shown = [each.watermark for each in seen[key]]
+        assert shown == sorted(shown)
+        assert all(each.time <= each.watermark for each in seen[key] if each.what == "timer")
+
+
+def _call(seen: Seen) -> tuple[Any, ...]:
+    # The model fires a key's timer with the next row of any key, and so may show an earlier watermark.
+    return (seen.what, seen.time, seen.rows, seen.watermark if seen.what == "row" else None)
+
+
+@example(History(0, (((Row("a", 0, 0, "set 3;fail"), Row("a", 20, 1)), 0),), None))
+@example(
+    History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None)
+)
+@given(histories())
+def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink(history: History) -> None:
+    _check(history, MemoryStateBackend())
+
+
+@pytest.mark.slow
+@given(histories())
+def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink_in_rocksdb(history: History) -> None:
+    _check(history, RocksDBStateBackend())
+
+
+@pytest.mark.slow
+@settings(max_examples=max(1_200, settings.default.max_examples))
+@given(histories())
+def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink_in_many_histories(history: History) -> None:
+    _check(history, MemoryStateBackend())
+
+
+class Both(KeyedCoProcessFunction[Row, Row, Seen]):
+    """Does what the rows of either stream say; emits their event time."""
+
+    def process_element1(self, row: Row, ctx: Context) -> Iterator[Seen]:
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).row(row)
+        yield Seen(row.key, "row", LOW if row.at is None else row.at, watermark, row.number)
+
+    process_element2 = process_element1
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
+        watermark = ctx.timer_service().current_watermark()
+        _Service(ctx).timer(timestamp)
+        yield Seen(ctx.get_current_key(), "timer", timestamp, watermark, 0)
+
+
+@given(histories(), histories())
+def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: History, second: History) -> None:
+    inputs = [
+        KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta(milliseconds=of.bound))
+        for of in (first, second)
+    ]
+    fired, shown = dict.fromkeys(KEYS, LOW), dict.fromkeys(KEYS, LOW)
+    with KeyedHarness(Both(), *inputs, output=Seen, on_error=DeadLetters(budget=1000)) as h:
+        h._executor = LocalExecutor(first.arrow_rows)
+        for (ones, _), (twos, _) in zip_longest(first.batches, second.batches, fillvalue=((), 0)):
+            before = LOW if h.watermark is None else h.watermark
+            for seen in h.push_both(ones, twos):
+                assert seen.watermark >= shown[seen.key]
+                shown[seen.key] = seen.watermark
+                if seen.what == "row":
+                    assert seen.time <= before or seen.time > fired[seen.key]
+                else:
+                    assert seen.time <= seen.watermark
+                    # One that is set for a time that has passed says nothing of the rows.
+                    fired[seen.key] = max(fired[seen.key], seen.time)
+            after = LOW if h.watermark is None else h.watermark
+            assert all(watermark <= after for watermark in shown.values())
+
+
+def test_with_two_sources_each_holds_back_the_other() -> None:
+    def row(at: int, *script: str) -> Row:
+        return Row("a", at, at, ";".join(script))
+
+    inputs = [KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta())] * 2
+    with KeyedHarness(Both(), *inputs, output=Seen) as h:
+        # Nothing is known of the second source: the row of 50 fires nothing.
+        assert _calls(h.push_both([row(10, "set 1"), row(50)], [])) == [("row", 10), ("row", 50)]
+        assert _calls(h.push_both([row(100)], [row(20)])) == [("timer", 11), ("row", 20), ("row", 100)]
+        # Known of it is 19, then 89 from the key's own row.
+        assert _calls(h.push_both([row(101, "set 2")], [row(90)])) == [("row", 90), ("row", 101)]
+        # Still 89; from the next batch on it is idle.
+        assert _calls(h.push_both([row(200)], [])) == [("row", 200)]
+        assert _calls(h.push_both([row(300)], [row(400)])) == [("timer", 103), ("row", 300), ("row", 400)]
+
+
+def test_with_two_sources_what_came_in_an_earlier_arrow_batch_counts() -> None:
+    inputs = [KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta())] * 2
+    with KeyedHarness(Both(), *inputs, output=Seen) as h:
+        h._executor = LocalExecutor(arrow_rows=1)
+        ones = [Row("a", 10, 0, "set 1"), Row("a", 50)]
+        assert _calls(h.push_both(ones, [Row("a", 60)])) == [("row", 10), ("row", 50), ("timer", 11), ("row", 60)]
+
+
+def _calls(seen: Sequence[Seen]) -> list[tuple[str, int]]:
+    return [(each.what, each.time) for each in seen]
