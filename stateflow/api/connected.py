@@ -52,7 +52,6 @@ class _TwoStreams(Generic[F]):
         return self._add(ProcessNode(uid, self._ordered(function), function, RowSchema.of(output), type(function).__qualname__,
                                      checked_policy(on_error)))  # fmt: skip
 
-
     def _ordered(self, function: F) -> tuple[Edge, ...]:
         """The inputs, in the order in which the function gets their rows."""
         return self._inputs

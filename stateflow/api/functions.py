@@ -146,6 +146,11 @@ class Context:
         """The row's event time, in milliseconds since 1970; None when it has none, and when none is declared."""
         return None if self._time_of is None or self.row is None else self._time_of(self.row)
 
+    @property
+    def key_values(self) -> tuple[Any, ...]:
+        """For the runtime only: the current key's columns; empty for a row of a broadcast stream."""
+        return self._key
+
     def set_key(self, key: tuple[Any, ...]) -> None:
         """For the runtime only."""
         self._key = key
