@@ -100,4 +100,3 @@ class KeyTime:
             latest[0] = max(latest[0], self._known[number])
             each.append(latest)
         return np.maximum(np.min(each, axis=0), self._start)
-
