@@ -233,8 +233,8 @@ def has_timers(function: KeyedFunction[Any]) -> bool:
 class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
     """A function over the rows of a keyed stream.
 
-    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, rows
-    of sources with event time come in that order if the function has timers, and else as they arrived.
+    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, the
+    rows of sources come by event time if they have one and the function has timers; else as they arrived.
     """
 
     def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:

@@ -5,8 +5,8 @@ setting it once, deleting one needs no look, and within a key group they lie in 
 without looking at state: for each key group the earliest time is remembered while the store stays open, and for the
 whole subtask in the manifest. Both are lower bounds, since a deletion does not look for the next one.
 
-Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key` fires
-those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
+Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key`
+fires those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Timers:
                 self._look_into(group, keys, first)
 
     def begin_key(self, until: int) -> None:
-        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and those
-        that are set from now on."""
+        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and
+        those that are set from now on."""
         assert self._entries.address is not None
         found = self._ahead.pop(self._entries.address, [])
         self._pass = _Pass(TimeDomain.EVENT_TIME, until, found)
