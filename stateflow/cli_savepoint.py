@@ -36,8 +36,8 @@ from stateflow.terminal import (
 
 _ASK = [
     click.option("--job", "job", type=click.Path(path_type=Path), metavar="JOB.py",
-                 help="The job file; needed when output is not published, a restore is not completed, or timers are to be "
-                 "fired without a run."),
+                 help="The job file; needed when output is not published, a restore is not completed, or timers are "
+                 "to be fired without a run."),
     click.option("--request-id", default="", metavar="ID", help="Asking again with it gives the same savepoint."),
     click.option("--timeout", type=SECONDS, default=600, show_default=True, metavar="SECONDS",
                  help="How long to wait for the run's next barrier."),
@@ -214,7 +214,7 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
 @click.option("--origin", type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]), default=Origin.STOP.value,
               show_default=True, help="Why the savepoint is taken.")  # fmt: skip
 @click.option("--drain", is_flag=True, help="Fire every event-time timer before the savepoint: the job does not go on "
-              "from here. Without a run it needs --job, and fires them in a run of its own that reads no input.")  # fmt: skip
+              "from here. Without a run it needs --job, and fires them in a run that reads no input.")  # fmt: skip
 @with_options(_ASK)
 @with_options(SETTINGS)
 @with_options(WHO)

@@ -49,9 +49,10 @@ class _TwoStreams(Generic[F]):
             raise JobDefinitionError(f"process of {self._called} needs a {self._function_class.__name__} object",
                                      hint="make an object: process(MyFunction(), …)", given=repr(function),
                                      uid=uid)  # fmt: skip
-        return self._add(ProcessNode(uid, self._ordered(function), function, RowSchema.of(output), type(function).__qualname__,
-                                     checked_policy(on_error)))  # fmt: skip
-
+        inputs, name = self._ordered(function), type(function).__qualname__
+        return self._add(
+            ProcessNode(uid, inputs, function, RowSchema.of(output), name, checked_policy(on_error))
+        )
 
     def _ordered(self, function: F) -> tuple[Edge, ...]:
         """The inputs, in the order in which the function gets their rows."""

@@ -146,6 +146,11 @@ class Context:
         """The row's event time, in milliseconds since 1970; None when it has none, and when none is declared."""
         return None if self._time_of is None or self.row is None else self._time_of(self.row)
 
+    @property
+    def key_values(self) -> tuple[Any, ...]:
+        """For the runtime only: the current key's columns; empty for a row of a broadcast stream."""
+        return self._key
+
     def set_key(self, key: tuple[Any, ...]) -> None:
         """For the runtime only."""
         self._key = key
@@ -228,8 +233,8 @@ def has_timers(function: KeyedFunction[Any]) -> bool:
 class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
     """A function over the rows of a keyed stream.
 
-    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, rows
-    of sources with event time come in that order if the function has timers, and else as they arrived.
+    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, the
+    rows of sources come by event time if they have one and the function has timers; else as they arrived.
     """
 
     def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:

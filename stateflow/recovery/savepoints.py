@@ -137,8 +137,8 @@ def stop(
     origin *manual* gives a savepoint of origin *stop*.
 
     Args:
-        may_run: whether this process may run the job of `ask.code`, when event-time timers are to be fired and no run is
-            there that could. That run reads nothing: it starts from the newest checkpoint, fires them, and ends.
+        may_run: whether this process may run the job of `ask.code`, when event-time timers are to be fired and no run
+            is there that could. That run reads nothing: it starts from the newest checkpoint, fires them, and ends.
 
     Raises: as `create_savepoint`. ConfigError when nothing runs and no savepoint is wanted.
     """
@@ -296,8 +296,8 @@ def _undrained(root: JobRoot) -> list[str]:
 def _check_drained(root: JobRoot) -> None:
     """Raises ConfigError when there are event-time timers."""
     if pending := _undrained(root):
-        raise ConfigError("the job has event-time timers, and no run is there to fire them", hint="give the job file to "
-                          "`stateflow stop`, which then fires them in a run of its own: --job JOB.py; or let a run of "
+        raise ConfigError("the job has event-time timers, and no run is there to fire them", hint="give the job file "
+                          "to `stateflow stop`, which then fires them in a run of its own: --job JOB.py; or let a run of "
                           "the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
 
 

@@ -9,7 +9,6 @@ smallest counts, each with the key's own rows, and with what is known of it from
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,6 @@ from stateflow.runtime.specs import UnitSpec
 from stateflow.state.timers import NO_WATERMARK, Timer, Timers
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class _RowTimes:
-    """Of each row, its source's number, and the watermark of that source if it had no earlier rows than this one.
-
-    Attributes:
-        until: of each key, how far its rows may take event time.
-    """
-
-    sources: list[int]
-    reached: list[int]
-    until: list[int]
 
 
 class KeyTime:
@@ -51,7 +37,12 @@ class KeyTime:
         self._timers = timers
         self._known = dict(self._before)
         self._watermark = self._start
-        self._rows = _RowTimes([], [], [])
+        self._sources: list[int] = []
+        """Of each row, the number of its source."""
+        self._reached: list[int] = []
+        """Of each row, the watermark of its source, if no earlier row had a later event time."""
+        self._until: list[int] = []
+        """Of each key, how far its rows may take event time."""
 
     def read(self, rows: KeyedRows, times: Array, sources: Array) -> None:
         """Sorted rows of many keys come.
@@ -64,9 +55,9 @@ class KeyTime:
         for number, bound in self._bounds.items():
             is_known = (sources == number) & (times > NO_WATERMARK + bound)
             reached = np.where(is_known, times - bound - 1, reached)
-        until = self._until(reached, sources, rows.starts).tolist()
-        self._rows = _RowTimes(sources.tolist(), reached.tolist(), until)
-        ends = {(group, key): time for (group, key, _), time in zip(rows.keys, until, strict=True)}
+        self._sources, self._reached = sources.tolist(), reached.tolist()
+        self._until = self._latest(reached, sources, rows.starts).tolist()
+        ends = {(group, key): time for (group, key, _), time in zip(rows.keys, self._until, strict=True)}
         self._timers.look_ahead(ends)
 
     def begin_key(self) -> None:
@@ -77,25 +68,30 @@ class KeyTime:
 
     def begin_rows(self, number: int) -> None:
         """The rows of the key with that number come, which is current."""
-        self._timers.begin_key(self._rows.until[number])
+        self._timers.begin_key(self._until[number])
 
     def end_rows(self) -> None:
         """The rows of the key end, or those of the Arrow batch."""
         self._timers.end_key()
 
-    def due_before(self, row: int) -> Iterator[Timer]:
-        """Lets the row with that number be the next one; gives the key's timers that are due then, in order of time."""
-        source, reached = self._rows.sources[row], self._rows.reached[row]
-        if reached <= self._known.get(source, reached):
-            return
-        self._known[source] = reached
-        watermark = min(self._known.values())
-        if watermark > self._watermark:
-            self._watermark = watermark
-            self._service.advance(watermark)
-            yield from self._timers.due_of_key(watermark)
+    def reach(self, row: int) -> bool:
+        """Lets the row with that number be the next one; returns whether timers of the key are due before it."""
+        source, reached, known = self._sources[row], self._reached[row], self._known
+        if reached <= known.get(source, reached):
+            return False
+        known[source] = reached
+        watermark = reached if len(known) == 1 else min(known.values())
+        if watermark <= self._watermark:
+            return False
+        self._watermark = watermark
+        self._service.advance(watermark)
+        return self._timers.is_due_of_key(watermark)
 
-    def _until(self, reached: Array, sources: Array, starts: Sequence[int]) -> Array:
+    def due(self) -> Iterator[Timer]:
+        """The key's timers that are due, in order of time."""
+        return self._timers.due_of_key(self._watermark)
+
+    def _latest(self, reached: Array, sources: Array, starts: Sequence[int]) -> Array:
         """How far the rows of each key may take event time. The first key may have had rows before."""
         each = []
         for number, before in self._before.items():
@@ -104,4 +100,3 @@ class KeyTime:
             latest[0] = max(latest[0], self._known[number])
             each.append(latest)
         return np.maximum(np.min(each, axis=0), self._start)
-

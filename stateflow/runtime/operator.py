@@ -6,6 +6,7 @@ Rows come in Arrow batches, sorted: key group, key, the declared order, then ord
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -39,6 +40,7 @@ from stateflow.checkpoint.reports import Failure
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
+from stateflow.runtime.error_position import naming_position
 from stateflow.runtime.inputs import Key, KeyedInputs, NamedKey
 from stateflow.runtime.key_time import KeyTime
 from stateflow.runtime.operator_parts import OperatorParts
@@ -159,38 +161,40 @@ class KeyedOperator:
             which: the input of each row; None where all are of the first.
             sources: the number of the source of each row, as its origin; None where rows do not say it.
         """
-        read = self._inputs.read(order, columns, which)
-        came_by = which.tolist() if which is not None and len(self._callers) > 1 else None
-        emitted: list[Any] = []
-        self._state.begin_stretch([(group, key) for group, key, _ in read.keys])
-        self._context.set_time_of(self._inputs[0].time_of)
-        key_time = self._key_time if sources is not None else None
-        if key_time is not None and sources is not None:
-            key_time.read(read, self._inputs.event_times(columns, which), sources)
-        for number, (key, own) in enumerate(read.by_key()):
-            self._enter(key, emitted)
-            if key_time is not None:
-                key_time.begin_rows(number)
-                self._feed_in_time(key_time, read.rows, own, came_by, emitted)
-                key_time.end_rows()
-            elif came_by is None:
-                self._feed(self._callers[0], read.rows[own], emitted)
-            else:
-                self._feed_each(read.rows[own], came_by[own], emitted)
-        self._state.end_stretch()
-        return emitted
+        with self._naming_position(self._context):
+            read = self._inputs.read(order, columns, which)
+            came_by = which.tolist() if which is not None and len(self._callers) > 1 else None
+            emitted: list[Any] = []
+            self._state.begin_stretch([(group, key) for group, key, _ in read.keys])
+            self._context.set_time_of(self._inputs[0].time_of)
+            key_time = self._key_time if sources is not None else None
+            if key_time is not None and sources is not None:
+                key_time.read(read, self._inputs.event_times(columns, which), sources)
+            for number, (key, own) in enumerate(read.by_key()):
+                self._enter(key, emitted)
+                if key_time is not None:
+                    key_time.begin_rows(number)
+                    self._feed_in_time(key_time, read.rows, own, came_by, emitted)
+                    key_time.end_rows()
+                elif came_by is None:
+                    self._feed(self._callers[0], read.rows[own], emitted)
+                else:
+                    self._feed_each(read.rows[own], came_by[own], emitted)
+            self._state.end_stretch()
+            return emitted
 
     def broadcast(self, columns: Sequence[pa.Array]) -> list[Any]:
         """Feeds rows of the broadcast stream, which have no key; returns what the function emitted."""
-        assert isinstance(self._function, KeyedBroadcastProcessFunction)
-        emitted: list[Any] = []
-        self._context.set_key(())
-        self._operator_state.side.is_broadcast = True
-        self._context.set_time_of(self._inputs[1].time_of)
-        rows = self._inputs.read_unkeyed(1, columns)
-        self._feed(self._function.process_broadcast_element, rows, emitted)
-        self._operator_state.side.is_broadcast = False
-        return emitted
+        with self._naming_position(self._context):
+            assert isinstance(self._function, KeyedBroadcastProcessFunction)
+            emitted: list[Any] = []
+            self._context.set_key(())
+            self._operator_state.side.is_broadcast = True
+            self._context.set_time_of(self._inputs[1].time_of)
+            rows = self._inputs.read_unkeyed(1, columns)
+            self._feed(self._function.process_broadcast_element, rows, emitted)
+            self._operator_state.side.is_broadcast = False
+            return emitted
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
         """What the function emitted to side outputs since it was last asked, by the tag's name."""
@@ -207,13 +211,14 @@ class KeyedOperator:
 
         Event-time timers come first, then those of processing time, until nothing is due.
         """
-        self.advance()
-        until = {TimeDomain.EVENT_TIME: self._spec.watermark, TimeDomain.PROCESSING_TIME: self._now}
-        while self._index.earliest.due(self._spec.watermark, self._now):
-            for domain, time in until.items():
-                for keys, timers in self._timers.due(domain, time) if time is not None else ():
-                    yield self._fire_slice(domain, keys, timers)
-                self._state.end_stretch()
+        with self._naming_position(self._on_timer_context):
+            self.advance()
+            until = {TimeDomain.EVENT_TIME: self._spec.watermark, TimeDomain.PROCESSING_TIME: self._now}
+            while self._index.earliest.due(self._spec.watermark, self._now):
+                for domain, time in until.items():
+                    for keys, timers in self._timers.due(domain, time) if time is not None else ():
+                        yield self._fire_slice(domain, keys, timers)
+                    self._state.end_stretch()
 
     def _fire_slice(
         self, domain: TimeDomain, keys: list[tuple[bytes, bytes]], timers: Iterator[Timer]
@@ -243,24 +248,25 @@ class KeyedOperator:
 
     def finish(self) -> list[Any]:
         """Ends the batch: the end of each key that had rows, then `close`."""
-        emitted: list[Any] = []
-        if not self._advanced:
-            self.advance()
-        self._end_open_key(emitted)
-        self._state.end_stretch()
-        ended = iter(list(self._ended.values()))
-        while some := list(islice(ended, SLICE)):
-            self._state.begin_stretch([(group, key) for group, key, _ in some])
-            for group in some:
-                self._end_key(group, emitted)
+        with self._naming_position(self._context):
+            emitted: list[Any] = []
+            if not self._advanced:
+                self.advance()
+            self._end_open_key(emitted)
             self._state.end_stretch()
-        if isinstance(self._hooks, CheckpointedFunction):
-            context = FunctionSnapshotContext(self._info, self._groups)
-            self._call("snapshot_state", partial(self._hooks.snapshot_state, context))
-            written = context.get_raw_operator_state_output(), context.get_raw_keyed_state_output()
-            self._raw = OperatorContent(raw=written[0].partitions, raw_keyed=written[1].pieces)
-        self._call("close", self._function.close)
-        return emitted
+            ended = iter(list(self._ended.values()))
+            while some := list(islice(ended, SLICE)):
+                self._state.begin_stretch([(group, key) for group, key, _ in some])
+                for group in some:
+                    self._end_key(group, emitted)
+                self._state.end_stretch()
+            if isinstance(self._hooks, CheckpointedFunction):
+                context = FunctionSnapshotContext(self._info, self._groups)
+                self._call("snapshot_state", partial(self._hooks.snapshot_state, context))
+                written = context.get_raw_operator_state_output(), context.get_raw_keyed_state_output()
+                self._raw = OperatorContent(raw=written[0].partitions, raw_keyed=written[1].pieces)
+            self._call("close", self._function.close)
+            return emitted
 
     @property
     def operator_content(self) -> OperatorContent:
@@ -325,10 +331,13 @@ class KeyedOperator:
         self, time: KeyTime, rows: list[Any], own: slice, came_by: list[int] | None, emitted: list[Any]
     ) -> None:
         """Rows of one key in the order of event time, and before each of them the key's timers that are due then."""
+        key = self._state.current
+        assert key is not None
         for at in range(own.start, own.stop):
-            for timer in time.due_before(at):
-                self._fire_one(TimeDomain.EVENT_TIME, timer, emitted)
-                self._state.switch(timer.group, timer.key)
+            if time.reach(at):
+                for timer in time.due():
+                    self._fire_one(TimeDomain.EVENT_TIME, timer, emitted)
+                self._state.switch(*key)
             number = came_by[at] if came_by is not None else 0
             if came_by is not None:
                 self._context.set_time_of(self._inputs[number].time_of)
@@ -383,6 +392,9 @@ class KeyedOperator:
         if values is None and self._open is not None:
             values = self._open[2]
         return dict(zip(self._columns, values, strict=True)) if values is not None else None
+
+    def _naming_position(self, context: Context) -> AbstractContextManager[None]:
+        return naming_position(self._spec.uid, self._columns, context)
 
     def _call(self, name: str, call: Callable[[], object], key: Key | None = None) -> None:
         try:

@@ -88,8 +88,8 @@ class _Ranking:
         return pa.array(places)
 
     def _declared_numbers(self, rows: pa.RecordBatch) -> list[Array] | None:
-        """The columns of the declared order, the last one first; None where one of them is not of whole numbers or times
-        without a null."""
+        """The columns of the declared order, the last one first; None where one of them has a null, or something else
+        than whole numbers or times."""
         columns = [self._of_input(rows, names) for names in self._declared]
         if any(column.null_count or not _is_whole(column.type) for column in columns):
             return None

@@ -158,7 +158,8 @@ class VectorOperator:
     def _guarded(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except StateflowError:
+        except StateflowError as e:
+            e.add_facts(operator=self._spec.uid)
             raise
         except Exception as e:
             raise UserCodeError(

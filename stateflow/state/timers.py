@@ -5,8 +5,8 @@ setting it once, deleting one needs no look, and within a key group they lie in 
 without looking at state: for each key group the earliest time is remembered while the store stays open, and for the
 whole subtask in the manifest. Both are lower bounds, since a deletion does not look for the next one.
 
-Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key` fires
-those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
+Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key`
+fires those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
 """
 
 from __future__ import annotations
@@ -226,18 +226,23 @@ class Timers:
                 self._look_into(group, keys, first)
 
     def begin_key(self, until: int) -> None:
-        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and those
-        that are set from now on."""
+        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and
+        those that are set from now on."""
         assert self._entries.address is not None
         found = self._ahead.pop(self._entries.address, [])
         self._pass = _Pass(TimeDomain.EVENT_TIME, until, found)
+
+    def is_due_of_key(self, until: int) -> bool:
+        """Whether the key that `begin_key` began may have an event-time timer up to `until`."""
+        current = self._pass
+        return current is not None and bool(current.fresh) and _time(current.fresh[0]) <= until
 
     def due_of_key(self, until: int) -> Iterator[Timer]:
         """The event-time timers of the key that `begin_key` began, up to `until`, in order of time; those included that
         are set meanwhile. A timer is deleted when it comes."""
         current = self._pass
         assert current is not None
-        while current.fresh and _time(current.fresh[0]) <= until:
+        while self.is_due_of_key(until):
             yield from self._fire(current, heapq.heappop(current.fresh))
 
     def refresh_key(self) -> None:
@@ -276,7 +281,7 @@ class Timers:
             entry = _by_time(stored)
             time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
             if time <= latest:
-                # No key's encoding begins with that of another key: behind it is the namespace.
+                # No key's encoding begins with that of another key: the namespace follows it.
                 key = next((rest[:length] for length in lengths if rest[:length] in until), None)
                 if key is not None and time <= until[key]:
                     self._ahead.setdefault((group, key), []).append(entry)

@@ -88,8 +88,8 @@ class Definition:
         inputs only."""
         bounds = [each.out_of_orderness for each in self.inputs if each.event_time]
         if any(bound is None for bound in bounds) and any(bound is not None for bound in bounds):
-            raise JobDefinitionError("only one of two inputs has an out_of_orderness", hint="give it for both inputs with "
-                                     "event time, or for none")  # fmt: skip
+            raise JobDefinitionError("only one of two inputs has an out_of_orderness", hint="give it for both inputs "
+                                     "with event time, or for none")  # fmt: skip
         return bool(bounds) and None not in bounds
 
 

@@ -328,7 +328,7 @@ class KeyedHarness:
         return emitted[self._job.main]
 
     def _moved(self, at: Point, latest: Mapping[str, int]) -> Point:
-        """The times behind a batch with rows of these event times."""
+        """The times after a batch with rows of these event times."""
         if not self._moves_time:
             return at
         sources = tuple(advanced(at.sources, self._plan.strategies, latest, at.processing_time))

@@ -144,10 +144,12 @@ def test_the_examples_of_bytes_are_right() -> None:
 
 _TYPES = {
     "str": "text",
+    "Choice": "text",
     "int": "whole number",
     "Count": "whole number, also 0",
     "bool": "true or false",
     "timedelta": "duration",
+    "Delay": "duration, also `0s`",
     "float": "number",
 }
 

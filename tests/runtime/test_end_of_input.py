@@ -53,7 +53,9 @@ class Alarm(KeyedProcessFunction[Event, Note]):
             yield Note("late", row.key, row.at, timers.current_watermark())
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        yield Note(ctx.time_domain().value, ctx.get_current_key(), timestamp, ctx.timer_service().current_watermark())
+        yield Note(
+            ctx.time_domain().value, ctx.get_current_key(), timestamp, ctx.timer_service().current_watermark()
+        )
 
 
 Streams = Callable[[StreamExecutionEnvironment], DataStream]

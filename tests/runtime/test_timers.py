@@ -255,7 +255,8 @@ def test_what_timers_emit_comes_before_time_advances_and_rows_after_it_and_a_key
     assert seen["a"] == [
         ("row seen", 10, low), ("end", 1, low),
         # Watermark 19: the first level's timer 15, then the second level's 10 and 15, then rows.
-        ("timer seen", 15, low), ("second timer", 10, 19), ("second timer", 15, 19), ("row seen", 31, 19), ("end", 3, 19),
+        ("timer seen", 15, low), ("second timer", 10, 19), ("second timer", 15, 19), ("row seen", 31, 19),
+        ("end", 3, 19),
         # Watermark 39, without rows.
         ("timer seen", 36, 19), ("second timer", 31, 39), ("second timer", 36, 39), ("end", 4, 39),
     ]  # fmt: skip

@@ -55,7 +55,7 @@ visits = st.lists(st.tuples(keys, namespaces, st.lists(actions, max_size=4)), ma
 ttls = st.none() | st.builds(
     StateTtlConfig,
     st.sampled_from([30, 100]).map(lambda ms: timedelta(milliseconds=ms)),
-    st.sampled_from(StateTtlConfig.UpdateType),
+    st.sampled_from([StateTtlConfig.UpdateType.OnCreateAndWrite, StateTtlConfig.UpdateType.OnReadAndWrite]),
     background_cleanup=st.booleans(),
 )
 

@@ -86,8 +86,8 @@ def _elements_of_batches_collide(self: ListState[Any], entries: CurrentKey, *arg
 _even_split = redistribution.even_split
 
 
-def _last_ones_first(items: Any, parts: int) -> list[list[Any]]:
-    return _even_split(items, parts)[::-1]
+def _last_ones_first(items: Any, parts: int, first: int = 0) -> list[list[Any]]:
+    return _even_split(items, parts, first)[::-1]
 
 
 def _own_only(self: OperatorListState[Any]) -> Iterator[Any]:

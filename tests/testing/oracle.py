@@ -66,6 +66,9 @@ class Oracle:
     homes: dict[str, int] = field(default_factory=dict)
     appended: int = 0
 
+    def __post_init__(self) -> None:
+        self.ttls = _in_force(self.ttls)
+
     def copy(self) -> Oracle:
         """One that goes its own way."""
         return replace(
@@ -93,13 +96,14 @@ class Oracle:
 
     def declare(self, ttls: Ttls) -> None:
         """Goes on with other times to live: what is there counts anew where one was added, or in another time."""
+        ttls = _in_force(ttls)
         for name in KINDS:
             before, now = self.ttls[name], ttls[name]
             if now is not None and (before is None or _domain(before) is not _domain(now)):
                 for _, of in self._of_state(name):
                     for entry in of.values():
                         entry.begin = None
-        self.ttls = dict(ttls)
+        self.ttls = ttls
 
     # -- batches ------------------------------------------------------------------------------------------------
 
@@ -403,6 +407,13 @@ def _check_order(seen: list[Seen]) -> None:
     times = [(domain, time) for _, domain, time, _ in timers]
     if all(time % 4 != SETS_TIMERS for _, time in times):
         assert times == sorted(times)
+
+
+def _in_force(ttls: Ttls) -> Ttls:
+    """Without those that are declared as disabled."""
+    return {
+        name: ttl if ttl and ttl.update_type is not Update.Disabled else None for name, ttl in ttls.items()
+    }
 
 
 def _flat(lists: Iterable[list[str]]) -> list[str]:

@@ -186,9 +186,7 @@ def histories(draw: Callable[..., Any]) -> History:
 
 
 def _harness(history: History, backend: StateBackend) -> KeyedHarness:
-    source = KeyedInput(
-        Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound)
-    )
+    source = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
     return KeyedHarness(
         Scripted(), source, output=Seen, on_error=DeadLetters(budget=1000), backend=backend, parallelism=2
     )
@@ -270,7 +268,9 @@ class Both(KeyedCoProcessFunction[Row, Row, Seen]):
 
 
 @given(histories(), histories())
-def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: History, second: History) -> None:
+def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(
+    first: History, second: History
+) -> None:
     inputs = [
         KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta(milliseconds=of.bound))
         for of in (first, second)
@@ -314,7 +314,12 @@ def test_with_two_sources_what_came_in_an_earlier_arrow_batch_counts() -> None:
     with KeyedHarness(Both(), *inputs, output=Seen) as h:
         h._executor = LocalExecutor(arrow_rows=1)
         ones = [Row("a", 10, 0, "set 1"), Row("a", 50)]
-        assert _calls(h.push_both(ones, [Row("a", 60)])) == [("row", 10), ("row", 50), ("timer", 11), ("row", 60)]
+        assert _calls(h.push_both(ones, [Row("a", 60)])) == [
+            ("row", 10),
+            ("row", 50),
+            ("timer", 11),
+            ("row", 60),
+        ]
 
 
 def _calls(seen: Sequence[Seen]) -> list[tuple[str, int]]:

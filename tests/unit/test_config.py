@@ -104,7 +104,7 @@ def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
 
 
 def test_an_unknown_setting_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="known here: max_batches, max_duration"):
+    with pytest.raises(ConfigError, match="known here: drain, max_batches, max_duration"):
         resolve({"run.batches": 1})
 
 
