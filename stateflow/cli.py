@@ -29,6 +29,7 @@ from stateflow.environment import RunRequest, RunResult, draw_job, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.events import ContextFilter, log_event
 from stateflow.examination import Health
+from stateflow.runtime.bounds import DRAINED
 from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.new_root import Beginning, OldTables
@@ -125,6 +126,8 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     if error:
         sys.exit(error.exit_code)
     assert result is not None
+    if options["drain"] and result.stopped_because != DRAINED:
+        click.echo("not drained: the run ended before it was caught up; run it again", err=True)
     again = f", started {result.restarts + 1} times" if result.restarts else ""
     click.echo(
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "

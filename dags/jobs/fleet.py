@@ -2,8 +2,9 @@
 
 Parameters: ``job.flights`` (folder of Parquet files), ``job.tables`` (folder of the Delta tables).
 
-What comes out does not depend on how the flights come in batches, but for one thing: event time moves only from batch
-to batch, and with it which flights are too late for their day.
+What comes out does not depend on how the flights come in batches, but for one thing: the operators' event time moves
+from batch to batch, and with it which flights are too late for their day. Several days of an aircraft may be in one
+batch, with or without the timer of the first one between them: so the functions keep each day by itself.
 """
 
 from collections.abc import Iterator

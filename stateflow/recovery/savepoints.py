@@ -297,8 +297,8 @@ def _check_drained(root: JobRoot) -> None:
     """Raises ConfigError when there are event-time timers."""
     if pending := _undrained(root):
         raise ConfigError("the job has event-time timers, and no run is there to fire them", hint="give the job file "
-                          "to `stateflow stop`, which then fires them in a run of its own: --job JOB.py; or let a run of "
-                          "the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
+                          "to `stateflow stop`, which then fires them in a run of its own: --job JOB.py; or let a run "
+                          "of the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
 
 
 def settled_head(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:

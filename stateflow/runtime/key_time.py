@@ -99,4 +99,5 @@ class KeyTime:
             latest = np.maximum.reduceat(of, starts)
             latest[0] = max(latest[0], self._known[number])
             each.append(latest)
-        return np.maximum(np.min(each, axis=0), self._start)
+        latest_of_all: Array = np.maximum(np.minimum.reduce(each), self._start)
+        return latest_of_all

@@ -76,7 +76,7 @@ def latest_time(column: pa.Array) -> int | None:
 
 def event_times(column: pa.Array) -> np.ndarray[Any, Any]:
     """The event times in a column, in milliseconds since 1970; the lowest number of 64 bits where there is none."""
-    numbers = column.cast(pa.int64()).fill_null(_NO_TIME).to_numpy()
+    numbers: np.ndarray[Any, Any] = column.cast(pa.int64()).fill_null(_NO_TIME).to_numpy()
     if not pa.types.is_timestamp(column.type):
         return numbers
     return np.where(numbers == _NO_TIME, _NO_TIME, numbers // _UNITS[column.type.unit])

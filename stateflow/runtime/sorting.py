@@ -146,7 +146,7 @@ class _Ranking:
 
 
 def _is_whole(kind: pa.DataType) -> bool:
-    return pa.types.is_int64(kind) or pa.types.is_timestamp(kind)
+    return bool(pa.types.is_int64(kind) or pa.types.is_timestamp(kind))
 
 
 def _by_input(inputs: Sequence[tuple[int, str, tuple[str, ...]]]) -> list[_Names]:

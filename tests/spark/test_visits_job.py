@@ -87,8 +87,17 @@ def test_each_visit_ends_before_the_next_row_of_its_key_at_any_parallelism(any_b
         box.finish(parallelism=parallelism)
     ended = box.visits()
     assert ended < _expected(ROWS)
-    box.finish(run__drain="true")
+    drained = box.begin("run", box.job_file, "--drain", with_job=True).wait()
+    assert (drained.code, "drained" in drained.out) == (0, True), str(drained)
     assert box.visits() == _expected(ROWS)
+
+
+def test_a_run_that_was_to_drain_and_did_not_says_so(box: VisitsBox) -> None:
+    box.deliver(60)
+    words = ("run", box.job_file, "--drain", "--set", "run.max_batches=1")
+    ended = box.begin(*words, with_job=True).wait()
+    assert (ended.code, "not drained" in ended.err) == (0, True), str(ended)
+    assert box.visits() < _expected(ROWS[:60])
 
 
 @pytest.mark.parametrize(
