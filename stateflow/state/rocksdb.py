@@ -108,7 +108,9 @@ class RocksDBBackend(KeyedStateBackend):
             if not is_corruption(e):
                 raise
             dropped = self._cache.drop_damaged(file for part in base.parts for file in part.files)
-            log.warning("RocksDB refused a store, which is laid out again without %d damaged copies: %s", dropped, e)
+            log.warning(
+                "RocksDB refused a store, which is laid out again without %d damaged copies: %s", dropped, e
+            )
             remove_tree(self._folder)
             excess = self._opened_again(base)
         if all(file["level"] == 0 for file in self._db.live_files()):
@@ -221,7 +223,9 @@ class RocksDBBackend(KeyedStateBackend):
     def _named(self, found: CorruptFile, reason: str) -> CorruptFile:
         """The error with the stored object's name, where it is known."""
         file = self._files.get(damaged_file(reason))
-        return CorruptFile(found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {}))
+        return CorruptFile(
+            found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {})
+        )
 
     def _is_damaged(self, name: str) -> bool:
         path = self._folder / name

@@ -151,7 +151,11 @@ class HostCache:
 
     def drop_damaged(self, files: Iterable[StateFile]) -> int:
         """Hashes the cached copies of some files and drops those that are damaged; returns how many."""
-        copies = [(folder / self._path(file).name, file) for file in files for folder in (self.folder, *self._others)]
+        copies = [
+            (folder / self._path(file).name, file)
+            for file in files
+            for folder in (self.folder, *self._others)
+        ]
         with ThreadPoolExecutor(FETCHERS) as pool:
             return sum(pool.map(lambda copy: _dropped(*copy), copies))
 
