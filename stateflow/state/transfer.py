@@ -145,7 +145,8 @@ class HostCache:
         own = self._path(file)
         for folder in (self.folder, *self._others):
             if _linked(folder / own.name, file, target, check):
-                self._keep(target, own)
+                if folder != self.folder:
+                    self._keep(target, own)
                 return
         self._fetch(file, target)
 
