@@ -90,7 +90,7 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 ROWS = [
     Row(
-        14, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between "
+        13, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between "
         "runs and in the middle of one", "a run or its retries end well; then as for killed-drivers", _play,
         {Tier.SLICE: 3, Tier.HALF_HOUR: 30, Tier.NIGHTLY: 300}, plant="trusted-cache", plant_rounds=10,
     ),
