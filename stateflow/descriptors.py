@@ -192,7 +192,8 @@ class MapStateDescriptor(StateDescriptor, Generic[K, V]):
     """A map per key, which may be larger than memory.
 
     Args:
-        key_type: str, int, float, bool, bytes, date or datetime; entries come back in its order.
+        key_type: str, int, float, bool, bytes, date or datetime; entries come back in its order. Keys must be of
+            exactly this type.
         value_type: type of the values.
     """
 

@@ -140,7 +140,7 @@ class CorruptFile(DataError):
 
 
 class DamagedCopy(CorruptFile):
-    """A file on a host is damaged, not the stored one; it was dropped, and the next attempt fetches or writes it again."""
+    """A host's copy of a file is damaged; it was dropped, and the next attempt fetches or writes the file again."""
 
     code = "damaged-copy"
     exit_code = 5

@@ -105,7 +105,3 @@ def _told_of(operator: OperatorState, subtask: SubtaskState) -> Iterator[None]:
         raise type(e)(
             e.message, hint=e.hint, operator=operator.uid, subtask=subtask.subtask, **e.facts
         ) from e
-    except Exception as e:
-        # RocksDB tells of a bad block by an error of its own.
-        raise CorruptFile("a subtask's state cannot be read", operator=operator.uid, subtask=subtask.subtask,
-                          reason=str(e)) from e  # fmt: skip

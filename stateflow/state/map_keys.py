@@ -76,8 +76,7 @@ class MapKeys(Generic[K]):
         return key
 
     def check_column(self, keys: pa.Array) -> None:
-        """As `encode`, for a column that has the Arrow type of the keys; raises for one that is beyond the limits of the
-        declared type."""
+        """Raises as `encode` does for a key beyond the declared type's limits, in a column of the right Arrow type."""
         if self.is_limited:
             for key in keys.to_pylist():
                 self._check(key)

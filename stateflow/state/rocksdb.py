@@ -50,7 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _translated(method: F) -> F:
-    """Around each method of a backend that calls RocksDB: what it raises becomes a StateflowError."""
+    """Wraps a method that calls RocksDB: what RocksDB raises becomes a StateflowError."""
 
     @wraps(method)
     def call(self: RocksDBBackend, *args: Any, **kwargs: Any) -> Any:
@@ -108,7 +108,11 @@ class RocksDBBackend(KeyedStateBackend):
             if not is_corruption(e):
                 raise
             dropped = self._cache.drop_damaged(file for part in base.parts for file in part.files)
-            log.warning("RocksDB refused a store, which is laid out again without %d damaged copies: %s", dropped, e)
+            log.warning(
+                "RocksDB refused to open a store; %d damaged copies were dropped, trying again: %s",
+                dropped,
+                e,
+            )
             remove_tree(self._folder)
             excess = self._opened_again(base)
         if all(file["level"] == 0 for file in self._db.live_files()):
@@ -199,7 +203,7 @@ class RocksDBBackend(KeyedStateBackend):
         remove_tree(self._folder)
 
     def fail(self, error: Exception) -> NoReturn:
-        """Raises what an error of RocksDB means, and lets no snapshot succeed after that; other errors as they are."""
+        """Raises what an error of RocksDB means, and makes later snapshots fail; raises other errors as they are."""
         meaning = None if isinstance(error, StateflowError) else to_stateflow_error(error, self._folder)
         if meaning is None:
             raise error
@@ -214,14 +218,16 @@ class RocksDBBackend(KeyedStateBackend):
             return damaged_copy(damaged[0], self._folder / damaged[0].local_name, reason)
         if damaged_file(reason) not in self._files:
             return DamagedCopy("a file that a task has just written is damaged", hint="the next attempt writes it "
-                               "again; does it happen again, look for the cause below the file system",
+                               "again; if this happens often, check disk and memory of the host",
                                **found.facts)  # fmt: skip
         return self._named(found, reason)
 
     def _named(self, found: CorruptFile, reason: str) -> CorruptFile:
         """The error with the stored object's name, where it is known."""
         file = self._files.get(damaged_file(reason))
-        return CorruptFile(found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {}))
+        return CorruptFile(
+            found.message, hint=found.hint, **found.facts | ({"file": file.handle.key} if file else {})
+        )
 
     def _is_damaged(self, name: str) -> bool:
         path = self._folder / name
@@ -236,12 +242,14 @@ class RocksDBBackend(KeyedStateBackend):
         return excess
 
     def _opened_again(self, base: Base) -> Sequence[KeyGroupRange]:
-        """As `_opened`, of files that are exactly what was recorded: what RocksDB refuses now, no attempt can mend."""
+        """As `_opened`, of files that are exactly what was recorded: what RocksDB refuses now, no retry can fix."""
         try:
             return self._opened(base)
         except Exception as e:
             found = to_stateflow_error(e, self._folder)
-            raise (self._named(found, str(e)) if isinstance(found, CorruptFile) else e) from e
+            if not isinstance(found, CorruptFile):
+                raise
+            raise self._named(found, str(e)) from e
 
     def _lay_out(self, base: Base) -> Sequence[KeyGroupRange]:
         """Puts the base's files where RocksDB looks for them; returns what must be hidden after opening."""

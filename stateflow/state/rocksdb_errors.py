@@ -25,7 +25,7 @@ def to_stateflow_error(error: Exception, folder: Path) -> StateflowError | None:
     """
     text = str(error)
     if is_corruption(error):
-        return CorruptFile("a file of a RocksDB store is damaged", hint="look for the cause below the file system; "
+        return CorruptFile("a file of a RocksDB store is damaged", hint="check disk and memory of the host; "
                            "without a sound copy, go back to an older checkpoint", file=damaged_file(text),
                            store=str(folder), reason=text[:_LONGEST])  # fmt: skip
     if type(error) is Exception and _IO_ERROR.search(text):

@@ -145,13 +145,18 @@ class HostCache:
         own = self._path(file)
         for folder in (self.folder, *self._others):
             if _linked(folder / own.name, file, target, check):
-                self._keep(target, own)
+                if folder != self.folder:
+                    self._keep(target, own)
                 return
         self._fetch(file, target)
 
     def drop_damaged(self, files: Iterable[StateFile]) -> int:
         """Hashes the cached copies of some files and drops those that are damaged; returns how many."""
-        copies = [(folder / self._path(file).name, file) for file in files for folder in (self.folder, *self._others)]
+        copies = [
+            (folder / self._path(file).name, file)
+            for file in files
+            for folder in (self.folder, *self._others)
+        ]
         with ThreadPoolExecutor(FETCHERS) as pool:
             return sum(pool.map(lambda copy: _dropped(*copy), copies))
 
@@ -245,7 +250,7 @@ class HostCache:
 def damaged_copy(file: StateFile, path: Path, reason: str = "") -> DamagedCopy:
     """The error for a local copy of a stored file that is not what was recorded."""
     return DamagedCopy("a local copy of a stored file is damaged", hint="it was dropped, and the next attempt fetches "
-                       "the file again; does it happen again, look for the cause below the file system",
+                       "the file again; if this happens often, check disk and memory of the host",
                        file=file.handle.key, path=str(path), **({"reason": reason} if reason else {}))  # fmt: skip
 
 
@@ -321,7 +326,7 @@ def _is_coming_in(name: str) -> bool:
 
 def private_folder(folder: Path) -> None:
     """Makes a folder for this user alone. Raises ConfigError when it belongs to another, or others may write there:
-    they could replace what is in the cache by something that is no accident."""
+    they could forge what is in the cache."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:

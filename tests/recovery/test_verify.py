@@ -140,12 +140,14 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
     assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), Retention(3)), Appended)
 
 
-def test_what_cannot_be_read_is_an_error_of_ours(ran: AccountsBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_cannot_be_read_is_told_with_its_subtask(
+    ran: AccountsBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: object) -> Iterator[tuple[bytes, bytes]]:
         yield from ()
-        raise RuntimeError("Corruption: block checksum mismatch")
+        raise CorruptFile("a file of a RocksDB store is damaged", file="000017.sst")
 
     monkeypatch.setattr("stateflow.query.state.read_entries", fails)
-    with pytest.raises(CorruptFile, match="cannot be read") as found:
+    with pytest.raises(CorruptFile) as found:
         verify(str(ran.root), deep=True)
-    assert "block checksum mismatch" in str(found.value)
+    assert found.value.facts == {"operator": "balances", "subtask": 0, "file": "000017.sst"}

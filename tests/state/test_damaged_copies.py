@@ -244,10 +244,9 @@ def test_a_scan_that_meets_damage_does_not_end_as_if_there_were_nothing_more(hos
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
     host.damage(DAMAGES["a bit in the middle"])
-    found = []
+    found: list[tuple[bytes, bytes]] = []
     with pytest.raises(DamagedCopy):
-        for entry in store.scan(b""):
-            found.append(entry)
+        found.extend(store.scan(b""))
     assert found == sorted(CONTENT.items())[: len(found)]
     assert len(found) < len(CONTENT)
 
@@ -271,7 +270,7 @@ def test_a_merge_of_a_damaged_file_fails(host: Host, name: str) -> None:
     host.rocksdb = RocksDBSettings(block_cache_bytes=1 << 16, compact_at_files=2)
     store = host.open("rocksdb", base)
     host.damage(DAMAGES[name])
-    changed = {key: b"changed" for key in CONTENT}
+    changed = dict.fromkeys(CONTENT, b"changed")
     for attempt in range(2):
         try:
             store.write(changed)

@@ -54,7 +54,9 @@ def _broadcast(declared: Any) -> Any:
 def test_only_keys_of_the_declared_type_are_taken(
     state: KeyedState, kind: str, declared: Any, call: Callable[[Any, Any], object]
 ) -> None:
-    found = state.map_state(MapStateDescriptor("m", declared, int)) if kind == "keyed" else _broadcast(declared)
+    found = (
+        state.map_state(MapStateDescriptor("m", declared, int)) if kind == "keyed" else _broadcast(declared)
+    )
     switch(state, "key")
     for key in KEYS:
         if type(key) is declared:

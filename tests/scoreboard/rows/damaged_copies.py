@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 import psutil
 
 from tests.recovery import disk
+from tests.recovery.copies import cached_files, retry, unshare
 from tests.recovery.harness import SLICE, AccountsBox
 from tests.recovery.plants import VARIABLE
-from tests.recovery.process import Ended, Running, wait_for
+from tests.recovery.process import Running, wait_for
 from tests.scoreboard.row import Round, Row, Tier
 
-_TIMES = 3
-_TRIES = 4
+_TIMES = 2
 _ROWS = 60
-_DAMAGED_COPY = 5
 SETTINGS = [
     {"state__backend": "rocksdb", "rocksdb__compact_at_files": 3},
     {"state__backend": "filesystem", "state__inline_below_bytes": 1},
@@ -62,36 +60,14 @@ def _is_stopped(run: Running) -> bool:
     return bool(psutil.Process(run.pid).status() == psutil.STATUS_STOPPED)
 
 
-def retry(box: AccountsBox, ended: Ended) -> Ended:
-    """Runs again, as a scheduler does, while the error asks for it."""
-    for _ in range(_TRIES):
-        if ended.code != _DAMAGED_COPY:
-            break
-        assert "damaged-copy" in ended.err, str(ended)
-        ended = box.run()
-    assert ended.code == 0, str(ended)
-    return ended
-
-
-def cached_files(box: AccountsBox) -> list[Path]:
-    """What is in the caches of all subtasks."""
-    return sorted(p for p in box.local.glob("*/*/*/cache/*") if not p.name.startswith("incoming"))
-
-
-def unshare(box: AccountsBox) -> None:
-    """Makes the cached files copies: on one file system they are links to the stored objects."""
-    for path in cached_files(box):
-        data = path.read_bytes()
-        path.unlink()
-        path.write_bytes(data)
-
-
 def damage_some(box: AccountsBox, dice: random.Random) -> int:
     """Damages some cached files where they are, also below an open store; never a stored object, nor one that is on its
     way, of which there is no other copy."""
-    queued = [path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
+    queued = [
+        path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}
+    ]
     others = {path.stat().st_ino for path in (*disk.files_below(box.root).values(), *queued)}
-    own = [path for path in cached_files(box) if path.stat().st_ino not in others]
+    own = [p for p in cached_files(box) if p.stat().st_ino not in others and p.stat().st_size]
     chosen = dice.sample(own, dice.randint(min(1, len(own)), len(own)))
     for path in chosen:
         path.write_bytes(dice.choice(DAMAGES)(path.read_bytes(), dice))
@@ -114,8 +90,8 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 ROWS = [
     Row(
-        14, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between runs "
-        "and in the middle of one", "a run or its retries end well; then as for killed-drivers", _play,
+        13, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between "
+        "runs and in the middle of one", "a run or its retries end well; then as for killed-drivers", _play,
         {Tier.SLICE: 3, Tier.HALF_HOUR: 30, Tier.NIGHTLY: 300}, plant="trusted-cache", plant_rounds=10,
     ),
 ]  # fmt: skip

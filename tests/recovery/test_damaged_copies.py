@@ -1,0 +1,74 @@
+"""Cached files that are damaged between runs: a run, or its retry, fetches them again, with the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recovery.copies import cached_files, retry, unshare
+from tests.recovery.flights import FlightsBox
+from tests.recovery.harness import AccountsBox, Box
+from tests.recovery.process import spawn
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda data: b"",
+    "zeroed": lambda data: bytes(len(data)),
+    "truncated": lambda data: data[: len(data) // 2],
+    "a bit in the middle": lambda data: (
+        data[: (at := len(data) // 2)] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    ),
+}
+BACKENDS = {
+    "rocksdb": {"state__backend": "rocksdb"},
+    "filesystem": {"state__backend": "filesystem", "state__inline_below_bytes": 1},
+}
+
+
+def _damage(box: Box, damage: Callable[[bytes], bytes]) -> None:
+    unshare(box)
+    paths = cached_files(box)
+    assert paths
+    for path in paths:
+        path.write_bytes(damage(path.read_bytes()))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_cache_changes_no_result(tmp_path: Path, backend: str, damage: str) -> None:
+    box = AccountsBox(tmp_path, BACKENDS[backend])
+    box.deliver(50)
+    box.finish()
+    _damage(box, DAMAGES[damage])
+    box.deliver(100)
+    ended = box.run()
+    assert "damaged-copy-dropped" in ended.err, str(ended)
+    if backend == "filesystem" or damage != "a bit in the middle":
+        # It is found where it is opened, and fetched again at once.
+        assert ended.code == 0, str(ended)
+    retry(box, ended)
+    box.check_results()
+    box.check_clean()
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Iterator[FlightsBox]:
+    box = FlightsBox(tmp_path / "job", {"spark__conf__spark.local.dir": tmp_path / "spark"}, job="small_flights",
+                     launcher=spawn)  # fmt: skip
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("damage", [pytest.param("zeroed", marks=pytest.mark.slow), "a bit in the middle"])
+def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsBox, damage: str) -> None:
+    flights.deliver(3)
+    flights.finish()
+    _damage(flights, DAMAGES[damage])
+    flights.deliver(6)
+    flights.finish()
+    flights.check_results()
+    flights.check_clean()
