@@ -19,7 +19,7 @@ from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing
+from stateflow.runtime import assembly, committing, new_root
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
 from stateflow.state.handles import Committable
@@ -157,6 +157,7 @@ PLANTS = {
                         (assembly, "read_format", _read_any_format))),
     "no-seed": Plant("a start does not tell Spark up to where the sources were read",
                      ((SparkLocation, "seed", _seed_nothing),)),
+    "any-table": Plant("nobody looks where a savepoint's tables stand", ((new_root, "_check_standing", _nothing),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""

@@ -13,7 +13,7 @@ from tests.scoreboard.report import Score, headline, page
 from tests.scoreboard.row import Result, Round, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
 
-_SLOW_PLANTS = {"clocks", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks"}
+_SLOW_PLANTS = {"clocks", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks", "new-roots"}
 """Rows that take more than some seconds to find what is planted."""
 
 
