@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.recovery import disk
-from tests.recovery.harness import JOBS, AccountsBox, expected, mostly_slow, multiset
+from tests.recovery.harness import ASKED, JOBS, AccountsBox, expected, mostly_slow, multiset
 from tests.recovery.new_roots import NewRoot
 
-STEPS = ["fork.created", "fork.imported", "fork.adopted", "claim.after", "start.published", "commit.after"]
+STEPS = [
+    *sorted(n for n in ASKED if n.startswith("begin.")),
+    "claim.after",
+    "start.published",
+    "commit.after",
+]
 
 
 @pytest.fixture
@@ -54,11 +59,11 @@ def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot
     assert roots.run().code == 2
 
 
-@pytest.mark.parametrize("name", mostly_slow(STEPS, ["fork.created", "fork.adopted"]))
+@pytest.mark.parametrize("name", mostly_slow(STEPS, ["begin.created", "begin.adopted"]))
 def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     assert roots.run(failpoint=name).code == -9
-    if name in ("fork.created", "fork.imported"):
+    if name in ("begin.created", "begin.imported"):
         assert roots.new.run(job__tables=roots.tables).code == 2
     ended = roots.run()
     assert ended.code == 0, str(ended)
@@ -68,7 +73,7 @@ def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, na
     disk.check_no_orphans(roots.new.root)
 
 
-@pytest.mark.parametrize("name", ["fork.created", "fork.imported"])
+@pytest.mark.parametrize("name", ["begin.created", "begin.imported"])
 def test_of_two_at_once_both_begin_the_same_job(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     slow = roots.begin(failpoint=f"{name}:1:stop")

@@ -10,7 +10,7 @@ from tests.recovery.new_roots import NewRoot
 from tests.recovery.plants import VARIABLE
 from tests.scoreboard.row import Round, Row, Tier
 
-_STEPS = ("claim.before", "claim.after", "start.published", "fork.created", "fork.imported", "fork.adopted",
+_STEPS = ("claim.before", "claim.after", "start.published", "begin.created", "begin.imported", "begin.adopted",
           "commit.manifest", "commit.after", "publish.after", "gc.deleting", "run.end")  # fmt: skip
 _MOST_KILLS = 3
 
