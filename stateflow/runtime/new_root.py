@@ -98,7 +98,7 @@ def begin_job_root(new: RootToBegin, beginning: Beginning) -> None:
     probe_storage(new.storage, new.clock, 0)
     root = JobRoot.begin(new.storage, new.clock, _format(new, stored, manifest), writer())
     _check_origin(root.job, stored.document, beginning, new.storage)
-    failpoints.hit("fork.created")
+    failpoints.hit("begin.created")
     try:
         _fill(root, stored, manifest, _Noted(new.note, began))
     except StateflowError:
@@ -186,7 +186,7 @@ def _fill(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, noted: _No
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
     place = Place(stored.storage, stored.folder, checked=True)
     handle = import_state(root, manifest, place, 0)
-    failpoints.hit("fork.imported")
+    failpoints.hit("begin.imported")
     # Before the first entry: a try that comes later finds it done. A second try after a kill uses the name again.
     write_action(root.storage, ActionRecord(
         seq=1, kind="fork", at=root.clock.now().isoformat(timespec="milliseconds"), by=root.writer, reason=noted.note,
@@ -196,7 +196,7 @@ def _fill(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, noted: _No
     ), "made")  # fmt: skip
     adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label)
     root.adopt(None, adoption, f"begins with {label}" + (f": {noted.note}" if noted.note else ""))
-    failpoints.hit("fork.adopted")
+    failpoints.hit("begin.adopted")
 
 
 def _check_table(node: SinkNode, document: Savepoint, policy: OldTables) -> None:

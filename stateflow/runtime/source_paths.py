@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from stateflow.errors import ConfigError, CorruptFile
 
 _LEGAL = "/_-!.~'()*,;:$&+=@"
-"""What Java's URI, which Spark writes paths with, leaves in a path as it is, beside letters and digits."""
+"""What Java's URI, which Spark writes paths with, leaves in a path as it is, apart from letters and digits."""
 
 
 @dataclass(frozen=True)

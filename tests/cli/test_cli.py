@@ -60,13 +60,16 @@ def _commands() -> dict[str, click.Command]:
     return found
 
 
+_WITHOUT_ROOT = {"plan", "doctor"} | {f"savepoint {sub}" for sub in ("dispose", "list", "show", "verify")}
+
+
 @pytest.mark.parametrize("words", sorted(_commands()))
 def test_each_command_says_what_it_does_and_takes(words: str) -> None:
     shown, command = invoke(*words.split(), "--help"), _commands()[words]
     assert shown.exit_code == 0
-    # A job file alone is looked at without a root, and so is a machine.
+    # A job file alone is looked at without a root, and so are a machine, and a savepoint that is named by its path.
     where = {"check": "--against URI", "plan": "JOB"}.get(words, "--job-root URI")
-    assert where in shown.output and ("[required]" in shown.output) == (words not in ("plan", "doctor"))
+    assert where in shown.output and ("[required]" in shown.output) == (words not in _WITHOUT_ROOT)
     for option in command.params:
         if isinstance(option, click.Argument):
             assert (option.metavar or option.human_readable_name) in shown.output

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 import pytest
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.connectors.files import ColumnPolicy, FileSource
 from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.runtime.source_paths import Move, moved_log
 from stateflow.settings import SourceSettings
 
 _WEEK = 7 * 86400
@@ -187,3 +188,30 @@ def test_a_source_holds_what_was_read_since_while_the_files_are_there(tmp_path: 
 def test_files_elsewhere_cannot_be_looked_at(tmp_path: Path) -> None:
     source = FileSource("s3://bucket/in", schema=Row)
     assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None
+
+
+@pytest.mark.spark
+def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark compares paths as text: each character must be written as Spark writes it."""
+    old, new = tmp_path / "old", tmp_path / "moved %41ü (1)+'x~;=, é"
+    for number, name in enumerate(("a b", "ü%41", "c+d'~(e)", "f;=,g")):
+        _write(old, f"{name}.parquet", [number], age=100 - number)
+    interval = "spark.sql.streaming.fileSource.log.compactInterval"
+    spark.conf.set(interval, "3")
+    try:
+        limits, location = SourceSettings(max_files_per_batch=1), tmp_path / "location"
+        assert _read(spark, FileSource(old, schema=Row), location, limits) == [[0], [1], [2], [3]]
+        old.rename(new)
+        folder, move = location / "sources" / "0", Move(PurePosixPath(old), PurePosixPath(new))
+        entries = {p: moved_log(p.read_bytes(), p.name, move) for p in folder.iterdir() if p.name[0] != "."}
+        assert any(path.name.endswith(".compact") for path in entries)
+        for path in folder.iterdir():
+            path.unlink()
+        for path, data in entries.items():
+            path.write_bytes(data)
+        _write(new, "late.parquet", [9])
+        assert _read(spark, FileSource(new, schema=Row), location, limits) == [[9]]
+    finally:
+        spark.conf.unset(interval)

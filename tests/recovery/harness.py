@@ -22,7 +22,7 @@ from tests.recovery.process import Ended, Launch, Running, fork, wait_for
 ASKED = {
     n
     for n in NAMES
-    if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork", "relocate")
+    if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork", "begin", "relocate")
 }
 """Failpoints that a run passes only when somebody asks for something."""
 BESIDE = {n for n in NAMES if n.startswith("upload.")}

@@ -21,7 +21,7 @@ from stateflow.checkpoint.documents import JobFormat, Rewind
 from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing, rewinding
+from stateflow.runtime import assembly, committing, new_root, rewinding
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
@@ -186,6 +186,7 @@ PLANTS = {
                           ((Collector, "_delete", _delete_data_only),)),
     "blind-rewind": Plant("a table goes back to the version of the intent, whatever others committed since",
                           ((rewinding, "_version_to_restore", _version_of_the_intent),)),
+    "any-table": Plant("nobody looks where a savepoint's tables stand", ((new_root, "_check_standing", _nothing),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""

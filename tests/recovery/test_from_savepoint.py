@@ -5,51 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
 from tests.recovery import disk
-from tests.recovery.harness import JOBS, AccountsBox, expected, mostly_slow, multiset
-from tests.recovery.process import Ended, Running
+from tests.recovery.harness import ASKED, JOBS, AccountsBox, expected, mostly_slow, multiset
+from tests.recovery.new_roots import NewRoot
 
-STEPS = ["fork.created", "fork.imported", "fork.adopted", "claim.after", "start.published", "commit.after"]
-
-
-class NewRoot:
-    """A job with a savepoint at its 50th event, and the root of another one that begins with it.
-
-    Attributes:
-        old: the job.
-        new: shares the job's input and, unless told otherwise, not its tables.
-    """
-
-    def __init__(self, old: AccountsBox, folder: Path) -> None:
-        self.old = old
-        old.deliver(50)
-        old.finish()
-        made = old.command("savepoint", "create", "--name", "mine", "--into", str(folder / "kept"), "--json")
-        assert made.code == 0, str(made)
-        self.savepoint = Path(unquote(json.loads(made.out)["path"].removeprefix("file://")))
-        self.tables = folder / "tables"
-        self.new = AccountsBox(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
-
-    def begin(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Running:
-        tables = ("--set", f"job.tables={self.tables}") if own_tables else ()
-        return self.new.begin(
-            "run", self.new.job_file, "--from-savepoint", str(self.savepoint), *tables, *more,
-            failpoint=failpoint, with_job=True,
-        )  # fmt: skip
-
-    def run(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Ended:
-        return self.begin(*more, failpoint=failpoint, own_tables=own_tables).wait()
-
-    def check_own_tables(self) -> None:
-        """What the new job has written is what comes after the savepoint, once."""
-        found = multiset(disk.folder_rows(self.tables / "movements"))
-        assert found == multiset(expected(self.new.delivered).movements[50:])
-        assert disk.head(self.new.root).position == len(self.new.delivered)
-        assert disk.read_state(self.new.root, "balances") == expected(self.new.delivered).balances
+STEPS = [
+    *sorted(n for n in ASKED if n.startswith("begin.")),
+    "claim.after",
+    "start.published",
+    "commit.after",
+]
 
 
 @pytest.fixture
@@ -91,11 +59,11 @@ def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot
     assert roots.run().code == 2
 
 
-@pytest.mark.parametrize("name", mostly_slow(STEPS, ["fork.created", "fork.adopted"]))
+@pytest.mark.parametrize("name", mostly_slow(STEPS, ["begin.created", "begin.adopted"]))
 def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     assert roots.run(failpoint=name).code == -9
-    if name in ("fork.created", "fork.imported"):
+    if name in ("begin.created", "begin.imported"):
         assert roots.new.run(job__tables=roots.tables).code == 2
     ended = roots.run()
     assert ended.code == 0, str(ended)
@@ -105,7 +73,7 @@ def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, na
     disk.check_no_orphans(roots.new.root)
 
 
-@pytest.mark.parametrize("name", ["fork.created", "fork.imported"])
+@pytest.mark.parametrize("name", ["begin.created", "begin.imported"])
 def test_of_two_at_once_both_begin_the_same_job(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     slow = roots.begin(failpoint=f"{name}:1:stop")

@@ -51,7 +51,10 @@ class MovedBox(FlightsBox):
 
 @pytest.fixture
 def flights(tmp_path: Path) -> Iterator[MovedBox]:
-    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark"}
+    scratch = {
+        "spark__conf__spark.local.dir": tmp_path / "spark",
+        "spark__conf__spark.sql.streaming.fileSource.log.compactInterval": 2,
+    }
     box = MovedBox(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
     yield box
     box.end_all()
@@ -63,7 +66,7 @@ def flights(tmp_path: Path) -> Iterator[MovedBox]:
 @pytest.mark.slow
 def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
     """Over a compacted source log, kills at each step, and a name that is written in several ways."""
-    flights.deliver(12)
+    flights.deliver(3)
     flights.finish()
     old, new = flights.input, flights.folder / NEW
     _check_refusals(flights, new)
@@ -77,7 +80,7 @@ def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
     assert done.code == 0 and json.loads(done.out)["repeated"], str(done)
     assert disk.head(flights.root).doc["sources"][0]["description"].endswith(f"{new}]")
     assert [r["kind"] for r in disk.history(flights.root) if r.get("kind") == "relocate"] == ["relocate"]
-    flights.deliver(15)
+    flights.deliver(5)
     refused = flights.run()
     assert refused.code == 2, str(refused)
     flights.finish(job__flights=new)
@@ -97,17 +100,17 @@ def _check_refusals(flights: MovedBox, new: Path) -> None:
 
     assert flights.relocate(new).code == 2
     shutil.copytree(flights.input, new)
-    (new / "0004.parquet").rename(new / "late.parquet")
-    assert "0004.parquet" in flights.relocate(new).err
-    (new / "late.parquet").rename(new / "0004.parquet")
-    shutil.copy(new / "0004.parquet", new / "late.parquet")
+    (new / "0001.parquet").rename(new / "late.parquet")
+    assert "0001.parquet" in flights.relocate(new).err
+    (new / "late.parquet").rename(new / "0001.parquet")
+    shutil.copy(new / "0001.parquet", new / "late.parquet")
     (new / "_SUCCESS").touch()
     found = report("--check", "content")
-    assert (found["seen"], found["unread"], found["dry_run"]) == (12, 1, True)
-    shutil.copy(new / "0005.parquet", new / "0004.parquet")
-    assert report()["seen"] == 12
-    assert "0004.parquet" in flights.relocate(new, "--check", "content").err
-    shutil.copy(flights.input / "0004.parquet", new / "0004.parquet")
+    assert (found["seen"], found["unread"], found["dry_run"]) == (3, 1, True)
+    shutil.copy(new / "0002.parquet", new / "0001.parquet")
+    assert report()["seen"] == 3
+    assert "0001.parquet" in flights.relocate(new, "--check", "content").err
+    shutil.copy(flights.input / "0001.parquet", new / "0001.parquet")
     for wrong in (("--source", "nothing"), ("--from", str(flights.folder / "other"))):
         assert flights.relocate(new, *wrong).code == 2
     assert disk.head(flights.root).seq == head
