@@ -106,3 +106,10 @@ def test_a_spark_expression_on_the_way_is_seen() -> None:
     env = StreamExecutionEnvironment()
     _readings(env).transform(lambda frame: frame.where("celsius > 0"), schema=Reading).print(uid="shown")
     assert traits_of(env.graph).has_expressions
+
+
+def test_spark_keeps_no_more_of_past_batches_than_a_person_looks_at() -> None:
+    kept = defaults(Traits(has_expressions=False, has_fixed_rows=True))
+    names = ("spark.sql.ui.retainedExecutions", "spark.ui.retainedJobs", "spark.ui.retainedStages",
+             "spark.sql.streaming.numRecentProgressUpdates")  # fmt: skip
+    assert all(0 < int(kept[name]) <= 100 for name in names)

@@ -428,6 +428,17 @@ def test_a_handle_without_a_hash_names_no_file_of_the_host(shelf: RocksShelf) ->
             shelf.open(dataclasses.replace(taken, files=files))
 
 
+def test_a_store_that_stays_open_does_not_write_a_log_without_end(shelf: RocksShelf, tmp_path: Path) -> None:
+    store = shelf.new()
+    for number in range(200):
+        store.write({b"%d" % (number % 7): b"%d" % number})
+        store.snapshot(f"data/x/{number}-")
+    sizes = [path.stat().st_size for path in tmp_path.rglob("LOG*")]
+    store.close()
+    # 4 kB for each snapshot.
+    assert 0 < sum(sizes) < 600_000
+
+
 def test_a_closed_store_leaves_no_folder(shelf: RocksShelf) -> None:
     store = shelf.new()
     store.write({b"a": b"1"})

@@ -13,7 +13,7 @@ import psutil
 
 from tests.recovery import disk
 from tests.recovery.harness import SLICE, AccountsBox
-from tests.recovery.process import Running
+from tests.recovery.process import DEADLINE, Running
 from tests.recovery.restores import go_back
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
@@ -23,6 +23,8 @@ _LOG_ENTRIES = 60
 """At most: what up to four retained checkpoints, three commits without a collection, and some starts need."""
 _MEMORY_MIB = 20
 _LOOK_SECONDS = 0.2
+_BATCH_SECONDS = 2
+"""How long a batch may take on a machine that has much else to do."""
 _KILLED = -9
 
 
@@ -42,7 +44,7 @@ class _Length:
 
 def _length(seed: int) -> _Length:
     """The first round is the slice that ``make test`` plays."""
-    return _Length(runs=12, batches=60, last=1200) if seed else _Length(runs=4, batches=15, last=120)
+    return _Length(runs=12, batches=60, last=1000) if seed else _Length(runs=4, batches=15, last=120)
 
 
 @dataclass
@@ -81,7 +83,9 @@ class _Watch:
                 self.look(run)
                 time.sleep(0.01)
             run.kill()
-        ended = run.wait(lambda: self.look(run))
+        # A killed run leaves its batches to the next one.
+        patience = DEADLINE + _BATCH_SECONDS * len(self.box.delivered) / SLICE
+        ended = run.wait(lambda: self.look(run), patience)
         assert ended.code == 0 or (kill_after is not None and ended.code == _KILLED), str(ended)
         return int(ended.code == _KILLED)
 
