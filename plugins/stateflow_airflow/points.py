@@ -63,7 +63,9 @@ def _checkpoints(folder: Path) -> list[str]:
             return []
         entry = json.loads(path.read_bytes().split(b"\n", 1)[0])
         kept = [int(ref["id"]) for ref in entry["retained"]]
-        own = int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
+        own = (
+            int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [str(number) for number in heapq.nlargest(_NEWEST, {*kept, own} - {0})]

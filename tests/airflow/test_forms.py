@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +89,8 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, su
 
 def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
     pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
-    dags = [f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")]
+    dags = [
+        f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")
+    ]
     needed = {task["pool"] for dag in dags for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
     assert needed and needed <= pools
