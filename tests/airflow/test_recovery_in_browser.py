@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
 
-PATIENCE = 400.0
+PATIENCE = 900.0
 FILES = 3
 TABLES = {"flights": ("delays", "routes"), "fleet": ("aircraft_days", "carrier_days", "late_flights")}
 
@@ -101,6 +101,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         "STATEFLOW_RETENTION_SCHEDULE": "",
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3",
     }
