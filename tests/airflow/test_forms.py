@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
 
+PATIENCE = 400.0
 FAMILIES = ("flights", "fleet")
 DEFAULTS: dict[str, dict[str, Any]] = {
     "flights": {"failpoint": None},
@@ -63,9 +64,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         airflow.migrate()
         airflow.start()
         with open_page(folder / "chromium") as page:
-            airflow.wait_until_healthy(180)
+            airflow.wait_until_healthy(PATIENCE)
             client, pages = airflow.client(), AirflowPages(page, airflow.url)
-            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), 120)
+            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), PATIENCE)
             pages.log_in(USER, airflow.password)
             yield Web(client, pages)
 
