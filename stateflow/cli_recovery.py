@@ -199,7 +199,9 @@ def print_plan(plan: Proposal) -> None:
         change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
         same = s.from_parallelism == s.to_parallelism
         now = "unknown" if s.bytes_now is None else human_bytes(s.bytes_now)
-        state.add_row(s.uid, s.action.value, now, human_bytes(s.bytes), str(s.to_parallelism) if same else change)
+        state.add_row(
+            s.uid, s.action.value, now, human_bytes(s.bytes), str(s.to_parallelism) if same else change
+        )
     source = Table("source", "now", "then", "files since", "still there", box=None, pad_edge=False)
     for c in plan.sources:
         held = {True: "yes", False: "NO", None: "cannot tell"}[c.held]

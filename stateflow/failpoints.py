@@ -82,7 +82,10 @@ def check(wanted: str) -> None:
         raise ConfigError("this is not a failpoint", hint="give a name, or a name and a count, as batch.reported:3",
                           value=wanted)  # fmt: skip
     if matched[1] not in NAMES:
-        similar = ", ".join(get_close_matches(matched[1], NAMES, n=5)) or "batch.begin, batch.reported, commit.after"
+        similar = (
+            ", ".join(get_close_matches(matched[1], NAMES, n=5))
+            or "batch.begin, batch.reported, commit.after"
+        )
         raise ConfigError("there is no such failpoint", hint=f"for example: {similar}", name=matched[1])
 
 

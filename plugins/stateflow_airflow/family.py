@@ -10,9 +10,9 @@ In a DAG file::
         retention=Retention(savepoints=7),
     )
 
-makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: of a run and
-a restore that meet, the later one fences the earlier. To let them wait for each other instead, make a pool with one slot
-and name it: ``StateflowJob(pool="flights")``.
+makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: when a run
+and a restore meet, the later one fences the earlier. To let them wait for each other instead, make a pool with one
+slot and name it: ``StateflowJob(pool="flights")``.
 """
 
 from __future__ import annotations
@@ -257,11 +257,13 @@ RECOVERY_DOC = """
 Takes {name} back to a point in time: state, source positions and tables together.
 
 1. Pause the DAG `{name}`: a run that begins meanwhile makes the plan outdated, and it is refused then.
-2. Trigger this one with a target and a reason.
-3. Read the plan under *Required Actions*, and approve or reject it. Rejecting changes nothing.
+2. Trigger this one with a target and a reason. The field *Go back to* suggests savepoints and checkpoints.
+3. Read the plan: task `approve`, tab *Required Actions*. Approve or reject it. A rejection changes nothing, fails the
+   DAG run, and is kept in the job's history with your name and note.
 4. Unpause `{name}`.
 
-A task that fails or is killed may be cleared. Clear `plan` to plan, and be asked, again.
+A task that fails or is killed may be cleared; clearing `plan` plans for the same target, and asks, again. For another
+target, trigger this DAG again.
 """
 
 PLAN_BODY = """
@@ -293,7 +295,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
             task_id="approve",
             job_root=job.root,
             plan=plan.output,
-            subject=f"Take {job.name} back to {{{{ params.target }}}}?",
+            subject=f"Take {job.name} back to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
             body=PLAN_BODY,
             response_timeout=timedelta(days=1),
             params={
@@ -320,7 +322,7 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
 
 
 def _recovery_params(targets: Sequence[str]) -> dict[str, Param]:
-    suggestions = {"examples": list(targets)} if targets else {}
+    suggestions: dict[str, Any] = {"examples": list(targets)} if targets else {}
     return {
         "target": Param(
             **suggestions,

@@ -68,7 +68,10 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
 def _warnings(plan: Proposal) -> list[str]:
     from stateflow.checkpoint.proposal import cautions
 
-    return [f"**{_cell(c.about)}**: {_cell(c.says)}" if c.about else _sentence(_cell(c.says)) for c in cautions(plan)]
+    return [
+        f"**{_cell(c.about)}**: {_cell(c.says)}" if c.about else _sentence(_cell(c.says))
+        for c in cautions(plan)
+    ]
 
 
 def _list(lines: Iterable[str]) -> str:

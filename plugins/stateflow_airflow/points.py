@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +18,7 @@ LATEST = "latest"
 _NEWEST = 20
 """As many savepoints, and as many checkpoints, are suggested."""
 _ENTRIES = 5_000
-"""Of a folder with more entries only these are looked at."""
+"""A folder with more entries is not looked at."""
 _LOG_BYTES = 1 << 18
 """A larger log entry is not read."""
 _GIVEN_UP = 64
@@ -46,7 +46,7 @@ def _savepoints(folder: Path) -> list[str]:
     found = []
     for name in _names(folder):
         try:
-            document = (folder / name / "_savepoint").stat()
+            document = os.stat(f"{folder}/{name}/_savepoint")
         except OSError:
             continue
         if document.st_size > _GIVEN_UP and not (folder / name / "_disposed").exists():
@@ -63,14 +63,19 @@ def _checkpoints(folder: Path) -> list[str]:
             return []
         entry = json.loads(path.read_bytes().split(b"\n", 1)[0])
         kept = [int(ref["id"]) for ref in entry["retained"]]
-        own = int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
+        own = (
+            int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return [str(number) for number in heapq.nlargest(_NEWEST, {*kept, own} - {0})]
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _names(folder: Path) -> list[str]:
+    """Of a folder with too many entries, none: it is not known which of them are the newest."""
     try:
-        yield from itertools.islice((path.name for path in folder.iterdir()), _ENTRIES)
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in itertools.islice(entries, _ENTRIES + 1)]
     except OSError:
-        return  # no run has made it yet, or this machine does not see it
+        return []  # no run has made it yet, or this machine does not see it
+    return names if len(names) <= _ENTRIES else []

@@ -20,6 +20,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "stateflow_airflow.operators.run",
                     "stateflow_airflow.operators.savepoint",
+                    "stateflow_airflow.operators.approval",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                 ],

@@ -15,6 +15,8 @@ class AirflowError(Exception):
     """Airflow did not do what it was asked for."""
 
 
+_SECONDS = 120.0
+"""How long one call may take; a busy machine needs more than half a minute for some."""
 # A proxy in the environment must not see, or answer, what goes to this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -97,7 +99,7 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str 
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, headers=headers, method=method)
     try:
-        with _opener.open(request, timeout=30) as answer:
+        with _opener.open(request, timeout=_SECONDS) as answer:
             return dict(json.loads(answer.read() or b"{}"))
     except urllib.error.HTTPError as error:
         raise AirflowError(

@@ -47,7 +47,7 @@ class Source(ABC):
         return None
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
-        """How many files were read after a position; None when the source reads none. Arguments are those of `holds`."""
+        """Number of files that were read since a position; None when the source reads none. Arguments: see `holds`."""
         return None
 
 

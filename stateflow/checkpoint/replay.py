@@ -1,4 +1,4 @@
-"""What lies between a checkpoint and the present: rows that a restore makes the next runs read again, by the records."""
+"""What the job has read since a checkpoint, by its records: a restore makes the next runs read that again."""
 
 from __future__ import annotations
 

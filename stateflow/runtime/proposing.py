@@ -137,9 +137,7 @@ def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
             if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped]  # fmt: skip
 
 
-def _source_changes(
-    job: Job, head: Head, manifest: Manifest, newest: Manifest | None
-) -> list[SourceChange]:
+def _source_changes(job: Job, head: Head, manifest: Manifest, newest: Manifest | None) -> list[SourceChange]:
     now = {p.uid: p.offset for p in head.entry.sources}
     contents = _read_since(job.root, newest, manifest) if newest or not head.entry.manifest else None
     sources = {node.uid: node.source for node in job.plan.sources}

@@ -12,8 +12,8 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-PATIENCE = 60_000.0
-"""Milliseconds; a page's first load takes ten seconds on a busy machine."""
+PATIENCE = 180_000.0
+"""Milliseconds; a page takes ten seconds and more on a busy machine."""
 # Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
 _ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",

@@ -44,7 +44,13 @@ def answer(plan: Any, run: FakeRun, root: Path | str, option: str, **more: Any) 
     operator = StateflowApprovalOperator(
         task_id="approve", subject="?", body="", job_root=str(root), plan=plan, params={"note": None}
     )
-    event = {"chosen_options": [option], "params_input": {}, "responded_at": AT, "responded_by_user": ADA, **more}
+    event = {
+        "chosen_options": [option],
+        "params_input": {},
+        "responded_at": AT,
+        "responded_by_user": ADA,
+        **more,
+    }
     return operator.execute_complete(run.next_try(), event)
 
 
@@ -68,7 +74,11 @@ def test_a_rejection_fails_for_good_and_the_history_has_who_and_why(box: Account
     assert caught.value.code == "rejected"
     assert "ada" in caught.value.message and "not now" in caught.value.message
     (record,) = rejections(box)
-    assert (record["by"], record["reason"], record["at"]) == ("ada", "not now", AT.isoformat(timespec="milliseconds"))
+    assert (record["by"], record["reason"], record["at"]) == (
+        "ada",
+        "not now",
+        AT.isoformat(timespec="milliseconds"),
+    )
     assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
     assert run.pushed["return_value"]["chosen_options"] == ["Reject"]
     assert disk.digests(box.root, box.folder / "tables").items() >= before.items()

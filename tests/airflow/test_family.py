@@ -98,7 +98,9 @@ def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None
 def required(dag: DAG) -> set[str]:
     """What Airflow's form cannot be sent without: a param that has no value, or an empty text, and may not be null."""
     params = {name: dag.params.get_param(name) for name in dag.params}
-    return {n for n, p in params.items() if "null" not in p.schema["type"] and (not p.has_value or p.value == "")}
+    return {
+        n for n, p in params.items() if "null" not in p.schema["type"] and (not p.has_value or p.value == "")
+    }
 
 
 def test_only_a_recovery_needs_an_entry(dags: dict[str, DAG]) -> None:

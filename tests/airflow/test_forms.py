@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
 
+PATIENCE = 400.0
 FAMILIES = ("flights", "fleet")
 DEFAULTS: dict[str, dict[str, Any]] = {
     "flights": {"failpoint": None},
@@ -64,9 +64,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         airflow.migrate()
         airflow.start()
         with open_page(folder / "chromium") as page:
-            airflow.wait_until_healthy(180)
+            airflow.wait_until_healthy(PATIENCE)
             client, pages = airflow.client(), AirflowPages(page, airflow.url)
-            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), 120)
+            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), PATIENCE)
             pages.log_in(USER, airflow.password)
             yield Web(client, pages)
 
@@ -90,6 +90,8 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, su
 
 def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
     pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
-    dags = [f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")]
+    dags = [
+        f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")
+    ]
     needed = {task["pool"] for dag in dags for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
     assert needed and needed <= pools

@@ -316,7 +316,9 @@ def test_wrong_wishes_are_told_before_anything_is_done(
 
 def test_tables_can_be_kept(early: AccountsBox) -> None:
     planned, before = plan(early, sinks="keep"), rows(early)
-    assert [(s["mode"], s["then"], s["rows_removed"]) for s in planned["plan"]["sinks"]] == [("keep", None, 0)] * 2
+    assert [(s["mode"], s["then"], s["rows_removed"]) for s in planned["plan"]["sinks"]] == [
+        ("keep", None, 0)
+    ] * 2
     assert "a second time" in planned["markdown"]
     restore(early, new_run("2026-01-01"), plan=planned["plan"], by="ada")
     assert rows(early) == before and disk.head(early.root).position == 50
@@ -349,8 +351,8 @@ def test_a_fork_is_made_once(early: AccountsBox, tmp_path: Path) -> None:
 def test_what_a_person_must_see_is_in_the_table() -> None:
     state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
     source = {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False}
-    sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3, "rows_removed": None,
-            "others": ["MERGE by <b>ada</b>"]}  # fmt: skip
+    sink = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3,
+            "rows_removed": None, "others": ["MERGE by <b>ada</b>"]}  # fmt: skip
     text = as_markdown(msgspec.convert({
         "job": "j", "checkpoint_id": 9, "label": "checkpoint 3", "target_at": "2026-01-31T03:00:00+00:00",
         "states": [{**state, "action": "matched", "to_parallelism": 2}, state], "sources": [source],

@@ -161,7 +161,12 @@ def test_airflow_would_do_what_the_guides_tell_to_type(dags: dict[str, Any], com
 
 def test_there_are_commands_to_check() -> None:
     told = _airflow_commands()
-    for start in ("dags pause", "dags unpause", "dags trigger flights_savepoint", "dags trigger flights_recovery"):
+    for start in (
+        "dags pause",
+        "dags unpause",
+        "dags trigger flights_savepoint",
+        "dags trigger flights_recovery",
+    ):
         assert [c for c in told if c.startswith(f"airflow {start} ")], start
 
 

@@ -8,12 +8,14 @@ from stateflow.checkpoint.documents import SinkMode
 from stateflow.checkpoint.proposal import (
     Caution,
     Proposal,
+    SavedCheckpoint,
     SinkChange,
     SinkLeft,
     SourceChange,
     StateAction,
     StateChange,
     cautions,
+    replayed,
 )
 
 
@@ -53,3 +55,32 @@ def test_each_thing_to_know_is_told() -> None:
     said = " | ".join(c.says for c in found)
     assert "does not have everything any more that came since: those rows do not come again" in said
     assert "another job's: other 77" in said and "any more: 5, 9" in said and "a second time" in said
+
+
+def test_a_checkpoint_with_a_savepoint_is_not_out_of_reach() -> None:
+    saved = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
+    gone, kept = cautions(_plan(dropped_checkpoints=[5, 9], saved=saved))
+    assert "5" in gone.says and "9" not in gone.says
+    assert "9" in kept.says and "late" in kept.says and "5" not in kept.says
+    (kept,) = cautions(_plan(dropped_checkpoints=[9], saved=saved))
+    assert "late" in kept.says
+
+
+def test_a_run_that_has_not_ended_is_a_caution() -> None:
+    (found,) = cautions(_plan(run_open=True, generation=12))
+    assert "12" in found.says
+
+
+def test_what_is_read_again_is_counted_and_rows_are_said_to_come_back_only_if_they_do() -> None:
+    def source(held: bool | None, files: int | None = None) -> SourceChange:
+        return SourceChange(uid="s", now="9", then="3", held=held, files=files)
+
+    said = {
+        held: replayed(_plan(sources=[source(True), source(held)], sinks=[_sink()]))
+        for held in (True, False, None)
+    }
+    assert len(set(said.values())) == 3 and "not all" in said[False]
+    counted = replayed(_plan(sources=[source(True, 2), source(True, 3)], sinks=[_sink()], rows_again=1234))
+    assert "1,234 rows in 5 files" in counted
+    assert "unknown" in replayed(_plan(sources=[source(True)])), "no record is no row count"
+    assert "removed" not in replayed(_plan(sources=[source(True)], sinks=[_sink(SinkMode.KEEP)]))

@@ -50,7 +50,9 @@ def test_what_the_environment_may_say_is_accepted(wanted: str) -> None:
     failpoints.check(wanted)
 
 
-@pytest.mark.parametrize("wanted", ["", "batch.end:0", "batch.end:x", "batch.end:1:stopp", "batch.end 1", "batch"])
+@pytest.mark.parametrize(
+    "wanted", ["", "batch.end:0", "batch.end:x", "batch.end:1:stopp", "batch.end 1", "batch"]
+)
 def test_anything_else_is_refused(wanted: str) -> None:
     with pytest.raises(ConfigError):
         failpoints.check(wanted)

@@ -41,7 +41,9 @@ def test_what_a_restore_has_undone_does_not_count_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "known"), [([2, 3, 5], [2, 5]), ([2, 3, 5], [3, 5]), ([3, 5], [])], ids=["gap", "trimmed", "none"]
+    ("line", "known"),
+    [([2, 3, 5], [2, 5]), ([2, 3, 5], [3, 5]), ([3, 5], [])],
+    ids=["gap", "trimmed", "none"],
 )
 def test_where_a_record_is_missing_it_is_not_known(line: list[int], known: list[int]) -> None:
     assert replay.count_rows(head(line), 2, [record(number) for number in known]) is None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.exceptions import HITLRejectException
 from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import timezone
 
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed
 from stateflow_airflow.plans import as_proposal
@@ -51,7 +51,7 @@ class StateflowApprovalOperator(ApprovalOperator):
     def execute(self, context: Context) -> None:
         """Asks; the question says until when it waits for an answer."""
         if self.response_timeout:
-            until = datetime.now(UTC) + self.response_timeout
+            until = timezone.utcnow() + self.response_timeout
             waits = f"**Waits for an answer** until {until:%Y-%m-%d %H:%M} UTC; none by then counts as a rejection."
             self.body = f"{self.body or ''}\n\n{waits}"
         super().execute(context)

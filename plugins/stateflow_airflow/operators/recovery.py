@@ -32,11 +32,12 @@ APPROVE = "Approve"
 class StateflowRestorePlanOperator(JobOperator):
     """Says what going back to a point in time would mean; changes nothing.
 
-    **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, ``markdown``, the same for people, and ``dag``. The plan
-    has the state that is matched, new and dropped, with its size now and then; each source's position now and then, the
-    files and rows that are read again, and whether the source still holds them; each table's path, version and rows
-    since then; commits by others that are undone with them; tables that are left as they are; checkpoints that cannot be
-    gone back to any more. ``dag`` has ``paused`` and ``active_runs`` of `run_dag`; it is None without one.
+    **Returns** (XCom) ``plan``, for `StateflowRestoreOperator`, ``markdown``, the same for people, and ``dag``. The
+    plan has the state that is matched, new and dropped, with its size now and then; each source's position now and
+    then, the files and rows that are read again, and whether the source still holds them; each table's path, version
+    and rows since then; commits by others that are undone with them; tables that are left as they are; checkpoints
+    that cannot be gone back to any more. ``dag`` has ``paused`` and ``active_runs`` of `run_dag`; it is None without
+    one.
 
     Args:
         job: absolute path of the job file. Templated.

@@ -1,0 +1,170 @@
+"""Both families in a real browser, with real runs: a run, a recovery that is rejected, one that is approved."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from flights_demo.airflow_home import USER, AirflowHome, Folders
+from flights_demo.client import AirflowClient
+from flights_demo.flights import prepare
+from flights_demo.patience import poll
+
+from tests.airflow.browser import AirflowPages, Question, TriggerForm, chromium, open_page
+from tests.airflow.conftest import REPOSITORY
+from tests.recovery import disk
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.airflow,
+    pytest.mark.spark,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
+]
+
+PATIENCE = 900.0
+FILES = 3
+TABLES = {"flights": ("delays", "routes"), "fleet": ("aircraft_days", "carrier_days", "late_flights")}
+
+
+@dataclass(frozen=True)
+class Desk:
+    """An operator in front of Airflow, whose DAGs are those of this repository."""
+
+    folder: Path
+    client: AirflowClient
+    pages: AirflowPages
+
+    def send(self, form: TriggerForm, dag_id: str) -> str:
+        """Sends a form; returns the DAG run that it has made."""
+        before = {run["dag_run_id"] for run in self._runs(dag_id)}
+        assert form.can_send()
+        form.send()
+        (run,) = [run["dag_run_id"] for run in self._runs(dag_id) if run["dag_run_id"] not in before]
+        return str(run)
+
+    def wait(self, dag_id: str, run_id: str) -> str:
+        """How a DAG run ended."""
+
+        def ended() -> bool:
+            return self.client.run_state(dag_id, run_id) in ("success", "failed")
+
+        assert poll(ended, PATIENCE), self.states(dag_id, run_id)
+        return self.client.run_state(dag_id, run_id)
+
+    def states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
+        """Every task of a DAG run with its state."""
+        answer = self.client.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances")
+        return {task["task_id"]: task["state"] for task in answer["task_instances"]}
+
+    def recover(self, name: str, reason: str) -> tuple[str, int, Question]:
+        """Fills in the recovery form with the oldest checkpoint that it suggests, and opens the question."""
+        dag_id = f"{name}_recovery"
+        form = self.pages.open_form(dag_id)
+        form.fields(["target", "reason"])
+        target = min(int(point) for point in form.suggestions("target") if point.isdigit())
+        form.fill("target", str(target))
+        form.fill("reason", reason)
+        run_id = self.send(form, dag_id)
+
+        def asked() -> bool:
+            return self.states(dag_id, run_id)["approve"] == "awaiting_input"
+
+        assert poll(asked, PATIENCE), self.states(dag_id, run_id)
+        # An answer within seconds can meet a worker that has not ended yet, and then counts as a failure.
+        poll(lambda: False, 6)
+        return run_id, target, self.pages.open_question(dag_id, run_id, "approve")
+
+    def suggests(self, name: str) -> list[str]:
+        """What the recovery form suggests, as Airflow has it."""
+        params = self.client.call("GET", f"dags/{name}_recovery/details")["params"]
+        return list(params["target"]["schema"]["examples"])
+
+    def _runs(self, dag_id: str) -> list[dict[str, Any]]:
+        return list(self.client.call("GET", f"dags/{dag_id}/dagRuns")["dag_runs"])
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("desk")
+    prepare(folder / "staging")
+    (folder / "landing").mkdir()
+    for path in sorted((folder / "staging").iterdir())[:FILES]:
+        shutil.copy2(path, folder / "landing")
+    folders = Folders(folder / "airflow", REPOSITORY / "dags", REPOSITORY / "plugins", folder / "runs")
+    environment = {
+        "STATEFLOW_HOME": str(folder),
+        "STATEFLOW_RETENTION_SCHEDULE": "",
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3",
+    }
+    with AirflowHome(folders, environment) as airflow:
+        airflow.migrate()
+        airflow.start()
+        airflow.wait_until_healthy(PATIENCE)
+        client = airflow.client()
+        assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in TABLES), PATIENCE)
+        with open_page(folder / "chromium") as page:
+            pages = AirflowPages(page, airflow.url)
+            pages.log_in(USER, airflow.password)
+            yield Desk(folder, client, pages)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_run_then_a_recovery_that_is_rejected_and_one_that_is_approved(desk: Desk, name: str) -> None:
+    # No pool was made: the run begins all the same.
+    assert desk.wait(name, desk.send(desk.pages.open_form(name), name)) == "success"
+    root = desk.folder / "jobs" / name
+    assert poll(lambda: len(desk.suggests(name)) > 1, PATIENCE)
+    newest = disk.head(root).checkpoint
+
+    run_id, target, question = desk.recover(name, "to see it")
+    assert target < newest
+    # The page says what a person decides by.
+    for fact in (
+        "to see it",
+        f"checkpoint {target}",
+        f"in {FILES - 1} files",
+        "not paused",
+        "Waits for an answer",
+    ):
+        assert fact in question.text, fact
+    for table in TABLES[name]:
+        assert str(desk.folder / "tables" / table) in question.text
+    question.answer("Reject", "not tonight")
+    assert desk.wait(f"{name}_recovery", run_id) == "failed"
+    assert desk.states(f"{name}_recovery", run_id) == {
+        "plan": "success", "approve": "failed", "restore": "upstream_failed", "verify": "upstream_failed",
+        "run": "upstream_failed",
+    }  # fmt: skip
+    run = f"dags/{name}_recovery/runs/{quote(run_id)}"
+    assert "Failed" in desk.pages.read(run, "Failed")
+    assert "not tonight" in desk.pages.read(f"{run}/tasks/approve", "[rejected]")
+    assert disk.head(root).checkpoint == newest
+    (record,) = [r for r in disk.history(root) if r.get("kind") == "rejection"]
+    assert (record["by"], record["reason"]) == (USER, "not tonight")
+
+    run_id, target, question = desk.recover(name, "version 2 is wrong")
+    question.answer("Approve", "seen")
+    assert desk.wait(f"{name}_recovery", run_id) == "success"
+    assert desk.states(f"{name}_recovery", run_id)["restore"] == "success"
+    assert disk.head(root).checkpoint == target
+    (record,) = [r for r in disk.history(root) if r.get("kind") == "restore"]
+    assert record["by"] == USER and "version 2 is wrong" in record["reason"] and "seen" in record["reason"]
+
+
+def test_a_wrong_failpoint_is_answered_with_a_sentence(desk: Desk) -> None:
+    form = desk.pages.open_form("flights")
+    form.fields(["failpoint"])
+    form.fill("failpoint", "batch.reprted:3")
+    run_id = desk.send(form, "flights")
+    assert desk.wait("flights", run_id) == "failed"
+    text = desk.pages.read(f"dags/flights/runs/{quote(run_id)}/tasks/run", "there is no such failpoint")
+    assert "batch.reported" in text and "schema" not in text
