@@ -169,9 +169,7 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retent
     )  # fmt: skip
 
 
-def _young(
-    refs: list[EntryRef], entry: LogEntry, base: Head, max_age: timedelta | None
-) -> list[EntryRef]:
+def _young(refs: list[EntryRef], entry: LogEntry, base: Head, max_age: timedelta | None) -> list[EntryRef]:
     """Those that are not too old; one whose time is not known never is.
 
     A clock that jumps forward makes all of them too old at once. So `now` is the time of two entries in a row, whichever

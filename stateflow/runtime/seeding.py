@@ -159,7 +159,9 @@ def missing_entries(position: SparkPosition) -> list[str]:
     for number, line in enumerate(position.offsets.decode().splitlines()[2:]):
         newest = _file_log_offset(line)
         names = logs.get(str(number), set())
-        compacted = max((int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1)
+        compacted = max(
+            (int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1
+        )
         missing += [f"{number}/{n}" for n in range(compacted + 1, newest + 1) if str(n) not in names]
     return missing
 

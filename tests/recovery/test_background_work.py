@@ -182,9 +182,7 @@ def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsBox, error: Ex
     box.deliver(200)
     box.finish()
     box.deliver(260)
-    storage = Refusing(
-        box.root, lambda call, key: call == "delete" and not key.startswith("probe/"), error
-    )
+    storage = Refusing(box.root, lambda call, key: call == "delete" and not key.startswith("probe/"), error)
     recorder = run_with(box, storage)
     assert storage.refused > 0
     box.check_results()

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hdfs import InsecureClient
@@ -19,6 +20,7 @@ from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.testing.storage import StorageConformance, at_once
+from tests.recovery.process import wait_for
 from tests.servers.faults import (
     ANSWERS,
     LATE_REQUEST,
@@ -29,7 +31,6 @@ from tests.servers.faults import (
     fault_proxy,
 )
 from tests.servers.hdfs import hdfs_server
-from tests.recovery.process import wait_for
 from tests.servers.running import CANARY, free_port
 
 _numbers = itertools.count()
