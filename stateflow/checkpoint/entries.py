@@ -172,8 +172,8 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retent
 def _young(refs: list[EntryRef], entry: LogEntry, base: Head, max_age: timedelta | None) -> list[EntryRef]:
     """Those that are not too old; one whose time is not known never is.
 
-    A clock that jumps forward makes all of them too old at once. So `now` is the time of two entries in a row, whichever
-    is earlier, and at most half of them go with one COMMIT, the oldest ones.
+    A clock that jumps forward makes all of them too old at once. So `now` is the earlier one of the times of this entry
+    and the one before, and at most half of them go with one COMMIT, the oldest ones.
     """
     if max_age is None:
         return refs

@@ -1,4 +1,4 @@
-"""Work besides the batches survives errors, counts them and shows them; it never ends a run, nor loops at full speed."""
+"""Work besides the batches survives errors, counts and shows them; it neither ends a run nor loops at full speed."""
 
 from __future__ import annotations
 
