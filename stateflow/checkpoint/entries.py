@@ -160,7 +160,7 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retent
     """
     entry = _successor(job, base, author, EntryKind.COMMIT)
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
-    retained = _young(newest(_older(base), kept.number - 1), entry.times, author.at, kept.max_age)
+    retained = _young(newest(_older(base), kept.number - 1), entry, base, kept.max_age)
     return replace(
         entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources, savepoint="",
         claimed_for="",
@@ -169,14 +169,19 @@ def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retent
     )  # fmt: skip
 
 
-def _young(
-    refs: list[EntryRef], times: dict[str, str], now: str, max_age: timedelta | None
-) -> list[EntryRef]:
-    """Those that are not too old; one whose time is not known never is."""
+def _young(refs: list[EntryRef], entry: LogEntry, base: Head, max_age: timedelta | None) -> list[EntryRef]:
+    """Those that are not too old; one whose time is not known never is.
+
+    A clock that jumps forward makes all of them too old at once. So `now` is the earlier one of the times of this entry
+    and the one before, and at most half of them go with one COMMIT, the oldest ones.
+    """
     if max_age is None:
         return refs
+    now = min(entry.at, base.entry.at, key=datetime.fromisoformat)
     oldest = datetime.fromisoformat(now) - max_age
-    return [ref for ref in refs if datetime.fromisoformat(times.get(str(ref.id), now)) >= oldest]
+    old = [ref for ref in refs if datetime.fromisoformat(entry.times.get(str(ref.id), now)) < oldest]
+    gone = old[: (len(refs) + 1) // 2]
+    return [ref for ref in refs if ref not in gone]
 
 
 def pin(job: JobFormat, base: Head, author: Author, new: Pin) -> LogEntry:

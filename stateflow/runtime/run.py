@@ -325,7 +325,9 @@ class JobRun:
             self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
             self.collect()
             self._committer.trim_history()
-            self._background.attempt(Work.CLEANUP, partial(trim_requests, self.job.root.storage), at_once=True)
+            self._background.attempt(
+                Work.CLEANUP, partial(trim_requests, self.job.root.storage), at_once=True
+            )
             self._background.finish()
         failpoints.hit("run.end")
 

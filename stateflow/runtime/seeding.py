@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stateflow.checkpoint.documents import SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.files import write_bytes
-from stateflow.errors import CorruptFile, InternalError
+from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.state.transfer import check_content, private_folder, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
@@ -51,6 +51,10 @@ class SparkLocation:
         for file in position.source_files:
             self._write(f"sources/{_checked(file.path)}", source_log(self._storage, file))
         self._remember(position.source_files)
+        if missing := missing_entries(position):
+            raise CorruptFile("a checkpoint has not all of what Spark needs to know which files were read",
+                              hint="go back to an older checkpoint: stateflow restore", batch=position.batch_id,
+                              missing=missing[:3])  # fmt: skip
 
     def capture(self, batch_id: int, folder: str) -> SparkPosition:
         """Everything that Spark wrote to describe the batch that is about to run.
@@ -64,11 +68,16 @@ class SparkLocation:
             raise InternalError("Spark has not written the offsets of a batch that it runs", batch=batch_id)
         files = [self._source_file(path, folder) for path in self._source_paths()]
         self._remember(files)
-        return SparkPosition(
+        position = SparkPosition(
             batch_id=batch_id, offsets=offsets,
             previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None, commit=_COMMIT,
             source_files=files,
         )  # fmt: skip
+        if missing := missing_entries(position):
+            raise BatchFailed("Spark's list of the files that it has read is not complete", hint="did another process "
+                              "remove files below the folder? a new run makes the list anew", batch=batch_id,
+                              missing=missing[:3], folder=str(self.folder))  # fmt: skip
+        return position
 
     def _remember(self, files: list[SourceFile]) -> None:
         """Keeps what the newest position has, which the next one may have as well. Older entries of a source's log are
@@ -117,11 +126,17 @@ def source_log(storage: Storage, file: SourceFile) -> bytes:
 
 def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
     """Where the location of a run is whose job root is no file system: on the driver's disk, since only the driver
-    uses it, and a run never goes on from another one's. Those of older runs are removed."""
+    uses it, and a run never goes on from another one's.
+
+    Locations of older runs are removed. Never a newer run's: nothing fences a driver that was paused after its CLAIM,
+    and a newer run on this host may use its own by then.
+    """
     private_folder(local)
-    older = local / "spark" / job_uuid
-    remove_tree(older)
-    return older / str(generation)
+    locations = local / "spark" / job_uuid
+    for folder in locations.glob("*"):
+        if folder.name.isdigit() and int(folder.name) < generation:
+            remove_tree(folder)
+    return locations / str(generation)
 
 
 def needed_entries(names: list[str]) -> list[str]:
@@ -135,6 +150,37 @@ def needed_entries(names: list[str]) -> list[str]:
         + kept
         + sorted(n for n in names if not n.split(".")[0].isdigit())
     )
+
+
+def missing_entries(position: SparkPosition) -> list[str]:
+    """Entries that a file source's log must have for its offset and does not have.
+
+    Spark numbers them from 0 without a gap, and the offset names the newest one. Without one of them Spark would read
+    the files in it a second time, without an error.
+    """
+    logs: dict[str, set[str]] = {}
+    for file in position.source_files:
+        source, _, name = file.path.partition("/")
+        logs.setdefault(source, set()).add(name)
+    missing = []
+    for number, line in enumerate(position.offsets.decode().splitlines()[2:]):
+        newest = _file_log_offset(line)
+        names = logs.get(str(number), set())
+        compacted = max(
+            (int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1
+        )
+        missing += [f"{number}/{n}" for n in range(compacted + 1, newest + 1) if str(n) not in names]
+    return missing
+
+
+def _file_log_offset(line: str) -> int:
+    """The newest entry of a file source's log; -1 for a source of another kind, or one that had nothing yet."""
+    try:
+        offset = json.loads(line)
+    except ValueError:
+        return -1
+    number = offset.get("logOffset") if isinstance(offset, dict) and len(offset) == 1 else None
+    return number if isinstance(number, int) else -1
 
 
 def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) -> list[SourcePosition]:

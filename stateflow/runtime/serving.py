@@ -106,6 +106,9 @@ class RequestDesk:
         for asked in waiting:
             if asked.kind is RequestKind.SAVEPOINT:
                 self._making.append(self._maker.submit(self._try_to_answer, asked, point))
+            elif asked.kind is RequestKind.STOP:
+                # An answer may be stored although the storage reports an error: the run must not go on after that.
+                self._answer(asked, point)
             else:
                 self._try_to_answer(asked, point)
 

@@ -38,8 +38,9 @@ logging.getLogger("hdfs.client").setLevel(logging.CRITICAL)
 
 _ASIDE = ".aside"
 """The folder of files that have no name yet; no list shows it."""
-_ABANDONED = timedelta(hours=1)
-"""A file that has been aside for so long belongs to nobody who is alive."""
+_ABANDONED = timedelta(days=1)
+"""A file that has been aside for so long belongs to nobody who is alive. HDFS does not change the time of a file while
+it is written, so this is longer than any upload takes."""
 _CHUNK = 4 << 20
 _CONNECTIONS = 32
 _TIMEOUT = (5, 60)

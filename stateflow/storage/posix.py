@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,8 @@ from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
+_MOST_DURABLE = 1000
+"""As many folders are remembered as synced."""
 
 T = TypeVar("T")
 
@@ -31,6 +34,7 @@ class PosixStorage(Storage):
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
+        self._durable: OrderedDict[Path, None] = OrderedDict()
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:
@@ -113,7 +117,9 @@ class PosixStorage(Storage):
             return None
         try:
             # A file has its name before whoever gave it has synced the folder, and may lose it when power fails now.
-            _sync_folder(self._path(key).parent)
+            folder = self._path(key).parent
+            _sync_folder(folder)
+            self._sync_names(folder)
         except OSError as e:
             raise _storage_error(e, key) from e
         return size
@@ -211,10 +217,26 @@ class PosixStorage(Storage):
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
+        # What is there may have been made by another process that has not synced it yet.
+        self._sync_names(folder)
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             _sync_folder(path.parent)
+            self._durable[path] = None
+
+    def _sync_names(self, folder: Path) -> None:
+        """Makes the names of a folder and of those above it durable, up to the root; once in this process.
+
+        A folder that is removed while it is empty, and made again, is synced by whoever makes it. Only probes and
+        requests are in such folders: no checkpoint is lost with them.
+        """
+        while folder not in self._durable and self.root in folder.parents:
+            _sync_folder(folder.parent)
+            self._durable[folder] = None
+            folder = folder.parent
+        while len(self._durable) > _MOST_DURABLE:
+            self._durable.popitem(last=False)
 
     def _walk(self, folder: Path, key: str) -> Iterator[BlobInfo]:
         try:
@@ -235,6 +257,7 @@ class PosixStorage(Storage):
                 folder.rmdir()
             except OSError:
                 return
+            self._durable.pop(folder, None)
             folder = folder.parent
 
 

@@ -1,4 +1,4 @@
-"""Work besides the batches survives errors, counts them and shows them; it never ends a run, nor loops at full speed."""
+"""Work besides the batches survives errors, counts and shows them; it neither ends a run nor loops at full speed."""
 
 from __future__ import annotations
 
@@ -182,9 +182,7 @@ def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsBox, error: Ex
     box.deliver(200)
     box.finish()
     box.deliver(260)
-    storage = Refusing(
-        box.root, lambda call, key: call == "delete" and not key.startswith("probe/"), error
-    )
+    storage = Refusing(box.root, lambda call, key: call == "delete" and not key.startswith("probe/"), error)
     recorder = run_with(box, storage)
     assert storage.refused > 0
     box.check_results()

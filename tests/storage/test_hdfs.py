@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hdfs import InsecureClient
@@ -19,6 +20,7 @@ from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.testing.storage import StorageConformance, at_once
+from tests.recovery.process import wait_for
 from tests.servers.faults import (
     ANSWERS,
     LATE_REQUEST,
@@ -84,10 +86,34 @@ def test_what_a_killed_writer_left_aside_is_not_listed_and_goes_in_time(
     storage.put_new("a", b"x")
     for name in ("old", "young"):
         client.write(f"{folder}/.aside/{name}", b"half")
-    client.set_times(f"{folder}/.aside/old", modification_time=int(time.time() * 1000) - _DAY_MS)
+    client.set_times(f"{folder}/.aside/old", modification_time=int(time.time() * 1000) - _DAY_MS - 1000)
     assert [blob.key for blob in storage.list("")] == ["a"]
     storage.tidy()
     assert client.list(f"{folder}/.aside") == ["young"]
+
+
+def test_a_file_that_takes_hours_to_upload_is_not_tidied_away(
+    storage: HdfsStorage, client: InsecureClient, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDFS does not change the time of a file while it is written."""
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    write = HdfsStorage._write
+
+    def slowly(self: HdfsStorage, path: str, data: Any) -> None:
+        def parts() -> Iterator[bytes]:
+            yield data.read(50)
+            wait_for(lambda: client.status(path, strict=False) is not None, lambda: "the file")
+            client.set_times(path, modification_time=int(time.time() * 1000) - _DAY_MS // 4)
+            self.tidy()
+            yield data.read()
+
+        self._client.write(path, parts(), overwrite=True, permission="600")
+
+    monkeypatch.setattr(HdfsStorage, "_write", slowly)
+    storage.put_file("data/slow", tmp_path / "file")
+    monkeypatch.setattr(HdfsStorage, "_write", write)
+    assert storage.get("data/slow") == b"x" * 100
+    assert client.list(f"{folder}/.aside") == []
 
 
 def test_there_is_nothing_to_tidy_where_nothing_was_written(storage: Storage) -> None:

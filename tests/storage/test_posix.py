@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import ConfigError, StorageError
-from stateflow.storage import PosixStorage, PutResult, Storage, open_storage
+from stateflow.storage import PosixStorage, PutResult, Storage, open_storage, posix
 from stateflow.testing.storage import StorageConformance
+from tests.recovery.disks import DiskPlan, FaultyDisk, _Calls
 from tests.storage.savepoint_copies import SavepointCopies
 
 KEPT_OUT = 7
@@ -236,3 +237,33 @@ def test_an_address_of_another_kind_is_refused(address: str) -> None:
     with pytest.raises(ConfigError) as refused:
         open_storage(address)
     assert refused.value.facts["uri"] == address
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("there", ["log", "data", "data/1"])
+def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, seed: int
+) -> None:
+    """That process has not synced it yet; what this one acknowledges must be there all the same."""
+    root = tmp_path / "root"
+    root.mkdir()
+    disk = FaultyDisk(DiskPlan((str(root),), str(tmp_path / "image"), seed))
+    monkeypatch.setattr(posix, "os", _Calls(disk))
+    (root / there).mkdir(parents=True)
+    key = f"{there}/object"
+    assert PosixStorage(root).put_new(key, b"x") is PutResult.CREATED
+    disk.write_image()
+    assert (tmp_path / "image" / "0" / key).read_bytes() == b"x"
+
+
+def test_folders_are_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root/data/1").mkdir(parents=True)
+    synced: list[Path] = []
+    sync = posix._sync_folder
+    monkeypatch.setattr(posix, "_sync_folder", lambda folder: (synced.append(folder), sync(folder)))
+    storage = PosixStorage(tmp_path / "root")
+    for number in range(3):
+        storage.put_new(f"data/1/{number}", b"x")
+    folder = tmp_path / "root/data/1"
+    assert synced.count(folder) == 3
+    assert [synced.count(path) for path in (folder.parent, folder.parent.parent)] == [1, 1]

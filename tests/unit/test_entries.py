@@ -24,7 +24,7 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     WentBack,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention, pending_of
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention, claim, commit, pending_of
 from stateflow.checkpoint.log import Head
 from tests.unit.kit import JOB, entry, handle, head, ref
 
@@ -191,7 +191,8 @@ def test_of_those_that_are_retained_the_old_ones_go_by_the_time_of_their_own_com
 
 
 def test_one_whose_time_nobody_knows_is_not_too_old() -> None:
-    base = head(7, EntryKind.COMMIT, **{**FULL, "at": _hour(0)})
+    old = head(7, EntryKind.COMMIT, **{**FULL, "at": _hour(0)})
+    base = Head(entries.claim(JOB, old, replace(AUTHOR, at=_hour(98)), None), "sha8")
     found = entries.commit(JOB, base, replace(AUTHOR, at=_hour(99)), Commit(3, handle(4, 3), SOURCES),
                            Retention(9, timedelta(hours=1)))  # fmt: skip
     assert found.retained == FULL["retained"]
@@ -270,3 +271,39 @@ def test_pending_output_has_its_checkpoint_s_number_from_the_next_entry_on() -> 
     assert [p.checkpoint_id for p in pending_of(COMMITTED)] == [6, 7]
     following = Head(entries.pin(JOB, COMMITTED, AUTHOR, _pin(6)), "sha8")
     assert [p.checkpoint_id for p in pending_of(following)] == [6, 7]
+
+
+# --- Retention by age and clocks that jump
+
+
+def _commits(times: list[timedelta], number: int = 10, max_age: timedelta = timedelta(days=7)) -> list[int]:
+    """Commits at these times; the checkpoints that the newest entry retains."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def author(at: timedelta) -> Author:
+        return Author("w", "n", (begin + at).isoformat())
+
+    base = Head(claim(JOB, None, author(times[0]), None), "sha")
+    for ordinal, at in enumerate(times, start=1):
+        new = Commit(ordinal, handle(1, ordinal), [])
+        base = Head(commit(JOB, base, author(at), new, Retention(number, max_age)), "sha")
+    return [ref.id for ref in base.entry.retained]
+
+
+def test_one_jump_of_the_clock_drops_no_checkpoint() -> None:
+    hours = [timedelta(hours=n) for n in range(8)]
+    jumped = [*hours, timedelta(days=30)]
+    assert _commits(jumped) == list(range(2, 10))
+    assert _commits([*jumped, timedelta(hours=9)], number=20) == list(range(2, 11))
+
+
+def test_a_clock_that_stays_wrong_takes_half_at_a_time() -> None:
+    hours = [timedelta(hours=n) for n in range(8)]
+    wrong = [timedelta(days=30, hours=n) for n in range(3)]
+    left = [len([i for i in _commits([*hours, *wrong[:n]]) if i <= 9]) for n in range(4)]
+    assert left == [7, 8, 3, 0]
+
+
+def test_checkpoints_that_are_too_old_go() -> None:
+    days = [timedelta(days=n) for n in range(30)]
+    assert _commits(days, number=100) == list(range(23, 31))

@@ -11,8 +11,14 @@ import msgspec
 import pytest
 
 from stateflow.checkpoint.documents import SourceFile, SparkPosition
-from stateflow.errors import CorruptFile, DataError, InternalError, MissingFile, StateflowError
-from stateflow.runtime.seeding import SparkLocation, needed_entries, source_positions
+from stateflow.errors import BatchFailed, CorruptFile, DataError, InternalError, MissingFile, StateflowError
+from stateflow.runtime.seeding import (
+    SparkLocation,
+    driver_location,
+    missing_entries,
+    needed_entries,
+    source_positions,
+)
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import data_folder, parse_data
@@ -119,7 +125,7 @@ def test_a_large_log_is_a_file_and_a_small_one_is_in_the_manifest(tmp_path: Path
 
 def test_the_first_batch_has_nothing_before_it(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
-    (tmp_path / "offsets" / "0").write_bytes(OFFSETS)
+    (tmp_path / "offsets" / "0").write_bytes(b'v1\n{"batchWatermarkMs":0}\n-\n')
     position = SparkLocation(tmp_path, MemoryStorage()).capture(0, FOLDER)
     assert (position.batch_id, position.previous_offsets, position.source_files) == (0, None, [])
     again = SparkLocation(tmp_path / "again", MemoryStorage())
@@ -182,3 +188,63 @@ def test_each_source_has_its_own_line() -> None:
     assert [(p.uid, p.description, p.offset) for p in found] == [
         ("files", "reads files", '{"logOffset":7}'), ("topic", "reads a topic", '{"topic":{"0":3}}'),
     ]  # fmt: skip
+
+
+# --- Whose location it is
+
+
+def test_a_paused_driver_leaves_a_newer_run_s_location_alone(tmp_path: Path) -> None:
+    """It was stopped after its CLAIM, and goes on when another run on this host has claimed the job and works."""
+    newer = driver_location(tmp_path, "job", 6)
+    SparkLocation(newer, MemoryStorage()).seed(None, QUERY)
+    (newer / "offsets").mkdir()
+    (newer / "offsets" / "0").write_bytes(OFFSETS)
+    paused = driver_location(tmp_path, "job", 5)
+    SparkLocation(paused, MemoryStorage()).seed(None, QUERY)
+    assert (newer / "offsets" / "0").read_bytes() == OFFSETS
+    assert paused != newer
+    # The next run removes both: each of them is fenced.
+    driver_location(tmp_path, "job", 7)
+    assert list((tmp_path / "spark" / "job").iterdir()) == []
+
+
+# --- Gaps in a source's log
+
+
+def _logs(offsets: list[str], names: list[str]) -> SparkPosition:
+    text = "v1\n{}\n" + "".join(f"{line}\n" for line in offsets)
+    files = [SourceFile(path=name, content=b"x") for name in names]
+    return SparkPosition(
+        batch_id=3, offsets=text.encode(), previous_offsets=None, commit=b"", source_files=files
+    )
+
+
+@pytest.mark.parametrize(("offsets", "names", "missing"), [
+    (["-"], [], []),
+    (['{"logOffset":2}'], ["0/0", "0/1", "0/2"], []),
+    (['{"logOffset":2}'], ["0/0", "0/1", "0/2", "0/3"], []),
+    (['{"logOffset":11}'], ["0/9.compact", "0/10", "0/11"], []),
+    (['{"logOffset":9}'], ["0/9.compact"], []),
+    (['{"logOffset":2}'], ["0/0", "0/2"], ["0/1"]),
+    (['{"logOffset":2}'], ["0/2"], ["0/0", "0/1"]),
+    (['{"logOffset":2}'], [], ["0/0", "0/1", "0/2"]),
+    (['{"logOffset":11}'], ["0/9.compact", "0/11"], ["0/10"]),
+    (['{"logOffset":11}'], ["0/10", "0/11"], [f"0/{n}" for n in range(10)]),
+    (["-", '{"logOffset":1}'], ["0/0", "1/1"], ["1/0"]),
+    # Sources of other kinds have offsets of their own, and at most an entry with their first one.
+    (['{"topic":{"0":7}}', "5", '{"logOffset":0,"x":1}'], ["0/0"], []),
+])  # fmt: skip
+def test_a_file_source_s_log_has_no_gap(offsets: list[str], names: list[str], missing: list[str]) -> None:
+    assert missing_entries(_logs(offsets, names)) == missing
+
+
+def test_an_incomplete_log_is_neither_committed_nor_begun_with(tmp_path: Path) -> None:
+    _written_by_spark(tmp_path / "first")
+    (tmp_path / "first/sources/0/7").unlink()
+    with pytest.raises(BatchFailed, match="not complete") as failed:
+        SparkLocation(tmp_path / "first", MemoryStorage()).capture(7, FOLDER)
+    assert failed.value.facts["missing"] == ["0/7"]
+    stored = _logs(['{"logOffset":2}'], ["0/0", "0/2"])
+    with pytest.raises(CorruptFile) as corrupt:
+        SparkLocation(tmp_path / "second", MemoryStorage()).seed(stored, QUERY)
+    assert corrupt.value.facts["missing"] == ["0/1"]

@@ -158,7 +158,7 @@ def _idle(box: AccountsBox, runs: int) -> int:
 
 ROWS = [
     Row(
-        22, "long-runs", "thousands of batches of one job, with kills, savepoints, restores and idle runs in between",
+        23, "long-runs", "thousands of batches of one job, with kills, savepoints, restores and idle runs in between",
         "as for killed-drivers; the log has at most 60 entries, files do not become more, and a run does not grow by "
         "20 MiB",
         _play, {Tier.SLICE: 1, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="kept-entries", plant_rounds=1,
