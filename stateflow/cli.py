@@ -17,18 +17,17 @@ from rich.console import Console
 
 from stateflow import examination, ops, verification
 from stateflow.checkpoint.collector import FileFate
-from stateflow.cli_check import check
+from stateflow.cli_check import check, plan
 from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
 from stateflow.cli_status import status
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments, read_toml
-from stateflow.environment import RunRequest, RunResult, draw_job, run_job
+from stateflow.environment import RunRequest, RunResult, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.events import ContextFilter, log_event
+from stateflow.events import ContextFilter, log_event, log_within
 from stateflow.examination import Health
-from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
@@ -83,9 +82,13 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         if result_file and not result_file.parent.is_dir():
             raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
-        request = RunRequest(job, job_root, layers, options["run_id"], progress.started, progress.batch)
+        request = RunRequest(
+            job, job_root, layers, options["run_id"], progress.step, progress.started, progress.batch
+        )
         return run_job(request)
 
+    log_within(job="", run=options["run_id"], generation=0, batch=0, checkpoint=0)
+    progress.step(f"loading {job}")
     result, error = attempt(work)
     if error:
         progress.failed(error)
@@ -96,29 +99,11 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         sys.exit(error.exit_code)
     assert result is not None
     again = f", started {result.restarts + 1} times" if result.restarts else ""
+    skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     click.echo(
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
-        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}"
+        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}{skipped}"
     )
-
-
-@main.command()
-@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML, as for run.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run.")
-@JSON
-def plan(job: Path, config: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Draw how a job would run: sources, shuffles, operators with keys and states, sinks. Starts nothing."""
-
-    def work() -> Drawing:
-        return draw_job(job, ((read_toml(config),) if config else ()) + (parse_assignments(assignments),))
-
-    drawing = or_fail(work)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(drawing)))
-        return
-    for line in as_text(drawing):
-        click.echo(line)
 
 
 @main.command()
@@ -241,7 +226,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (status, check, checkpoints, savepoint, stop, restore, fork, history):
+for command in (plan, status, check, checkpoints, savepoint, stop, restore, fork, history):
     main.add_command(command)
 
 
@@ -258,6 +243,10 @@ class _Progress:
         self._batches = 0
         self._rows = 0
         self._status.start()
+
+    def step(self, what: str) -> None:
+        """The run is about to do something that takes time."""
+        self._status.update(what)
 
     def started(self, run: JobRun) -> None:
         """The job is claimed and restored."""
@@ -285,6 +274,7 @@ class _LogProgress(_Progress):
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._asynchronous = False
+        self._only_checkpoints = False
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.setFormatter(
             _JsonFormatter()
@@ -296,15 +286,24 @@ class _LogProgress(_Progress):
         log.setLevel(logging.INFO)
         log.propagate = False
 
+    def step(self, what: str) -> None:
+        log_event(log, logging.INFO, "step", text=what, doing=what)
+
     def started(self, run: JobRun) -> None:
-        restored = run.restored
-        self._asynchronous = run.job.settings.checkpoints.asynchronous
-        log_event(log, logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
+        restored, checkpoints = run.restored, run.job.settings.checkpoints
+        by_interval = checkpoints.interval_batches is not None or checkpoints.interval is not None
+        self._asynchronous = checkpoints.asynchronous
+        # Each batch in one line for people: a checkpoint behind every batch reports the batch as well.
+        self._only_checkpoints = self._asynchronous and not by_interval and not self._as_json
+        generation = run.head.entry.generation
+        log_event(log, logging.INFO, "restored", text=_started_text(run), job=run.job.root.job.job, run=generation,
                   at=run.stood_at, checkpoint=restored.checkpoint_id, matched=list(restored.matched),
                   new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
-        # What is stored beside the batches tells of itself once committed, which may be before this line.
+        if self._only_checkpoints:
+            return
+        # An asynchronous checkpoint logs its own "committed" event, possibly before this line.
         event = "committed" if result.committed and not self._asynchronous else "worked off"
         log_event(log, logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal,
                   rows=result.rows_in, seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
@@ -318,6 +317,14 @@ class _LogProgress(_Progress):
 
     def ended(self) -> None:
         log.removeHandler(self._handler)
+
+
+def _started_text(run: JobRun) -> str:
+    """``resumes from checkpoint 17``, with what is matched and new."""
+    restored = run.restored
+    begins = f"resumes from {run.stood_at}" if run.manifest is not None else "starts from the beginning"
+    given = [("state of", restored.matched), ("new", restored.new)]
+    return "; ".join([begins, *(f"{what} {', '.join(uids)}" for what, uids in given if uids)])
 
 
 class _JsonFormatter(logging.Formatter):

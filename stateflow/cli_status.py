@@ -50,7 +50,7 @@ def status(job_root: str, job: Path | None, as_json: bool, **options: Any) -> No
         told = {**dataclasses.asdict(found), "tables_back": back, "checkpoints": checkpoints}
         click.echo(json.dumps(told))
         return
-    for line in [*_standing(found), *_half_done(found.restoring, back)]:
+    for line in [*_standing(found), *_half_done(found.restoring, back), *_skipped(found)]:
         click.echo(line)
     if records:
         Console().print(_checkpoints(records, undone))
@@ -84,6 +84,17 @@ def _half_done(pending: ops.PendingRestore | None, back: dict[str, bool]) -> lis
         f"NOT COMPLETED: the restore to {pending.to}{asked}{why}", *tables, *look,
         "  the job's next start completes it before anything else, and so does its stateflow restore --execute",
     ]  # fmt: skip
+
+
+def _skipped(found: ops.JobDescription) -> list[str]:
+    if not found.quarantined_count:
+        return []
+    newest = found.quarantined[-_NEWEST:]
+    more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
+    return [
+        f"{found.quarantined_count} corrupt input files were skipped{more}:",
+        *(f"  {in_utc(q.at)}  run {q.generation}  {q.source}: {q.file}\n    {q.error}" for q in newest),
+    ]
 
 
 def _checkpoints(records: list[CheckpointRecord], undone: frozenset[int]) -> Table:

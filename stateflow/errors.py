@@ -14,6 +14,7 @@
     ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
     │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
     │   ├── MissingFile                a file that a checkpoint needs is gone
+    │   ├── CorruptInput               an input file cannot be read: replace it, or let it be skipped and recorded
     │   ├── SinkRefused                a table that the sink cannot honour
     │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
     │   └── PlanOutdated               a restore's plan was made for a job that has moved on: plan again
@@ -131,6 +132,12 @@ class CorruptFile(DataError):
     """A stored file's bytes are not those that were recorded for it."""
 
     code = "corrupt-file"
+
+
+class CorruptInput(DataError):
+    """A file that a source, or a transform, reads is truncated, garbled, or not of the declared format."""
+
+    code = "corrupt-input"
 
 
 class MissingFile(DataError, LookupError):

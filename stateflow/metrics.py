@@ -62,6 +62,7 @@ METRICS = {
     "num_restarts": _counter("times that the run started again by itself"),
     "num_records_in": _counter("rows that sources gave"),
     "num_records_out": _counter("rows for sinks; visible with their checkpoint"),
+    "num_files_quarantined": _counter("corrupt input files that were skipped"),
     "last_batch_duration": _gauge("s", "from the beginning of the newest batch to its barrier"),
 }
 """Every figure that a run records."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterable
@@ -31,6 +32,8 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.storage import BlobInfo, Storage, open_storage
 from stateflow.storage.paths import FORMAT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,25 @@ class PendingRestore:
 
 
 @dataclass(frozen=True)
+class Quarantined:
+    """A corrupt input file that a run skipped as a whole."""
+
+    source: str
+    file: str
+    error: str
+    at: str
+    generation: int
+
+
+@dataclass(frozen=True)
 class JobDescription:
     """Where a job stands.
 
     Attributes:
         offsets: by uid of the source: up to where it was read, as the source writes it.
         forked_from: job uuid and checkpoint, or a savepoint's id; empty for a job that is no fork.
+        quarantined: corrupt input files that were skipped, oldest first; the newest ones when there are many.
+        quarantined_count: how many were skipped.
     """
 
     job: str
@@ -84,6 +100,8 @@ class JobDescription:
     forked_from: str
     shadow: bool
     restoring: PendingRestore | None
+    quarantined: tuple[Quarantined, ...] = ()
+    quarantined_count: int = 0
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -280,8 +298,21 @@ def describe(job_root: str) -> JobDescription:
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in kept(head))), pins, _offsets(head.entry.sources),
-        root.job.forked_from, root.job.shadow, _restoring(head),
+        root.job.forked_from, root.job.shadow, _restoring(head), *_quarantined(root, head),
     )  # fmt: skip
+
+
+def _quarantined(root: JobRoot, head: Head) -> tuple[tuple[Quarantined, ...], int]:
+    try:
+        manifest = root.manifest(head)
+    except DataError as e:
+        # Where the job stands is known all the same; `stateflow verify` reports the damage.
+        log.warning("the skipped input files are not known: %s", e)
+        return (), 0
+    if manifest is None:
+        return (), 0
+    found = tuple(Quarantined(q.source, q.file, q.error, q.at, q.generation) for q in manifest.quarantined)
+    return found, manifest.quarantined_count
 
 
 def _restoring(head: Head) -> PendingRestore | None:

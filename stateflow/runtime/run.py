@@ -32,6 +32,7 @@ from stateflow.runtime.executors import BatchWork, Executor
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
 from stateflow.runtime.measures import measured
 from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.quarantine import quarantine_after
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
@@ -239,6 +240,8 @@ class JobRun:
         self._checkpoint_if_due()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self.totals.count(result.rows_in, result.rows_out)
+        self.totals.quarantined += positions.quarantined
+        self.job.recorder.count("num_files_quarantined", len(positions.quarantined))
         self._record(result)
         return result
 
@@ -391,7 +394,7 @@ class JobRun:
             full_bytes=state_bytes(operators),
             epoch=self._epoch + 1, columns=source_columns(self.job.plan), watermarks=advanced(
                 self._sources, self.job.plan.strategies, pending.event_times(), milliseconds(info.processing_time)
-            ),
+            ), **quarantine_after(self.manifest, positions.quarantined),
         )  # fmt: skip
 
     def _result(self, pending: PendingBarrier, manifest: Manifest, seconds: float) -> BatchResult:

@@ -31,6 +31,7 @@ STABLE = {
     "DataError": ("data", 4, False),
     "CorruptFile": ("corrupt-file", 4, False),
     "MissingFile": ("missing-file", 4, False),
+    "CorruptInput": ("corrupt-input", 4, False),
     "SinkRefused": ("sink-refused", 2, False),
     "SinkDiverged": ("sink-diverged", 4, False),
     "Fenced": ("fenced", 3, False),
