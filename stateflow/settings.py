@@ -143,9 +143,15 @@ class RestartSettings:
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """How often a run looks for what outsiders ask of it: savepoints, a stop."""
+    """How often a run looks at what others do.
+
+    Attributes:
+        interval: for what outsiders ask of it: savepoints, a stop.
+        fence_interval: for a newer run that has claimed the job.
+    """
 
     interval: timedelta = timedelta(seconds=1)
+    fence_interval: timedelta = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     SourceWatermark,
 )
+from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.history import write_records
@@ -23,12 +24,12 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import told_at
-from stateflow.errors import Fenced, StateflowError
 from stateflow.events import log_within
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
+from stateflow.runtime.fence_watch import FenceWatch
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
 from stateflow.runtime.measures import measured
 from stateflow.runtime.publishing import Publisher
@@ -87,6 +88,7 @@ class JobRun:
         self._base: dict[str, OperatorState] = {}
         self._sources: list[SourceWatermark] = []
         self._desk: RequestDesk
+        self._fence: FenceWatch | None = None
         self.restored: RestorePlan
         self.stood_at: str
         self.manifest: Manifest | None = None
@@ -124,6 +126,10 @@ class JobRun:
                 self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self
             )
             self._desk.open(self._point())
+            self._fence = FenceWatch(
+                root.log, self.head.entry.generation, self.job.settings.requests.fence_interval, self._executor.cancel
+            )
+            self._fence.begin()
 
     def _restore(self, checked: frozenset[str]) -> None:
         root, sinks, head = self.job.root, self.job.sinks, self.head
@@ -212,6 +218,8 @@ class JobRun:
             self._desk.serve(self._point())
 
     def _run_to_end(self, batch: _Batch) -> BatchResult:
+        if self._fence is not None:
+            self._fence.check()
         self._committer.check()
         with span(BATCH, **self._facts(), ordinal=self._ordinal + 1):
             return self._run_to_barrier(batch)
@@ -241,7 +249,8 @@ class JobRun:
         result = self._result(pending, manifest, clock.monotonic() - began)
         self.totals.count(result.rows_in, result.rows_out)
         self.totals.quarantined += positions.quarantined
-        self.job.recorder.count("num_files_quarantined", len(positions.quarantined))
+        if positions.quarantined:
+            self.job.recorder.count("num_files_quarantined", len(positions.quarantined))
         self._record(result)
         return result
 
@@ -296,6 +305,8 @@ class JobRun:
 
     def abandon(self) -> None:
         """Lets go of what works beside the batches; for a run that ends with an error."""
+        if self._fence is not None:
+            self._fence.end()
         self._desk.abandon()
         self._committer.abandon()
 
@@ -333,21 +344,10 @@ class JobRun:
         try:
             yield
         except Exception as e:
-            newer = 0 if isinstance(e, Fenced) else self._newer_generation()
-            if not newer:
+            fenced = fenced_by(self.job.root.log, self.head.entry.generation)
+            if fenced is None:
                 raise
-            raise Fenced("a newer run has claimed the job", hint="let the other run work",
-                         generation=self.head.entry.generation, newer=newer) from e  # fmt: skip
-
-    def _newer_generation(self) -> int:
-        """The generation of a newer run; 0 when there is none, or when the log cannot be read."""
-        try:
-            newest = self.job.root.log.read_head()
-        except StateflowError as e:
-            log.warning("the log could not be asked for a newer run: %s", e)
-            return 0
-        generation = newest.entry.generation if newest else 0
-        return generation if generation > self.head.entry.generation else 0
+            raise fenced from e
 
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""

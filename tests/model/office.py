@@ -13,7 +13,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
 from stateflow.recovery import forks, restores, savepoints
-from stateflow.runtime import committing, restoring, serving
+from stateflow.runtime import committing, fence_watch, restoring, serving
 from stateflow.runtime.job import Job
 from stateflow.runtime.restoring import RestoreOrder
 from stateflow.storage import Storage
@@ -67,6 +67,7 @@ class Office:
             (restoring, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
             (collector, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
+            (fence_watch, "threading", threads),
             (serving, "ThreadPoolExecutor", threads.pool), (committing, "threading", threads),
             (committing, "ThreadPoolExecutor", threads.pool),
         ]  # fmt: skip
