@@ -1,4 +1,4 @@
-"""Whether what a job root or a savepoint holds fits a job file: found before a deployment, without processing anything."""
+"""Whether what a job root or a savepoint holds fits a job file: known before a deployment."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ def _stored(storage: Storage) -> _Stored:
         at = head.stand if head and manifest else "no checkpoint yet"
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
-        document = open_savepoint(storage).document
-        at = f"savepoint {document.name} (checkpoint {document.checkpoint_id})"
-        return _Stored(at, document.manifest, document.max_parallelism)
+        stored = open_savepoint(storage)
+        document = stored.document
+        return _Stored(stored.label, document.manifest, document.max_parallelism)
     raise ConfigError("there is neither a job root nor a savepoint", hint="give the URI of a job root, or of a "
                       "savepoint's folder", against=storage.uri)  # fmt: skip
 

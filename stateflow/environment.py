@@ -208,7 +208,9 @@ class PreparedJob:
         return (*found, *refusals(started, [Needs.SPARK]))
 
 
-def prepare(job_file: Path, job_root: str | None = None, layers: tuple[dict[str, Any], ...] = ()) -> PreparedJob:
+def prepare(
+    job_file: Path, job_root: str | None = None, layers: tuple[dict[str, Any], ...] = ()
+) -> PreparedJob:
     """Loads a job file, calls `build` and checks the graph; starts nothing.
 
     Args:
@@ -300,7 +302,9 @@ class _Launch:
             batches=run.totals.batches, rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
             offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
             restarts=self._restarts, quarantined_count=len(run.totals.quarantined),
-            quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined[-KEPT:]],
+            quarantined=[
+                {"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined[-KEPT:]
+            ],
         )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from stateflow.checkpoint.history import (
     Record,
     read_history,
     read_records,
+    run_numbers,
     write_action,
 )
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -263,7 +264,7 @@ def verify_savepoint(stored: StoredSavepoint) -> Verification:
     """Reads all files of a savepoint. Raises MissingFile or CorruptFile."""
     stored.verify()
     document = stored.document
-    return Verification(document.job, f"savepoint {document.name}", document.checkpoint_id,
+    return Verification(document.job, stored.label, document.checkpoint_id,
                         _offsets(document.manifest.sources), len(list(stored.files())), stored.size)  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def verify_head(job_root: str) -> Verification:
                         seq=head.entry.seq)  # fmt: skip
     files = {f.key: f for f in files_of(manifest)}
     check_stored(root.storage, files.values())
-    return Verification(root.job.job, f"checkpoint {head.checkpoint_id}", head.checkpoint_id,
+    return Verification(root.job.job, head.stand, head.checkpoint_id,
                         _offsets(head.entry.sources), len(files), sum(f.size for f in files.values()))  # fmt: skip
 
 
@@ -353,8 +354,14 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
 
 def timeline(job_root: str, newest: int = 1000) -> list[Record]:
     """The newest records of checkpoints and of actions, in order. Raises ConfigError when there is no job."""
+    return numbered_timeline(job_root, newest)[0]
+
+
+def numbered_timeline(job_root: str, newest: int = 1000) -> tuple[list[Record], dict[int, int]]:
+    """The same, and the number of each run by its generation, counted over all that the history has."""
     root = _open(job_root)
-    return read_history(root.storage, _told(root.storage))[-newest:]
+    records = read_history(root.storage, _told(root.storage))
+    return records[-newest:], run_numbers(records)
 
 
 def _told(storage: Storage) -> list[CheckpointRecord]:

@@ -12,7 +12,9 @@ from stateflow.errors import BatchFailed, CorruptInput, StateflowError
 OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"
 
-_READING = re.compile(r"\[FAILED_READ_FILE\.(?P<kind>\w+)\]\s+Encountered error while reading file (?P<file>\S+)\.\s")
+_READING = re.compile(
+    r"\[FAILED_READ_FILE\.(?P<kind>\w+)\]\s+Encountered error while reading file (?P<file>\S+)\.\s"
+)
 _CAUSE = re.compile(r"^Caused by: (?P<cause>[^\n]*)", re.MULTILINE)
 _PASSING = re.compile(
     r"java\.net\.|javax\.net\.|InterruptedIOException|TimeoutException|AccessControlException|AccessDenied"

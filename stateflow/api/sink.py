@@ -125,6 +125,11 @@ class Sink(ABC):
         """
 
     @property
+    def location(self) -> str:
+        """Where a person finds what it writes: a path or an address; empty when it has no place."""
+        return ""
+
+    @property
     def host_local(self) -> bool:
         """Whether only processes of this host can see what it writes."""
         return False

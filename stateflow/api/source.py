@@ -38,7 +38,7 @@ class Source(ABC):
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """The streaming frame, with the columns of `schema`."""
 
-    def check_settings(self, limits: SourceSettings) -> None:
+    def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
         """Checks what can be checked without Spark, such as limits and folders. Raises ConfigError."""
 
     def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:

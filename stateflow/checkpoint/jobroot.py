@@ -18,8 +18,8 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
-from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.fencing import fenced_by
+from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.clock import Clock
 from stateflow.errors import (

@@ -71,6 +71,10 @@ class DeltaSink(Sink):
         return DeltaSink, (self.table,)
 
     @property
+    def location(self) -> str:
+        return self.table
+
+    @property
     def host_local(self) -> bool:
         return True
 

@@ -17,6 +17,7 @@ from stateflow.runtime.quarantine import SkippedFile
 
 log = logging.getLogger(__name__)
 
+
 class BatchInput:
     """The rows of one Spark batch, without the files that turn out to be corrupt.
 
@@ -103,7 +104,9 @@ class BatchInput:
         truncated = self._sources[uid].truncated(left)
         more = [UnreadableFile(file, reason, is_corrupt=True) for file, reason in truncated.items()]
         for each in [found, *more]:
-            log.warning("a corrupt input file is skipped: source=%s file=%s error=%s", uid, each.path, each.reason)
+            log.warning(
+                "a corrupt input file is skipped: source=%s file=%s error=%s", uid, each.path, each.reason
+            )
             self.skipped.append(SkippedFile(uid, each))
 
     def _rows_of(self, spark: SparkSession, node: SourceNode, files: list[str]) -> DataFrame:

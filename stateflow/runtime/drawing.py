@@ -209,8 +209,13 @@ def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[DrawnState, ..
     except Exception as e:  # a user's code, which may want what only a task has
         return None, f"{type(e).__name__}: {e}"
     lives = {name: _life(config) for name, config in declared.keyed.times_to_live.items()}
-    keyed = [DrawnState(s.name, s.kind, s.key_type, s.value_type, lives.get(s.name, "")) for s in declared.keyed.schemas]
-    operator_states = (DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in declared.operator.schemas)
+    keyed = [
+        DrawnState(s.name, s.kind, s.key_type, s.value_type, lives.get(s.name, ""))
+        for s in declared.keyed.schemas
+    ]
+    operator_states = (
+        DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in declared.operator.schemas
+    )
     return (*keyed, *operator_states), ""
 
 

@@ -34,7 +34,6 @@ from stateflow.runtime.specs import (
 )
 from stateflow.settings import SourceSettings
 
-
 _WORD = "transform(…, output=Row), which schema=Row means as well"
 
 
@@ -95,7 +94,11 @@ class Expressions:
             return self.frame(node.parent)
         if isinstance(node, TransformNode):
             before = self.frame(node.parent)
-            return None if before is None else conform(_transformed(node, before), node.schema, name_of(node.function))
+            return (
+                None
+                if before is None
+                else conform(_transformed(node, before), node.schema, name_of(node.function))
+            )
         if isinstance(node, RowsNode):
             return self._stepped(node)
         if isinstance(node, PartialNode):

@@ -78,7 +78,9 @@ class Start:
             return str(self.session.sparkContext.master)
         # Under spark-submit the launcher chose one, and settings have no say.
         under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
-        return "" if under_submit else self.settings.spark.conf.get("spark.master", self.settings.spark.master)
+        return (
+            "" if under_submit else self.settings.spark.conf.get("spark.master", self.settings.spark.master)
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,9 @@ class StartCheck:
     check: Callable[[Start], None]
 
 
-def refusals(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> Iterator[StateflowError]:
+def refusals(
+    start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()
+) -> Iterator[StateflowError]:
     """What a run would be refused for, as far as the named needs go.
 
     Args:

@@ -127,7 +127,10 @@ class JobRun:
             )
             self._desk.open(self._point())
             self._fence = FenceWatch(
-                root.log, self.head.entry.generation, self.job.settings.requests.fence_interval, self._executor.cancel
+                root.log,
+                self.head.entry.generation,
+                self.job.settings.requests.fence_interval,
+                self._executor.cancel,
             )
             self._fence.begin()
 

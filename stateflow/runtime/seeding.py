@@ -77,7 +77,11 @@ class SparkLocation:
         if last is None:
             return []
         folder = self.folder / "sources" / str(source)
-        lines = [line for name in needed_entries(os.listdir(folder)) for line in (folder / name).read_text().splitlines()]
+        lines = [
+            line
+            for name in needed_entries(os.listdir(folder))
+            for line in (folder / name).read_text().splitlines()
+        ]
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         after = -1 if before is None else before
         return [entry["path"] for entry in entries if after < int(entry["batchId"]) <= last]

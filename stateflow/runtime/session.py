@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -98,6 +99,10 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
+    if settings.spark.log != FULL:
+        # What py4j logs as a connection ends, it raises as well: the run's error says that Spark is gone.
+        logging.getLogger("py4j").addHandler(logging.NullHandler())
+        logging.getLogger("py4j").propagate = False
     with quiet_spark(settings) as log_file:
         ours = defaults(traits) if settings.spark.log == FULL else defaults(traits) | _LEVEL
         if log_file is not None or is_quiet():

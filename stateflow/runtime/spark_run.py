@@ -135,8 +135,8 @@ class SparkRun:
         try:
             self._on_batch(self._run_without_corrupt_files(frame, batch_id))
         except BaseException as e:
-            # Not raised: Spark would print it several times, with the stacks of both sides. That it then takes the batch
-            # for done has no effect, as above.
+            # Not raised: Spark would print it several times, with the stacks of both sides. That it then takes the
+            # batch for done has no effect, as above.
             outcome.error = e if isinstance(e, StateflowError) else as_ours(e)
             finished.set()
             return
@@ -151,7 +151,9 @@ class SparkRun:
         given = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
         while True:
             try:
-                return self._run.run_batch(given.rows(), lambda f: self._positions(batch_id, f, given.skipped))
+                return self._run.run_batch(
+                    given.rows(), lambda f: self._positions(batch_id, f, given.skipped)
+                )
             except Exception as e:
                 if not given.skip_corrupt(e):
                     raise

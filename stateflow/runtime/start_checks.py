@@ -73,7 +73,9 @@ class StartChecks:
         untold = () if head.entry.ended else manifest.told(head.checkpoint_id)
         return Found(frozenset(f.key for f in files_of(manifest)), head.checkpoint_id, tuple(untold))
 
-    def restorable(self, head: Head, manifest: Manifest | None, checked: frozenset[str] | None) -> RestorePlan:
+    def restorable(
+        self, head: Head, manifest: Manifest | None, checked: frozenset[str] | None
+    ) -> RestorePlan:
         """What the head's checkpoint gives to each operator; compares its files, but for those that are `checked`.
 
         Args:
@@ -105,6 +107,7 @@ class StartChecks:
             bound = self.job.sinks.get(uid)
             found = bound.sink.check(bound.context) if bound else known.table_id
             if found != known.table_id:
-                raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
-                                   "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
+                raise SinkDiverged("the sink's table is not the one that this job published to", hint="put the old "
+                                   "table back, or give the sink a new uid to begin a new table", sink=uid,
+                                   table=bound.sink.location if bound else "", known=known.table_id,
                                    found=found or "no table")  # fmt: skip

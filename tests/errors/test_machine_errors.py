@@ -14,8 +14,8 @@ from stateflow.errors import (
     EnvironmentUnsupported,
     SchemaMismatch,
 )
-from stateflow.settings import SourceSettings
 from stateflow.runtime.versions import check_java, check_python, check_spark, java_major
+from stateflow.settings import SourceSettings
 from tests.errors.kit import Bench, Case, check, contents
 
 # -- the machine --------------------------------------------------------------------------------------------------

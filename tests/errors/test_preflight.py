@@ -57,7 +57,9 @@ class Mistake:
     of_root: bool = False
 
 
-def _files(bench: Bench, options: str = "", more: str = "", columns: dict[str, pa.DataType] | None = None) -> None:
+def _files(
+    bench: Bench, options: str = "", more: str = "", columns: dict[str, pa.DataType] | None = None
+) -> None:
     """A job over a folder of Parquet files."""
     folder = bench.folder / "input"
     folder.mkdir()
@@ -98,7 +100,7 @@ def _moved_folder(bench: Bench, _: pytest.MonkeyPatch) -> None:
 
 def _no_sink_on_another_host(bench: Bench, _: pytest.MonkeyPatch) -> None:
     _files(bench)
-    bench.job.write_text(bench.job.read_text().replace(".sink_to(sink(), uid=\"totals\")", ".print()"))
+    bench.job.write_text(bench.job.read_text().replace('.sink_to(sink(), uid="totals")', ".print()"))
     bench.settings["spark.master"] = "spark://example:7077"
 
 

@@ -103,7 +103,8 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     expected = Counter([("p", n) for n in range(5)] + [("j", n) for n in range(3)])
     assert _rows(tmp_path) == expected
     result = _result(tmp_path)
-    assert result["quarantined_count"] == 3 and sorted(q["file"] for q in result["quarantined"]) == sorted(map(str, bad))
+    assert result["quarantined_count"] == 3
+    assert sorted(q["file"] for q in result["quarantined"]) == sorted(map(str, bad))
     assert "3 corrupt input files skipped" in ended.stdout
     # A later batch does not read them, keeps the records, and adds its own.
     _parquet(tmp_path, "later", range(5, 7))
@@ -114,4 +115,6 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     found = ops.describe(str(tmp_path / "root"))
     assert found.quarantined_count == 4
     assert Counter(q.file for q in found.quarantined) == Counter(map(str, bad))
-    assert {q.source for q in found.quarantined} == {"parquet", "json"} and all(q.error for q in found.quarantined)
+    assert {q.source for q in found.quarantined} == {"parquet", "json"} and all(
+        q.error for q in found.quarantined
+    )

@@ -80,7 +80,9 @@ class Lives(KeyedProcessFunction[Row, Row]):
 
     def open(self, ctx: RuntimeContext) -> None:
         day = StateTtlConfig.new_builder(timedelta(days=1, minutes=30)).build()
-        second = StateTtlConfig.new_builder(timedelta(seconds=1)).update_ttl_on_read_and_write().use_event_time()
+        second = (
+            StateTtlConfig.new_builder(timedelta(seconds=1)).update_ttl_on_read_and_write().use_event_time()
+        )
         self.seen = ctx.get_map_state(MapStateDescriptor("seen", str, int, ttl=day))
         self.last = ctx.get_state(ValueStateDescriptor("last", int, ttl=second.build()))
         self.ever = ctx.get_state(ValueStateDescriptor("ever", int))

@@ -15,7 +15,9 @@ _HEAD = (
 )
 
 
-def _text(*causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.parquet", more: str = "") -> str:
+def _text(
+    *causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.parquet", more: str = ""
+) -> str:
     return _HEAD.format(kind=kind, file=file, more=more) + "".join(
         f"Caused by: {cause}\n\tat some.Class.method(Class.java:1)\n" for cause in causes
     )
@@ -68,7 +70,9 @@ def test_a_file_that_vanished_after_it_was_listed_is_tried_again() -> None:
 
 
 def test_another_type_than_declared_is_named() -> None:
-    text = _text(kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more="Data type mismatches when reading Parquet column <x>.")
+    text = _text(
+        kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more="Data type mismatches when reading Parquet column <x>."
+    )
     found = unreadable_in(text)
     assert found is not None and found.is_corrupt and "column <x>" in found.reason
 
