@@ -202,7 +202,7 @@ class PreparedJob:
         if any(refusals(self.start, [Needs.NOTHING], SPARK_CHECKS)):
             return found
         try:
-            started, _ = on_spark(self.start, self.job_file)
+            started, _ = start_spark(self.start, self.job_file)
         except StateflowError as e:
             return (*found, e)
         return (*found, *refusals(started, [Needs.SPARK]))
@@ -258,7 +258,7 @@ class _Launch:
     """What a run and its restarts have in common."""
 
     def __init__(self, start: Start, outside: _Outside, request: RunRequest) -> None:
-        self.begin = start
+        self.planned = start
         self.graph = start.graph
         self.settings = settings = start.settings
         self.storage = outside.storage
@@ -328,7 +328,7 @@ def _drive_here(launch: _Launch) -> Callable[[int], str]:
     return attempt
 
 
-def on_spark(start: Start, job_file: Path) -> tuple[Start, dict[str, Source]]:
+def start_spark(start: Start, job_file: Path) -> tuple[Start, dict[str, Source]]:
     """The start with Spark running, and its sources by uid, as Spark reads them."""
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
@@ -348,7 +348,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     from stateflow.runtime.spark_run import SparkRun
 
     launch.request.on_step("starting Spark")
-    start, sources = on_spark(launch.begin, launch.request.job_file)
+    start, sources = start_spark(launch.planned, launch.request.job_file)
     refuse(start, [Needs.SPARK])
     spark = start.session
     assert spark is not None

@@ -150,7 +150,8 @@ def test_there_is_a_mistake_for_each_check() -> None:
 def test_check_and_plan_find_what_a_run_refuses(
     bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _check(bench, mistake, monkeypatch)
+    # Nothing of it takes Spark to find.
+    _check(bench, mistake, monkeypatch, ["--no-spark"])
 
 
 @pytest.mark.spark
@@ -159,7 +160,7 @@ def test_check_and_plan_find_what_a_run_refuses(
 def test_check_and_plan_ask_spark_what_only_spark_knows(
     bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = _check(bench, mistake, monkeypatch)
+    refused = _check(bench, mistake, monkeypatch, [])
     if mistake.check == "transforms":
         assert "job.py:" in str(refused.facts["transform"])
     if mistake.check == "transforms" and mistake.code == "schema-mismatch" and "column" in refused.facts:
@@ -169,17 +170,18 @@ def test_check_and_plan_ask_spark_what_only_spark_knows(
     assert without["problems"] == [] and without["unchecked"]
 
 
-def _check(bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> StateflowError:
+def _check(
+    bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> StateflowError:
     if mistake.has_run:
         bench.run()
     else:
         _new_root(bench)
     mistake.make(bench, monkeypatch)
     before = contents(Path(bench.root))
-    spark = ["--no-spark"] if mistake.of_root else []
-    found = _plan(bench, "--job-root", bench.root, *spark)["problems"]
-    reported = _report(bench, *spark) if "FORMAT" in before else found
-    alone = [] if mistake.of_root else _plan(bench)["problems"]
+    found = _plan(bench, "--job-root", bench.root, *options)["problems"]
+    reported = _report(bench, *options) if "FORMAT" in before else found
+    alone = [] if mistake.of_root else _plan(bench, *options)["problems"]
     assert contents(Path(bench.root)) == before
     with pytest.raises(StateflowError) as refused:
         bench.run()
