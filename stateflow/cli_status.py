@@ -99,7 +99,7 @@ def _skipped(found: ops.JobDescription) -> list[str]:
 
 def _checkpoints(records: list[CheckpointRecord], undone: frozenset[int]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("checkpoint", "generation", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
+    for title in ("checkpoint", "gen", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)
     for r in records:
         when = r.committed_at[:19].replace("T", " ")

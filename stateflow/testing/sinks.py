@@ -33,6 +33,10 @@ class FolderSink(Sink):
         self.folder = Path(folder)
 
     @property
+    def location(self) -> str:
+        return str(self._folder)
+
+    @property
     def host_local(self) -> bool:
         return True
 
