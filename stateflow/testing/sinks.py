@@ -34,7 +34,7 @@ class FolderSink(Sink):
 
     @property
     def location(self) -> str:
-        return str(self._folder)
+        return str(self.folder)
 
     @property
     def host_local(self) -> bool:
