@@ -148,7 +148,10 @@ def main(arguments: list[str]) -> None:
     """Carries out the order."""
     order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order)
     watch = _Watch(order)
-    result = run_job(RunRequest(JOB, order.root, (order.settings,), "soak", watch.note_start, watch.note))
+    request = RunRequest(
+        JOB, order.root, (order.settings,), "soak", on_start=watch.note_start, on_batch=watch.note
+    )
+    result = run_job(request)
     watch.finish(result.batches)
 
 

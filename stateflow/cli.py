@@ -17,7 +17,7 @@ from rich.console import Console
 
 from stateflow import examination, ops, verification
 from stateflow.checkpoint.collector import FileFate
-from stateflow.cli_check import check
+from stateflow.cli_check import check, plan
 from stateflow.cli_checkpoints import checkpoints
 from stateflow.cli_recovery import fork, history, restore
 from stateflow.cli_savepoint import savepoint, stop
@@ -25,12 +25,11 @@ from stateflow.cli_source import source
 from stateflow.cli_status import status
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments, read_toml
-from stateflow.environment import RunRequest, RunResult, draw_job, run_job
+from stateflow.environment import RunRequest, RunResult, run_job
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.events import ContextFilter, log_event
+from stateflow.events import ContextFilter, log_event, log_within
 from stateflow.examination import Health
 from stateflow.runtime.bounds import DRAINED
-from stateflow.runtime.drawing import Drawing, as_text
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.new_root import Beginning, OldTables
 from stateflow.runtime.run import JobRun
@@ -111,12 +110,20 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
         if options["drain"]:
             layers += ({"run.drain": True},)
-        beginning = _beginning(options)
         request = RunRequest(
-            job, job_root, layers, options["run_id"], progress.started, progress.batch, beginning
+            job,
+            job_root,
+            layers,
+            options["run_id"],
+            progress.step,
+            progress.started,
+            progress.batch,
+            _beginning(options),
         )
         return run_job(request)
 
+    log_within(job="", run=options["run_id"], generation=0, batch=0, checkpoint=0)
+    progress.step(f"loading {job}")
     result, error = attempt(work)
     if error:
         progress.failed(error)
@@ -129,9 +136,10 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     if options["drain"] and result.stopped_because != DRAINED:
         click.echo("not drained: the run ended before it was caught up; run it again", err=True)
     again = f", started {result.restarts + 1} times" if result.restarts else ""
+    skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     click.echo(
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
-        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}"
+        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}{skipped}"
     )
 
 
@@ -146,25 +154,6 @@ def _beginning(options: dict[str, Any]) -> Beginning | None:
             "--tables, --from-other-job and --drop are about a savepoint", hint="say --from-savepoint as well"
         )
     return None
-
-
-@main.command()
-@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML, as for run.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as for run.")
-@JSON
-def plan(job: Path, config: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Draw how a job would run: sources, shuffles, operators with keys and states, sinks. Starts nothing."""
-
-    def work() -> Drawing:
-        return draw_job(job, ((read_toml(config),) if config else ()) + (parse_assignments(assignments),))
-
-    drawing = or_fail(work)
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(drawing)))
-        return
-    for line in as_text(drawing):
-        click.echo(line)
 
 
 @main.command()
@@ -287,7 +276,7 @@ def pins(job_root: str, drop: str | None) -> None:
         click.echo("no pins")
 
 
-for command in (status, check, checkpoints, savepoint, stop, restore, fork, source, history):
+for command in (plan, status, check, checkpoints, savepoint, stop, restore, fork, source, history):
     main.add_command(command)
 
 
@@ -304,6 +293,10 @@ class _Progress:
         self._batches = 0
         self._rows = 0
         self._status.start()
+
+    def step(self, what: str) -> None:
+        """The run is about to do something that takes time."""
+        self._status.update(what)
 
     def started(self, run: JobRun) -> None:
         """The job is claimed and restored."""
@@ -331,6 +324,7 @@ class _LogProgress(_Progress):
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._asynchronous = False
+        self._only_checkpoints = False
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.setFormatter(
             _JsonFormatter()
@@ -342,15 +336,24 @@ class _LogProgress(_Progress):
         log.setLevel(logging.INFO)
         log.propagate = False
 
+    def step(self, what: str) -> None:
+        log_event(log, logging.INFO, "step", text=what, doing=what)
+
     def started(self, run: JobRun) -> None:
-        restored = run.restored
-        self._asynchronous = run.job.settings.checkpoints.asynchronous
-        log_event(log, logging.INFO, "restored", job=run.job.root.job.job, run=run.head.entry.generation,
+        restored, checkpoints = run.restored, run.job.settings.checkpoints
+        by_interval = checkpoints.interval_batches is not None or checkpoints.interval is not None
+        self._asynchronous = checkpoints.asynchronous
+        # Each batch in one line for people: a checkpoint behind every batch reports the batch as well.
+        self._only_checkpoints = self._asynchronous and not by_interval and not self._as_json
+        generation = run.head.entry.generation
+        log_event(log, logging.INFO, "restored", text=_started_text(run), job=run.job.root.job.job, run=generation,
                   at=run.stood_at, checkpoint=restored.checkpoint_id, matched=list(restored.matched),
                   new=list(restored.new))  # fmt: skip
 
     def batch(self, result: BatchResult) -> None:
-        # What is stored beside the batches tells of itself once committed, which may be before this line.
+        if self._only_checkpoints:
+            return
+        # An asynchronous checkpoint logs its own "committed" event, possibly before this line.
         event = "committed" if result.committed and not self._asynchronous else "worked off"
         log_event(log, logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal,
                   rows=result.rows_in, seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
@@ -364,6 +367,14 @@ class _LogProgress(_Progress):
 
     def ended(self) -> None:
         log.removeHandler(self._handler)
+
+
+def _started_text(run: JobRun) -> str:
+    """``resumes from checkpoint 17``, with what is matched and new."""
+    restored = run.restored
+    begins = f"resumes from {run.stood_at}" if run.manifest is not None else "starts from the beginning"
+    given = [("state of", restored.matched), ("new", restored.new)]
+    return "; ".join([begins, *(f"{what} {', '.join(uids)}" for what, uids in given if uids)])
 
 
 class _JsonFormatter(logging.Formatter):

@@ -1,19 +1,22 @@
-"""The command `stateflow check`: arguments in, sentences and an exit code out; the rest is in `compatibility`."""
+"""The commands `stateflow check` and `stateflow plan`: arguments in, sentences and an exit code out."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from stateflow.compatibility import CheckReport, StateCheck, check_job
-from stateflow.config import parse_assignments, read_toml
+from stateflow.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
+from stateflow.environment import prepare
+from stateflow.runtime.drawing import as_text
+from stateflow.runtime.preflight import Needs, only_with_spark
 from stateflow.state.evolution import Fit
-from stateflow.terminal import JSON, or_fail
+from stateflow.terminal import JSON, NO_SPARK, SETTINGS, layers, or_fail, with_options
 
 MIGRATES, INCOMPATIBLE = 10, 20
 """Exit codes beside 0; errors have their own."""
@@ -27,24 +30,22 @@ MIGRATES, INCOMPATIBLE = 10, 20
     metavar="URI",
     help="A job root, for its newest checkpoint; or a savepoint's folder.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Settings in TOML, as of the job's runs.")
-@click.option(
-    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="One setting, as of the job's runs."
-)
+@with_options(SETTINGS)
 @click.option("--exact", is_flag=True, help="End with 10 when something fits only after migration.")
+@NO_SPARK
 @JSON
 def check(job: Path, against: str, exact: bool, as_json: bool, **options: Any) -> None:
-    """Say whether a job file fits what is stored, before it is deployed; changes nothing.
+    """Find everything that a run of a job file would be refused for, before it is deployed; changes nothing.
 
-    Each state is as is, after migration, incompatible, new or dropped. The functions' `initialize_state` and `open`
-    are called once. A broadcast state that they do not ask for is known with the first row only.
+    Each state is as is, after migration, incompatible, new or dropped. Sources, transforms and the sinks' tables are
+    checked as a start does it; for a job on Spark, that starts Spark. The functions' `initialize_state` and `open`
+    are called. A broadcast state that they do not ask for is known with the first row only.
 
     Exit codes: 0 it fits; 10 it fits after migration, with --exact; 20 it does not fit, and a run or a restore would be
     refused; any other is an error: see docs/runbook.md.
     """
-    config = options["config"]
-    layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
-    report = or_fail(lambda: check_job(job, against, layers))
+    given, with_spark = layers(options), not options["no_spark"]
+    report = or_fail(lambda: check_job(job, against, given, with_spark=with_spark))
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report)))
     else:
@@ -55,6 +56,44 @@ def check(job: Path, against: str, exact: bool, as_json: bool, **options: Any) -
         sys.exit(MIGRATES)
 
 
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
+@click.option("--job-root", metavar="URI", help="Also check what a run in this job root would refuse.")
+@with_options(SETTINGS)
+@NO_SPARK
+@JSON
+def plan(job: Path, job_root: str | None, no_spark: bool, as_json: bool, **options: Any) -> None:
+    """Show how a job would run: sources, shuffles, operators with keys and states, sinks; and what a run would be
+    refused for. Processes nothing and changes nothing.
+
+    For a job on Spark, that starts Spark. Exit codes: 0 a run would start; 20 it would be refused; any other is an
+    error.
+    """
+    given = layers(options)
+    prepared = or_fail(lambda: prepare(job, job_root, given))
+    drawing = or_fail(prepared.drawing)
+    needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES] if job_root is not None else [Needs.NOTHING]
+    if not as_json:
+        for line in as_text(drawing):
+            click.echo(line)
+    problems = [problem_of(e) for e in or_fail(lambda: prepared.refusals(needs, with_spark=not no_spark))]
+    unchecked = only_with_spark(prepared.start) if no_spark else ()
+    if as_json:
+        found = {"problems": [dataclasses.asdict(p) for p in problems], "unchecked": list(unchecked)}
+        click.echo(json.dumps({**dataclasses.asdict(drawing), **found}))
+    else:
+        _print_problems(problems, unchecked)
+    if problems:
+        sys.exit(INCOMPATIBLE)
+
+
+def _print_problems(problems: Sequence[Problem], unchecked: Sequence[str]) -> None:
+    for problem in problems:
+        click.echo(f"  refused [{problem.code}]: {problem.message}\n    way out: {problem.hint}")
+    for what in unchecked:
+        click.echo(f"  not checked without Spark: {what}")
+
+
 def _print(report: CheckReport) -> None:
     click.echo(f"{report.job} against {report.at}: {report.fit}")
     for state in report.states:
@@ -62,8 +101,7 @@ def _print(report: CheckReport) -> None:
     for column in report.columns:
         types = " -> ".join(t for t in (column.before, column.now) if t)
         click.echo(f"  source {column.source}, column {column.column}: {column.change} ({types})")
-    for problem in report.problems:
-        click.echo(f"  refused [{problem.code}]: {problem.message}\n    way out: {problem.hint}")
+    _print_problems(report.problems, report.unchecked)
 
 
 def _print_state(state: StateCheck) -> None:

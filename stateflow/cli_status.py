@@ -50,7 +50,8 @@ def status(job_root: str, job: Path | None, as_json: bool, **options: Any) -> No
         told = {**dataclasses.asdict(found), "tables_back": back, "checkpoints": checkpoints}
         click.echo(json.dumps(told))
         return
-    for line in [*_standing(found), *_half_done(found.restoring, back), *map(_failed, found.background)]:
+    half_done = _half_done(found.restoring, back)
+    for line in [*_standing(found), *half_done, *map(_failed, found.background), *_skipped(found)]:
         click.echo(line)
     if records:
         Console().print(_checkpoints(records, undone))
@@ -94,9 +95,20 @@ def _half_done(pending: ops.PendingRestore | None, back: dict[str, bool]) -> lis
     ]  # fmt: skip
 
 
+def _skipped(found: ops.JobDescription) -> list[str]:
+    if not found.quarantined_count:
+        return []
+    newest = found.quarantined[-_NEWEST:]
+    more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
+    return [
+        f"{found.quarantined_count} corrupt input files were skipped{more}:",
+        *(f"  {in_utc(q.at)}  run {q.generation}  {q.source}: {q.file}\n    {q.error}" for q in newest),
+    ]
+
+
 def _checkpoints(records: list[CheckpointRecord], undone: frozenset[int]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("checkpoint", "run", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
+    for title in ("checkpoint", "gen", "committed (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)
     for r in records:
         when = r.committed_at[:19].replace("T", " ")

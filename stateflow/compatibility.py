@@ -1,24 +1,24 @@
-"""Whether what a job root or a savepoint holds fits a job file: told before a deployment, without running anything."""
+"""Whether what a job root or a savepoint holds fits a job file: known before a deployment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
-from stateflow.environment import declare
-from stateflow.errors import ConfigError
-from stateflow.runtime.assembly import load_job, source_descriptions
+from stateflow.environment import prepare
+from stateflow.errors import ConfigError, IncompatibleState, StateflowError
+from stateflow.runtime.assembly import source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
 from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.settings import Settings
+from stateflow.runtime.preflight import Needs, only_with_spark
 from stateflow.state.evolution import Declaration, Declarations, Fit, judge
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import check_ids
@@ -70,7 +70,7 @@ class ColumnCheck:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something besides states that a start would refuse."""
+    """Something besides states that a run would be refused for."""
 
     code: str
     message: str
@@ -84,6 +84,8 @@ class CheckReport:
     Attributes:
         at: the point that it was compared with, in words.
         fit: the verdict over all.
+        problems: everything else that a run would be refused for.
+        unchecked: what only Spark knows, when it was not to be started.
     """
 
     job: str
@@ -93,30 +95,52 @@ class CheckReport:
     states: list[StateCheck] = field(default_factory=list)
     columns: list[ColumnCheck] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    unchecked: tuple[str, ...] = ()
 
 
-def check_job(job_file: Path, against: str, layers: tuple[dict[str, Any], ...] = ()) -> CheckReport:
-    """Compares what a job file declares with the newest checkpoint of a job root, or with a savepoint. Runs `build`,
-    and each function's `open` on a copy; starts no Spark and changes nothing.
+def check_job(
+    job_file: Path, against: str, layers: tuple[dict[str, Any], ...] = (), *, with_spark: bool = True
+) -> CheckReport:
+    """Compares what a job file declares with the newest checkpoint of a job root, or with a savepoint, and goes through
+    everything else that a start would refuse. Runs `build`, and each function's `open` on a copy; changes nothing.
 
     Args:
         against: URI of a job root, or of a savepoint's folder or its ``_savepoint``.
+        with_spark: whether Spark is started for what only Spark knows, when the job runs on it.
 
     Raises:
         ConfigError: there is neither; UserCodeError: an `open` raises; MissingFile, CorruptFile: what is stored is
             damaged.
     """
-    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
-    env.graph.check()
+    prepared = prepare(job_file, layers=layers)
+    settings, graph = prepared.start.settings, prepared.start.graph
     stored = _stored(open_storage(savepoint_uri(against)))
-    plan = plan_job(env.graph, settings.parallelism)
+    plan = plan_job(graph, settings.parallelism)
     declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
     states = list(_check_states(stored.manifest, declared))
     columns = list(_check_columns(stored.manifest, source_columns(plan)))
-    problems = list(_problems(stored, plan, settings, declared))
+    problems = list(_problems(stored, plan, declared))
+    needs = [Needs.NOTHING]
+    if stored.root is not None:
+        prepared = replace(prepared, start=replace(prepared.start, storage=stored.root.storage))
+        needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES]
+    refused = prepared.refusals(needs, with_spark=with_spark)
+    problems += [problem_of(e) for e in refused if not _is_shown(e, states)]
+    unchecked = () if with_spark else only_with_spark(prepared.start)
     return CheckReport(
-        settings.name, against, stored.at, _overall(states, columns, problems), states, columns, problems
-    )
+        settings.name, against, stored.at, _overall(states, columns, problems), states, columns,
+        list(dict.fromkeys(problems)), unchecked,
+    )  # fmt: skip
+
+
+def problem_of(error: StateflowError) -> Problem:
+    """A refusal as a report has it."""
+    return Problem(error.code, error.sentence, error.hint)
+
+
+def _is_shown(error: StateflowError, states: Sequence[StateCheck]) -> bool:
+    """Whether the report's states say it already, each with its way out."""
+    return isinstance(error, IncompatibleState) and any(s.fit == Fit.INCOMPATIBLE for s in states)
 
 
 @dataclass(frozen=True)
@@ -137,9 +161,9 @@ def _stored(storage: Storage) -> _Stored:
         at = head.stand if head and manifest else "no checkpoint yet"
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
-        document = open_savepoint(storage).document
-        at = f"savepoint {document.name} (checkpoint {document.checkpoint_id})"
-        return _Stored(at, document.manifest, document.max_parallelism)
+        stored = open_savepoint(storage)
+        document = stored.document
+        return _Stored(stored.label, document.manifest, document.max_parallelism)
     raise ConfigError("there is neither a job root nor a savepoint", hint="give the URI of a job root, or of a "
                       "savepoint's folder", against=storage.uri)  # fmt: skip
 
@@ -191,18 +215,16 @@ def _check_columns(
                 yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
 
 
-def _problems(
-    stored: _Stored, plan: JobPlan, settings: Settings, declared: Mapping[str, Declarations]
-) -> Iterator[Problem]:
+def _problems(stored: _Stored, plan: JobPlan, declared: Mapping[str, Declarations]) -> Iterator[Problem]:
+    """What is refused of a savepoint; a job root's head goes through the checks of a start."""
+    if stored.root is not None:
+        return
     wanted = Wanted(plan.parallelism, stored.max_parallelism, plan.key_types, source_descriptions(plan))
     try:
-        if stored.root is not None:
-            new = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-            check_same_job(stored.root.job, new, stored.root.storage.uri)
         plan_restore(0, stored.manifest, wanted)
         _check_ids(stored.manifest, declared)
     except ConfigError as e:
-        yield Problem(e.code, e.sentence, e.hint)
+        yield problem_of(e)
 
 
 def _check_ids(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.drawing import Drawing, draw
 from stateflow.runtime.executors import Executor
 from stateflow.runtime.job import BatchResult, Job, Totals
-from stateflow.runtime.local import LocalExecutor, has_transform, refuse_transforms
+from stateflow.runtime.local import LocalExecutor, has_transform
 from stateflow.runtime.local_run import run_local
-from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root, stored_max_parallelism
-from stateflow.runtime.plan import plan_job
+from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root
+from stateflow.runtime.preflight import SPARK_CHECKS, Needs, Start, refusals, refuse, with_session
+from stateflow.runtime.quarantine import KEPT
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
@@ -46,6 +47,8 @@ class RunResult:
         started_from: checkpoint that it continued from; 0 when it began, or went on from a savepoint.
         started_at: the same in words, such as ``savepoint before-upgrade (checkpoint 7)``.
         restarts: how often it started again by itself; generation, batches and rows are those of all of it.
+        quarantined_count: corrupt input files that it skipped.
+        quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
     """
 
     job: str
@@ -61,6 +64,8 @@ class RunResult:
     stopped_because: str
     duration_s: float
     restarts: int = 0
+    quarantined_count: int = 0
+    quarantined: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class RunRequest:
         layers: settings from a file and from the command line; later ones win.
         note: who or what asked for it; kept in the log.
         beginning: the savepoint that a new job root begins with; a root that has begun with it goes on.
+        on_step: called with what the run is about to do, such as "starting Spark", before each slow step.
         on_start: told when the job is claimed and restored.
         on_batch: told after each committed batch.
     """
@@ -79,6 +85,7 @@ class RunRequest:
     job_root: str
     layers: tuple[dict[str, Any], ...] = ()
     note: str = ""
+    on_step: Callable[[str], None] = lambda step: None
     on_start: Callable[[JobRun], None] = lambda run: None
     on_batch: Callable[[BatchResult], None] = lambda result: None
     beginning: Beginning | None = None
@@ -170,30 +177,54 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], .
     module = load_job(job_file)
     env, settings = declare(module.build, job_file.stem, layers)
     env.graph.check()
-    storage = open_storage(job_root)
-    settings = _fitted(env, settings, layers, stored_max_parallelism(storage, None))
-    return open_job(env.graph, settings, storage, SystemClock())
+    return open_job(env.graph, settings, open_storage(job_root), SystemClock())
 
 
-def _fitted(
-    env: StreamExecutionEnvironment,
-    settings: Settings,
-    layers: tuple[dict[str, Any], ...],
-    stored: int | None,
-) -> Settings:
-    """With the max parallelism of what is restored, where neither the job nor its settings set one."""
-    if stored is None or any("max_parallelism" in layer for layer in (env.defaults, *layers)):
-        return settings
-    return replace(settings, max_parallelism=stored)
+@dataclass(frozen=True)
+class PreparedJob:
+    """A job file's job, as far as a start knows it before it claims anything."""
+
+    start: Start
+    job_file: Path
+
+    def drawing(self) -> Drawing:
+        """How the job would run."""
+        return draw(self.start.graph, self.start.settings, self.start.on_spark)
+
+    def refusals(self, needs: Sequence[Needs], *, with_spark: bool) -> tuple[StateflowError, ...]:
+        """What a run would be refused for: all of it, as far as it can be found without changing anything.
+
+        Args:
+            needs: what else may be looked at.
+            with_spark: whether Spark is started for what only Spark knows, when nothing else is refused.
+        """
+        found = tuple(refusals(self.start, needs))
+        if not (with_spark and self.start.on_spark):
+            return found
+        # A wrong master or Java would fail the start of Spark in worse words.
+        if any(refusals(self.start, [Needs.NOTHING], SPARK_CHECKS)):
+            return found
+        try:
+            started, _ = start_spark(self.start, self.job_file)
+        except StateflowError as e:
+            return (*found, e)
+        return (*found, *refusals(started, [Needs.SPARK]))
 
 
-def draw_job(job_file: Path, layers: tuple[dict[str, Any], ...] = ()) -> Drawing:
-    """How the job of a job file would run; starts nothing and needs no job root.
+def prepare(
+    job_file: Path, job_root: str | None = None, layers: tuple[dict[str, Any], ...] = ()
+) -> PreparedJob:
+    """Loads a job file, calls `build` and checks the graph; starts nothing.
+
+    Args:
+        job_root: None when it is not known.
 
     Raises JobDefinitionError or ConfigError.
     """
     env, settings = declare(load_job(job_file).build, job_file.stem, layers)
-    return draw(env.graph, settings, needs_spark(env.graph))
+    env.graph.check()
+    storage = None if job_root is None else open_storage(job_root)
+    return PreparedJob(Start(env.graph, settings, needs_spark(env.graph), SystemClock(), storage), job_file)
 
 
 def run_job(request: RunRequest) -> RunResult:
@@ -204,17 +235,18 @@ def run_job(request: RunRequest) -> RunResult:
     """
     clock = SystemClock()
     began = clock.monotonic()
-    module = load_job(request.job_file)
-    env, settings = declare(module.build, request.job_file.stem, request.layers)
-    env.graph.check()
-    storage = open_storage(request.job_root)
-    settings = _fitted(env, settings, request.layers, stored_max_parallelism(storage, request.beginning))
+    start = prepare(request.job_file, request.job_root, request.layers).start
+    settings = start.settings
+    assert start.storage is not None
     if request.beginning:
-        new = RootToBegin(storage, clock, env.graph, settings, needs_spark(env.graph), request.note)
+        refuse(start, [Needs.NOTHING])
+        new = RootToBegin(start.storage, clock, start.graph, settings, start.on_spark, request.note)
         begin_job_root(new, request.beginning)
-    drive = _drive_on_spark if needs_spark(env.graph) else _drive_here
+    # On Spark also what is checked again with the claim: Spark takes long to start.
+    refuse(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
+    drive = _drive_on_spark if start.on_spark else _drive_here
     with telemetry(settings.telemetry, settings.name) as recorder:
-        launch = _Launch(env.graph, settings, _Outside(storage, clock, recorder), request)
+        launch = _Launch(start, _Outside(start.storage, clock, recorder), request)
         attempt = drive(launch)
         reached = with_restarts(attempt, restart_strategy(settings.restart, clock.random), clock)
         return launch.result(reached, clock.monotonic() - began)
@@ -232,9 +264,10 @@ class _Outside:
 class _Launch:
     """What a run and its restarts have in common."""
 
-    def __init__(self, graph: Graph, settings: Settings, outside: _Outside, request: RunRequest) -> None:
-        self.graph = graph
-        self.settings = settings
+    def __init__(self, start: Start, outside: _Outside, request: RunRequest) -> None:
+        self.planned = start
+        self.graph = start.graph
+        self.settings = settings = start.settings
         self.storage = outside.storage
         self.request = request
         self.bounds = Bounds(settings.run, outside.clock)
@@ -252,6 +285,7 @@ class _Launch:
         """
         request = self.request
         self._restarts = number
+        request.on_step("restoring the newest checkpoint")
         job = assemble(self.graph, self.settings, self.storage, self._outside.clock)
         run = JobRun(replace(job, recorder=self._outside.recorder), executor, self._totals)
         if number:
@@ -274,7 +308,10 @@ class _Launch:
             started_from=started_from, started_at=started_at, checkpoint_id=run.head.checkpoint_id,
             batches=run.totals.batches, rows_in=run.totals.rows_in, rows_out=run.totals.rows_out,
             offsets={p.uid: p.offset for p in run.positions}, stopped_because=reached, duration_s=round(seconds, 3),
-            restarts=self._restarts,
+            restarts=self._restarts, quarantined_count=len(run.totals.quarantined),
+            quarantined=[
+                {"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined[-KEPT:]
+            ],
         )  # fmt: skip
 
 
@@ -289,7 +326,6 @@ def needs_spark(graph: Graph) -> bool:
 
 def _drive_here(launch: _Launch) -> Callable[[int], str]:
     graph = launch.graph
-    refuse_transforms(plan_job(graph, launch.settings.parallelism))
     sources = {n.uid: n.source for n in graph.sources if isinstance(n.source, LocalSource)}
 
     def attempt(number: int) -> str:
@@ -299,26 +335,30 @@ def _drive_here(launch: _Launch) -> Callable[[int], str]:
     return attempt
 
 
-def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
+def start_spark(start: Start, job_file: Path) -> tuple[Start, dict[str, Source]]:
+    """The start with Spark running, and its sources by uid, as Spark reads them."""
     # Spark takes a second to import, and runs without it do not need it.
     from stateflow.connectors.python import PythonSource
-    from stateflow.runtime.frames import check_transforms
     from stateflow.runtime.session import open_session, traits_of
-    from stateflow.runtime.spark import SparkExecutor
-    from stateflow.runtime.spark_failures import is_alive, told_of_spark
-    from stateflow.runtime.spark_run import SparkRun, check_root, check_sinks
 
-    graph, settings = launch.graph, launch.settings
-    spark = open_session(settings, launch.request.job_file, traits_of(graph))
-    check_root(launch.storage, str(spark.sparkContext.master), settings.storage.shared)
-    check_sinks(graph.sinks, str(spark.sparkContext.master), settings.storage.shared)
+    spark = open_session(start.settings, job_file, traits_of(start.graph))
     sources = {
         n.uid: PythonSource(n.source) if isinstance(n.source, LocalSource) else n.source
-        for n in graph.sources
+        for n in start.graph.sources
     }
-    for source in sources.values():
-        source.check(spark)
-    check_transforms(spark, plan_job(graph, settings.parallelism))
+    return with_session(start, spark, list(sources.values())), sources
+
+
+def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
+    from stateflow.runtime.spark import SparkExecutor
+    from stateflow.runtime.spark_failures import is_alive, told_of_spark
+    from stateflow.runtime.spark_run import SparkRun
+
+    launch.request.on_step("starting Spark")
+    start, sources = start_spark(launch.planned, launch.request.job_file)
+    refuse(start, [Needs.SPARK])
+    spark = start.session
+    assert spark is not None
 
     def attempt(number: int) -> str:
         with told_of_spark(lambda: is_alive(spark)):

@@ -15,6 +15,7 @@
     │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
     │   │   └── DamagedCopy            a copy on a host; it was dropped, and is fetched again by the next attempt
     │   ├── MissingFile                a file that a checkpoint needs is gone
+    │   ├── CorruptInput               an input file cannot be read: replace it, or let it be skipped and recorded
     │   ├── SinkRefused                a table that the sink cannot honour
     │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
     │   ├── ForeignRows                a restore would undo commits of others that its plan did not show
@@ -145,6 +146,12 @@ class DamagedCopy(CorruptFile):
     code = "damaged-copy"
     exit_code = 5
     retryable = True
+
+
+class CorruptInput(DataError):
+    """A file that a source, or a transform, reads is truncated, garbled, or not of the declared format."""
+
+    code = "corrupt-input"
 
 
 class MissingFile(DataError, LookupError):

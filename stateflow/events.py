@@ -33,10 +33,14 @@ class ContextFilter(logging.Filter):
         return True
 
 
-def log_event(log: logging.Logger, level: int, event: str, **facts: object) -> None:
-    """Logs ``event name=value …``; a handler that knows of them finds `event` and `facts` in the record."""
-    text = " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
-    log.log(level, "%s", text, extra={"event": event, "facts": facts})
+def log_event(log: logging.Logger, level: int, event: str, *, text: str = "", **facts: object) -> None:
+    """Logs ``event name=value …``; a handler that knows of them finds `event` and `facts` in the record.
+
+    Args:
+        text: the line for people, instead of the event and its facts.
+    """
+    line = text or " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
+    log.log(level, "%s", line, extra={"event": event, "facts": facts})
 
 
 def log_within(**facts: Any) -> None:

@@ -68,6 +68,7 @@ METRICS = {
     "num_collection_failures": _counter("collections of garbage that failed"),
     "num_history_failures": _counter("writes to the history, and clean-ups of it, that failed"),
     "num_cleanup_failures": _counter("clean-ups of old requests and of leftovers in sinks that failed"),
+    "num_files_quarantined": _counter("corrupt input files that were skipped"),
     "last_batch_duration": _gauge("s", "from the beginning of the newest batch to its barrier"),
 }
 """Every figure that a run records."""

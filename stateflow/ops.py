@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from stateflow.checkpoint.history import (
     background_failures,
     read_history,
     read_records,
+    run_numbers,
     write_action,
 )
 from stateflow.checkpoint.jobroot import JobRoot, kept
@@ -32,6 +34,8 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError
 from stateflow.storage import BlobInfo, Storage, open_storage
 from stateflow.storage.paths import FORMAT
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,17 @@ class BackgroundFailure:
 
 
 @dataclass(frozen=True)
+class Quarantined:
+    """A corrupt input file that a run skipped as a whole."""
+
+    source: str
+    file: str
+    error: str
+    at: str
+    generation: int
+
+
+@dataclass(frozen=True)
 class JobDescription:
     """Where a job stands.
 
@@ -93,6 +108,8 @@ class JobDescription:
         offsets: by uid of the source: up to where it was read, as the source writes it.
         forked_from: job uuid and checkpoint, or a savepoint's id; empty for a job that is no fork.
         background: background work of the newest run that failed.
+        quarantined: corrupt input files that were skipped, oldest first; the newest ones when there are many.
+        quarantined_count: how many were skipped.
     """
 
     job: str
@@ -108,6 +125,8 @@ class JobDescription:
     shadow: bool
     restoring: PendingRestore | None
     background: tuple[BackgroundFailure, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    quarantined_count: int = 0
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -269,7 +288,7 @@ def verify_savepoint(stored: StoredSavepoint) -> Verification:
     """Reads all files of a savepoint. Raises MissingFile or CorruptFile."""
     stored.verify()
     document = stored.document
-    return Verification(document.job, f"savepoint {document.name}", document.checkpoint_id,
+    return Verification(document.job, stored.label, document.checkpoint_id,
                         _offsets(document.manifest.sources), len(list(stored.files())), stored.size)  # fmt: skip
 
 
@@ -288,7 +307,7 @@ def verify_head(job_root: str) -> Verification:
                         seq=head.entry.seq)  # fmt: skip
     files = {f.key: f for f in files_of(manifest)}
     check_stored(root.storage, files.values())
-    return Verification(root.job.job, f"checkpoint {head.checkpoint_id}", head.checkpoint_id,
+    return Verification(root.job.job, head.stand, head.checkpoint_id,
                         _offsets(head.entry.sources), len(files), sum(f.size for f in files.values()))  # fmt: skip
 
 
@@ -304,7 +323,7 @@ def describe(job_root: str) -> JobDescription:
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in kept(head))), pins, _offsets(head.entry.sources),
-        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
+        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head), *_quarantined(root, head),
     )  # fmt: skip
 
 
@@ -314,6 +333,19 @@ def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
         BackgroundFailure(r.facts["work"], r.seq, int(r.facts["failures"]), r.at, r.facts["code"], r.reason)
         for r in records
     )
+
+
+def _quarantined(root: JobRoot, head: Head) -> tuple[tuple[Quarantined, ...], int]:
+    try:
+        manifest = root.manifest(head)
+    except DataError as e:
+        # Where the job stands is known all the same; `stateflow verify` reports the damage.
+        log.warning("the skipped input files are not known: %s", e)
+        return (), 0
+    if manifest is None:
+        return (), 0
+    found = tuple(Quarantined(q.source, q.file, q.error, q.at, q.generation) for q in manifest.quarantined)
+    return found, manifest.quarantined_count
 
 
 def _restoring(head: Head) -> PendingRestore | None:
@@ -354,8 +386,14 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
 
 def timeline(job_root: str, newest: int = 1000) -> list[Record]:
     """The newest records of checkpoints and of actions, in order. Raises ConfigError when there is no job."""
+    return numbered_timeline(job_root, newest)[0]
+
+
+def numbered_timeline(job_root: str, newest: int = 1000) -> tuple[list[Record], dict[int, int]]:
+    """The same, and the number of each run by its generation, counted over all that the history has."""
     root = _open(job_root)
-    return read_history(root.storage, _told(root.storage))[-newest:]
+    records = read_history(root.storage, _told(root.storage))
+    return records[-newest:], run_numbers(records)
 
 
 def _told(storage: Storage) -> list[CheckpointRecord]:

@@ -150,9 +150,15 @@ class RestartSettings:
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """How often a run looks for what outsiders ask of it: savepoints, a stop."""
+    """How often a run looks at what others do.
+
+    Attributes:
+        interval: for what outsiders ask of it: savepoints, a stop.
+        fence_interval: for a newer run that has claimed the job.
+    """
 
     interval: timedelta = timedelta(seconds=1)
+    fence_interval: timedelta = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -256,12 +262,23 @@ class ShuffleSettings:
                  "piece of memory, which Arrow addresses by 31 bits")  # fmt: skip
 
 
+QUIET, FULL = "quiet", "full"
+
+
 @dataclass(frozen=True)
 class SparkSettings:
-    """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are."""
+    """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are.
+
+    Attributes:
+        log: ``quiet`` shows Spark's errors in one line each and keeps all else in a file; ``full`` leaves it to Spark.
+    """
 
     master: str = "local[2,4]"
+    log: str = QUIET
     conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _one_of("spark.log", self.log, (QUIET, FULL), "log of Spark")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ ROOT_OF_NAME = click.option(
     help="The job's directory, as for other commands; not needed with a path.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead, for programs.")
+NO_SPARK = click.option(
+    "--no-spark", is_flag=True, help="Do not start Spark; list what only Spark can check."
+)
 JOB = click.argument("job", type=click.Path(path_type=Path), metavar="JOB.py")
 WHO = [
     click.option("--by", default="", metavar="NAME", help="Who asks; by default the user and host."),

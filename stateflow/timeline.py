@@ -11,7 +11,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order, is_point, seq_of
+from stateflow.checkpoint.history import (
+    ActionRecord,
+    CheckpointRecord,
+    Record,
+    in_order,
+    is_point,
+    run_numbers,
+    seq_of,
+)
 from stateflow.terminal import human_bytes
 
 _MARKS = {"savepoint": "◆", "restore": "↶", "rewind": "↶", "fork": "⑂", "dispose": "✕", "stop": "■",
@@ -25,17 +33,24 @@ _NARROW = 50
 """A text is never narrower, however many branches there are."""
 
 
-def draw_timeline(records: Sequence[Record], width: int | None = None) -> list[str]:
-    """One line per record, oldest first; more of them for one that is wider than `width`."""
+def draw_timeline(
+    records: Sequence[Record], width: int | None = None, runs: Mapping[int, int] | None = None
+) -> list[str]:
+    """One line per record, oldest first; more of them for one that is wider than `width`.
+
+    Args:
+        runs: the number of each run by its generation; counted over `records` by default.
+    """
     if not records:
         return ["nothing happened yet"]
+    runs = run_numbers(records) if runs is None else runs
     records = in_order(records)
     tree = _tree(records)
     graph = _graph(records, tree)
     across = max(len(drawn) for drawn, _ in graph) + 2
     result = []
     for record, (drawn, below) in zip(records, graph, strict=True):
-        text = _text(record)
+        text = _text(record, runs)
         first, *more = _parts(text, width - across if width else len(text))
         result += [f"{drawn:<{across}}{first}", *(f"{below:<{across}}{part}" for part in more)]
     if tree.undone:
@@ -219,9 +234,12 @@ def _mark(record: Record, undone: bool) -> str:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def _text(record: Record) -> str:
+def _text(record: Record, runs: Mapping[int, int]) -> str:
     if isinstance(record, CheckpointRecord):
-        run = f"run {record.generation}" + (f" ({' '.join(record.reason.split())})" if record.reason else "")
+        number = runs[record.generation]
+        generation = f"generation {record.generation}" if record.generation != number else ""
+        details = ", ".join(filter(None, [" ".join(record.reason.split()), generation]))
+        run = f"run {number}" + (f" ({details})" if details else "")
         return (f"{_when(record.committed_at)}  checkpoint {record.checkpoint_id}, {run}: "
                 f"{record.rows_in:,} rows, +{human_bytes(record.increment_bytes)}, "
                 f"{_took(record.duration_ms)}")  # fmt: skip

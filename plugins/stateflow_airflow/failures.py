@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from airflow.sdk.exceptions import AirflowException
 
 # What the program's exit codes say; used only when it could not write its result.
@@ -42,6 +44,13 @@ class PermanentFailure(StateflowTaskFailed):
 
 class TransientFailure(StateflowTaskFailed):
     """Another try continues from the job's last checkpoint."""
+
+
+def report(failed: StateflowTaskFailed) -> StateflowTaskFailed:
+    """Puts the error into the task's log and returns it, to be raised: whatever Airflow adds, such as its traceback,
+    comes after the sentence and the hint."""
+    logging.getLogger("airflow.task").error("%s", failed)
+    return failed
 
 
 def failure(code: str, message: str, hint: str, *, retryable: bool) -> StateflowTaskFailed:

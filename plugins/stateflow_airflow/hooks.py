@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -22,6 +23,9 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from stateflow_airflow.failures import TransientFailure, misconfigured
 from stateflow_airflow.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
+
+# Java options of spark-submit, beside those of the configuration: stateflow's library reads the same variable.
+_OPTIONS = "SPARK_SUBMIT_OPTS"
 
 
 class _Submit(SparkSubmitHook):
@@ -46,8 +50,11 @@ class StateflowSubmitHook(BaseHook):
         super().__init__()
         self.spark = spark
 
-    def command(self, name: str, arguments: Sequence[str]) -> Command:
+    def command(self, name: str, arguments: Sequence[str], folder: Path | None = None) -> Command:
         """The spark-submit command for stateflow's program with `arguments`, under Spark's name `name`.
+
+        Args:
+            folder: where Spark's own log goes, unless the environment configures it; None to leave it to Spark.
 
         Raises PermanentFailure when the connection, spark-submit, Java or stateflow is missing, or when the
         driver would not run on this host.
@@ -63,7 +70,10 @@ class StateflowSubmitHook(BaseHook):
         )
         self._check(connection, submit)
         argv = submit.command_line(str(_program()))
-        return Command(argv=[_executable(argv[0]), *argv[1:]], env=self._environment(submit.master))
+        environment = self._environment(submit.master)
+        if folder is not None:
+            environment |= _quiet(environment, folder)
+        return Command(argv=[_executable(argv[0]), *argv[1:]], env=environment)
 
     def _connection_or_fail(self) -> Connection:
         try:
@@ -107,6 +117,20 @@ class StateflowSubmitHook(BaseHook):
             ours["PYSPARK_PYTHON"] = sys.executable
         chosen = {name: value for name, value in ours.items() if name not in os.environ}
         return {**chosen, **{name: str(value) for name, value in self.spark.env_vars.items()}}
+
+
+def _quiet(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Spark's log in a file of the launch, and only its errors in the task's log."""
+    given = {**os.environ, **environment}
+    options, home = (
+        given.get(_OPTIONS, ""),
+        given.get("SPARK_CONF_DIR") or f"{given.get('SPARK_HOME', '')}/conf",
+    )
+    if "log4j" in options or (Path(home) / "log4j2.properties").is_file():
+        return {}
+    configuration = (_program().parent / "runtime" / "log4j2-quiet.properties").as_uri()
+    ours = [f"-Dlog4j2.configurationFile={configuration}", f"-Dstateflow.spark.log={folder / 'spark.log'}"]
+    return {_OPTIONS: " ".join(filter(None, [options, *map(shlex.quote, ours)]))}
 
 
 def _program() -> Path:

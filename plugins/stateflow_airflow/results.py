@@ -19,6 +19,8 @@ RETURNED = (
     "started_at",
     "generation",
     "stopped_because",
+    "quarantined_count",
+    "quarantined",
 )
 """The part of a result that tasks downstream get as XCom."""
 
@@ -36,7 +38,7 @@ class RunResult:
 
     def returned(self) -> dict[str, Any]:
         """What the task returns to Airflow."""
-        return {name: self.values.get(name) for name in RETURNED}
+        return with_offsets({name: self.values.get(name) for name in RETURNED})
 
     def failure(self) -> StateflowTaskFailed:
         """The error that ended a run which did not finish."""
@@ -47,6 +49,23 @@ class RunResult:
             error.get("hint", ""),
             retryable=bool(error.get("retryable", True)),
         )
+
+
+def with_offsets(returned: dict[str, Any]) -> dict[str, Any]:
+    """What a task returns, with its sources' positions as values instead of JSON in texts; None for a source that had
+    nothing yet."""
+    offsets = returned.get("offsets") or {}
+    return {**returned, "offsets": {uid: _position(text) for uid, text in offsets.items()}}
+
+
+def _position(text: Any) -> Any:
+    if text == "-":
+        return None
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        # A source's own notation.
+        return text
 
 
 def read_result(path: Path) -> RunResult | None:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import failure, misconfigured
+from stateflow_airflow.failures import failure, misconfigured, report
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -108,4 +108,6 @@ def told_as_failures() -> Iterator[None]:
     try:
         yield
     except StateflowError as error:
-        raise failure(error.code, str(error), error.hint, retryable=error.retryable) from error
+        # Without the library's stack: the sentence says what is wrong, and nothing is wrong with the library.
+        cause = error if error.code == "internal" else None
+        raise report(failure(error.code, str(error), error.hint, retryable=error.retryable)) from cause

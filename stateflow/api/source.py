@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stateflow.api.input_files import OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.settings import SourceSettings
 
@@ -23,6 +24,8 @@ class Source(ABC):
     ends_by_itself: bool = True
     """Whether Spark's AvailableNow trigger reads everything that was there at the start. A source that does not
     support it is asked again until it has nothing."""
+    on_corrupt_file: OnCorruptFile = "fail"
+    """Whether a file that cannot be read ends the run, or is skipped as a whole and recorded."""
 
     @property
     @abstractmethod
@@ -36,6 +39,23 @@ class Source(ABC):
     @abstractmethod
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """The streaming frame, with the columns of `schema`."""
+
+    def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
+        """Checks what can be checked without Spark, such as limits and folders. Raises ConfigError."""
+
+    def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
+        """The rows of some of the source's own files, with the columns of `schema`; for a source whose
+        `on_corrupt_file` is ``"quarantine"``.
+
+        Args:
+            files: percent-encoded URIs, as the source's log has them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no files")
+
+    def truncated(self, files: Sequence[str]) -> dict[str, str]:
+        """Those of the files that a look at their ends shows to be corrupt, each with the reason. Others may be
+        corrupt, too."""
+        return {}
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Whether everything behind a position that was read once can be read again; None when it cannot be told.

@@ -48,18 +48,29 @@ class DataStream:
         return self._node.schema
 
     def transform(
-        self, function: Callable[[DataFrame], DataFrame], schema: type[Any] | None = None
+        self,
+        function: Callable[[DataFrame], DataFrame],
+        output: type[Any] | None = None,
+        *,
+        schema: type[Any] | None = None,
     ) -> DataStream:
         """Applies any stateless Spark expression to each batch: select, filter, join with a static table, UDFs.
 
         Args:
             function: from frame to frame; must be deterministic and may not count, collect or write.
-            schema: row class of the result; by default that of this stream.
+            output: row class of the result; by default that of this stream.
+            schema: the same as `output`, as sources call it.
+
+        Raises JobDefinitionError when both are given and differ.
         """
+        if output is not None and schema is not None and output is not schema:
+            raise JobDefinitionError("transform has two row classes of its result", hint="output and schema mean the "
+                                     "same: pass one", output=output.__name__, schema=schema.__name__)  # fmt: skip
+        output = output or schema
         if not callable(function):
             raise JobDefinitionError("transform needs a function", hint="from DataFrame to DataFrame",
                                      given=repr(function))  # fmt: skip
-        result = RowSchema.of(schema) if schema else self._node.schema
+        result = RowSchema.of(output) if output else self._node.schema
         return DataStream(self._graph, TransformNode(self._node, function, result))
 
     def map(

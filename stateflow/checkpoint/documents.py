@@ -106,6 +106,20 @@ class SparkPosition(Document, frozen=True, kw_only=True):
     source_files: list[SourceFile]
 
 
+class QuarantinedFile(Document, frozen=True, kw_only=True):
+    """An input file that could not be read and was skipped as a whole: none of its rows was processed."""
+
+    source: str
+    """Uid of the source."""
+    file: str
+    """Path of a local file, otherwise its URI."""
+    error: str
+    """Why it could not be read, in Spark's words."""
+    at: str
+    generation: int
+    """Of the run that skipped it."""
+
+
 class Manifest(Document, frozen=True, kw_only=True):
     """Everything that one checkpoint consists of, apart from what the log entry says."""
 
@@ -133,6 +147,10 @@ class Manifest(Document, frozen=True, kw_only=True):
     from elsewhere."""
     history: list[CheckpointRecord] = []
     """Of checkpoints before it that are in no object of the history yet."""
+    quarantined: list[QuarantinedFile] = []
+    """Input files that were skipped up to this checkpoint, oldest first; the newest ones when there are many."""
+    quarantined_count: int = 0
+    """How many input files were skipped up to this checkpoint, also those that `quarantined` has no more."""
 
     def told(self, checkpoint_id: int) -> list[CheckpointRecord]:
         """Its records, its own included.

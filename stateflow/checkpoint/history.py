@@ -109,6 +109,12 @@ def seq_of(record: Record) -> int:
     return record.checkpoint_id if isinstance(record, CheckpointRecord) else record.seq
 
 
+def run_numbers(records: Iterable[Record]) -> dict[int, int]:
+    """The number of each run, 1, 2, 3 … in their order, by generation: of those that a checkpoint was recorded of."""
+    generations = sorted({record.generation for record in records if isinstance(record, CheckpointRecord)})
+    return {generation: number for number, generation in enumerate(generations, 1)}
+
+
 def is_point(record: Record) -> bool:
     """Whether the job stood at what the record is about: a checkpoint, what was gone back to, what a fork began
     with."""

@@ -18,6 +18,7 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import read_manifest
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.clock import Clock
@@ -120,7 +121,7 @@ class JobRoot:
                 failpoints.hit("claim.after")
                 return outcome.head
             if outcome.created:
-                raise Fenced("another run claimed the job after this one", hint="let the other run work")
+                raise self._overtaken(0)
 
     def claim_on(self, head: Head, request: str, note: str) -> Head | None:
         """Takes the job over if it still stands at `head`, but for ADMIN entries; None when it has moved on.
@@ -149,7 +150,7 @@ class JobRoot:
         """
         outcome = self._append_claim(head, note, adoption)
         if isinstance(outcome, Overtaken):
-            raise Fenced("another run claimed the job after this one", hint="let the other run work")
+            raise self._overtaken(head.entry.generation if head else 0)
         return outcome.head
 
     def _append_claim(self, base: Head | None, note: str, adopt: Adoption | None) -> Appended | Overtaken:
@@ -159,6 +160,11 @@ class JobRoot:
             return entries.claim(self.job, base, self._author(note), adopt)
 
         return self.log.append(base, draft)
+
+    def _overtaken(self, generation: int) -> Fenced:
+        """The error of a run that another one has overtaken: with who it is, where the log can be read."""
+        found = fenced_by(self.log, generation)
+        return found or Fenced("another run claimed the job after this one", hint="let the other run work")
 
     def commit(self, parent: Head, new: Commit, kept: Retention) -> Appended | Overtaken:
         """Makes a checkpoint exist. Overtaken means that this run is fenced."""
@@ -189,7 +195,7 @@ class JobRoot:
 
         outcome = self.log.append(head, draft)
         if isinstance(outcome, Overtaken):
-            raise Fenced("another run claimed the job after this one", hint="let the other run work")
+            raise self._overtaken(head.entry.generation)
         return outcome.head
 
     def pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:

@@ -101,6 +101,11 @@ class CheckpointLog:
         self._check_retained(found, ref)
         return found.entry
 
+    def read_entry(self, seq: int) -> LogEntry | None:
+        """An entry below the head, unverified, for people; None when it is collected."""
+        found = self._read(seq)
+        return found.entry if found else None
+
     def append(self, parent: Head | None, draft: Draft) -> Appended | Overtaken:
         """Appends the entry that `draft` makes, directly after `parent` or after ADMIN entries on top of it.
 

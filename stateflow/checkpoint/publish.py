@@ -78,6 +78,10 @@ class PublishingSink(Protocol):
     def uid(self) -> str:
         """The sink's name in the job."""
 
+    @property
+    def location(self) -> str:
+        """Where its table is, for people; empty for what has no place."""
+
     def open_table(self) -> TableHandle:
         """The table as it is now. Raises SinkDiverged or SinkRefused when it is not one that may be written to."""
 
@@ -130,13 +134,13 @@ def _published(
 ) -> PublishedOutput:
     for _ in range(_TRIES):
         table = sink.open_table()
-        _check_identity(sink.uid, table, output.known)
+        _check_identity(sink, table, output.known)
         failpoints.hit("publish.before")
         decision = judge(_token(table, output.known))
         if decision is Decision.ALREADY:
             return _standing(table, table.version, output)
         if decision is not Decision.PUBLISH:
-            raise _refusal(decision, sink.uid, table, log)
+            raise _refusal(decision, sink, table, log)
         _check_files(sink.uid, table, output)
         version = table.commit(output.checkpoint_id, output.committables)
         if version is not None:
@@ -148,12 +152,12 @@ def _published(
 def check_standing(sink: PublishingSink, known: PublishedOutput, log: CheckpointLog, head: Head) -> None:
     """Raises Fenced or SinkDiverged unless the sink stands where the log says, with nothing pending."""
     table = sink.open_table()
-    _check_identity(sink.uid, table, known)
+    _check_identity(sink, table, known)
     token = _token(table, known)
     if token != known.checkpoint_id:
         # As for the next checkpoint, which will have a higher number than everything that is known.
         decision = decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
-        raise _refusal(decision, sink.uid, table, log)
+        raise _refusal(decision, sink, table, log)
 
 
 def _token(table: TableHandle, known: PublishedOutput) -> int:
@@ -164,11 +168,16 @@ def _standing(table: TableHandle, version: int, output: Output) -> PublishedOutp
     return PublishedOutput(table_id=table.table_id, version=version, checkpoint_id=output.checkpoint_id)
 
 
-def _check_identity(uid: str, table: TableHandle, known: PublishedOutput) -> None:
+def _check_identity(sink: PublishingSink, table: TableHandle, known: PublishedOutput) -> None:
     if known.table_id and table.table_id != known.table_id:
-        raise SinkDiverged("the sink's table is another one than before", hint="it was dropped and made again; "
-                           "restore it, or give the sink a new uid", sink=uid, known=known.table_id,
-                           found=table.table_id)  # fmt: skip
+        raise SinkDiverged("the sink's table is another one than before", hint="it was dropped and made again: either "
+                           "put the old one back, or give the sink a new uid to go on with a new table", sink=sink.uid,
+                           **_at(sink), known=known.table_id, found=table.table_id)  # fmt: skip
+
+
+def _at(sink: PublishingSink) -> dict[str, str]:
+    """The table's place as a fact of an error."""
+    return {"table": sink.location} if sink.location else {}
 
 
 def _check_files(uid: str, table: TableHandle, output: Output) -> None:
@@ -179,18 +188,25 @@ def _check_files(uid: str, table: TableHandle, output: Output) -> None:
                           files=missing[:3])  # fmt: skip
 
 
-def _refusal(decision: Decision, uid: str, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:
+def _refusal(
+    decision: Decision, sink: PublishingSink, table: TableHandle, log: CheckpointLog
+) -> Fenced | SinkDiverged:
     if decision is Decision.WENT_BACK:
-        return SinkDiverged("the sink's table went back without this job", hint="was it restored by hand? take the "
-                            "job back to the same point: stateflow restore", sink=uid, token=table.token)  # fmt: skip
+        return SinkDiverged("the sink's table went back without this job", hint="either restore the table to the "
+                            "version before that, or take the job back to where the table is: stateflow restore",
+                            sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip
     if decision is Decision.FOREIGN:
         return SinkDiverged("the sink's table holds output of a checkpoint that the job gave up, or its log lost",
-                            hint="go back in the table to the version before it", sink=uid,
-                            token=table.token)  # fmt: skip
+                            hint="either restore the table to the version before that checkpoint, or give the sink a "
+                            "new uid and another table", sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip
     newest = log.read_head()
     if newest is not None and table.token is not None and newest.entry.seq >= table.token:
         return Fenced(
-            "a newer run published to the sink", hint="let the other run work", sink=uid, token=table.token
+            "a newer run published to the sink",
+            hint="let the other run work",
+            sink=sink.uid,
+            token=table.token,
         )
-    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="is the job root a copy, or "
-                        "restored from one? go back in the sink too", sink=uid, token=table.token)  # fmt: skip
+    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="if the job root is a copy, "
+                        "run the original; else restore the table to a version that the log knows, or give the sink a "
+                        "new uid and another table", sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip

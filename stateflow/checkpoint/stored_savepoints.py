@@ -50,6 +50,11 @@ class StoredSavepoint:
         return self.folder.rstrip("/").rpartition("/")[2]
 
     @property
+    def label(self) -> str:
+        """What the point is called for people, wherever it is named."""
+        return f"savepoint {self.document.name} (checkpoint {self.document.checkpoint_id})"
+
+    @property
     def is_original(self) -> bool:
         """Whether its folder has the name that its maker gave it: not one that somebody renamed or copied."""
         return re.fullmatch(rf"{re.escape(self.document.name)}-[0-9a-f]{{8}}", self.place) is not None

@@ -49,7 +49,7 @@ class Target:
         """What it is called, for people."""
         if self.savepoint is None:
             return f"checkpoint {self.checkpoint_id}"
-        return f"savepoint {self.savepoint.document.name} (checkpoint {self.checkpoint_id})"
+        return self.savepoint.label
 
 
 def resolve_target(root: JobRoot, head: Head, text: str) -> Target:

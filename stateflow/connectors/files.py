@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
+from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.errors import ConfigError, SchemaMismatch
@@ -62,10 +64,15 @@ class FileSource(Source):
             left out.
         bounded: whether the files are complete: a run that has read those that were there at its start has reached the
             end of the source, and fires every event-time timer. Without it more files may come.
+        on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
+            ``"quarantine"`` skips the file as a whole: none of its rows is processed, the checkpoint of its batch
+            records it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared. JSON
+            and CSV records that do not parse are no reason for Spark by default: it makes rows of nulls of them; pass
+            ``mode="FAILFAST"`` to make such a file a corrupt one.
         options: further options of Spark's reader.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a reader, all but two of them with a default
         self,
         path: str | Path,
         *,
@@ -73,8 +80,12 @@ class FileSource(Source):
         format: str = "parquet",
         columns: ColumnPolicy | None = None,
         bounded: bool = False,
+        on_corrupt_file: OnCorruptFile = "fail",
         **options: str,
     ) -> None:
+        if on_corrupt_file not in (FAIL, QUARANTINE):
+            raise ConfigError("on_corrupt_file has a value that it does not know", hint="\"fail\" or \"quarantine\"",
+                              given=on_corrupt_file)  # fmt: skip
         refused = sorted(o for o in options if o.lower() in _REFUSED)
         if refused:
             raise ConfigError("an option of the file source cannot be honoured", hint="files that are moved or deleted "
@@ -85,25 +96,31 @@ class FileSource(Source):
         self.format = format
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
+        self.on_corrupt_file = on_corrupt_file
         self.options = options
 
     @property
     def description(self) -> str:
         return f"FileSource[{self.format}:{self.path}]"
 
-    def check(self, spark: SparkSession) -> None:
-        """Compares the declared columns with those of the files that are there.
-
-        Raises ConfigError when there is no such folder; SchemaMismatch naming the column.
-        """
+    def check_settings(self, limits: SourceSettings) -> None:
+        """See `Source.check_settings`. Raises ConfigError for a missing folder and for a limit without effect."""
         local = self._local
         if local is not None and not any(c in str(local) for c in "*?[{") and not local.is_dir():
             raise ConfigError(
-                "the source's folder is not there", hint="make it, or mend the path", path=self.path
+                "the source's folder is not there", hint="create it, or correct the path", path=self.path
             )
-        if self.format != "parquet" or (local is not None and not self._files(local)):
+        self._limits(limits)
+
+    def check(self, spark: SparkSession) -> None:
+        """Compares the declared columns with those of the files that are there.
+
+        Raises SchemaMismatch naming the column; CorruptInput naming a file that cannot be read.
+        """
+        paths = self._sample()
+        if not paths:
             return
-        found = self._stored_columns(spark)
+        found = self._stored_columns(spark, paths)
         self._check_added(found)
         for column in self.schema.columns:
             if column.name in found or not column.nullable or self.columns.missing == "refuse":
@@ -115,6 +132,33 @@ class FileSource(Source):
         for option, value in self._limits(limits).items():
             reader = reader.option(option, value)
         return reader.options(**self.options).load(self.path)
+
+    def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
+        """See `Source.read_files`."""
+        reader = spark.read.format(self.format).schema(self.schema.ddl).options(**self.options)
+        if not any(c in self.path for c in "*?[{"):
+            reader = reader.option("basePath", self.path)
+        # As Spark's own file source reads its files: their names are no patterns.
+        return reader.option("__globPaths__", "false").load([unquote(file) for file in files])
+
+    def truncated(self, files: Sequence[str]) -> dict[str, str]:
+        """See `Source.truncated`: looks at the footers of local Parquet files."""
+        from pyarrow import lib, parquet
+
+        found = {}
+        for file in files if self.format == "parquet" and self._local is not None else ():
+            path = Path(unquote(urlsplit(file).path))
+            try:
+                # Spark leaves out empty files.
+                if path.stat().st_size:
+                    parquet.read_metadata(path)
+            except lib.ArrowException as e:
+                found[file] = _first_line(e)
+            except OSError as e:
+                # Arrow raises a bare OSError for some footers; one of the system has a number.
+                if e.errno is None:
+                    found[file] = _first_line(e)
+        return found
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Whether every file that was read since `offset` is still there; only local files can be looked at."""
@@ -140,10 +184,23 @@ class FileSource(Source):
         size = self._row_bytes(self._local)
         return {"maxBytesPerTrigger": str(max(1, int(size * rows)))} if size else {}
 
-    def _stored_columns(self, spark: SparkSession) -> dict[str, str]:
+    def _sample(self) -> list[str]:
+        """What `check` looks at: nothing where there are no Parquet files, or only corrupt ones that are skipped."""
+        local = self._local
+        if self.format != "parquet" or (local is not None and not self._files(local)):
+            return []
+        if local is None or self.on_corrupt_file == FAIL:
+            return [self.path]
+        sound = (path for path in self._files(local) if not self.truncated([path.as_uri()]))
+        return [str(path) for path in islice(sound, 1)]
+
+    def _stored_columns(self, spark: SparkSession, paths: list[str]) -> dict[str, str]:
         try:
-            return dict(spark.read.format(self.format).options(**self.options).load(self.path).dtypes)
+            return dict(spark.read.format(self.format).options(**self.options).load(paths).dtypes)
         except Exception as e:
+            unreadable = unreadable_in(str(e))
+            if unreadable is not None:
+                raise unreadable.error() from e
             raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
                               "complete, and readable for this user?", path=self.path, format=self.format,
                               reason=_first_line(e)) from e  # fmt: skip
@@ -181,7 +238,8 @@ class FileSource(Source):
         limit on rows is a limit on bytes that Spark fills with whole files."""
         from pyarrow import lib, parquet
 
-        files = self._files(folder)[:20]
+        # Reading the corrupt ones is what reports them.
+        files = [f for f in self._files(folder)[:20] if not self.truncated([f.as_uri()])]
         try:
             rows = sum(parquet.read_metadata(f).num_rows for f in files)
         except (OSError, lib.ArrowException) as e:

@@ -85,7 +85,7 @@ def assemble(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
     if storage.size(FORMAT) is not None:
         found = read_format(storage)
         check_same_job(found, new, storage.uri)
-        graph = _as_in(found, graph)
+        graph = graph_in(found, graph)
     for node in graph.sinks:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
     return _bind(_open_root(storage, clock, new), graph, settings)
@@ -99,10 +99,10 @@ def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
     root = JobRoot.open(storage, clock, writer())
     plan = plan_job(graph, settings.parallelism)
     check_same_job(root.job, NewJob(settings.name, settings.max_parallelism, plan.key_types), storage.uri)
-    return _bind(root, _as_in(root.job, graph), settings)
+    return _bind(root, graph_in(root.job, graph), settings)
 
 
-def _as_in(job: JobFormat, graph: Graph) -> Graph:
+def graph_in(job: JobFormat, graph: Graph) -> Graph:
     """The graph as it runs in this job root: a shadow has tables of its own."""
     return graph.shadowed() if job.shadow else graph
 
@@ -125,9 +125,14 @@ def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
     return tuple((node.uid, node.source.description) for node in plan.sources)
 
 
-def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
+def check_format(storage: Storage) -> None:
+    """Raises MissingFile for a job root that has a log and no FORMAT."""
     if storage.list(LOG) and storage.size(FORMAT) is None:
         raise MissingFile("the job root has a log but no FORMAT", hint="restore it from a copy: a new one would be "
                           "another job's", file=FORMAT, root=storage.uri)  # fmt: skip
+
+
+def _open_root(storage: Storage, clock: Clock, new: NewJob) -> JobRoot:
+    check_format(storage)
     probe_job_root(storage, clock)
     return JobRoot.create_or_open(storage, clock, new, writer())

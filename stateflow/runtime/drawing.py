@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from stateflow.api.functions import TaskInfo
 from stateflow.api.graph import (
@@ -25,6 +25,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.runtime.declared import declare
 from stateflow.runtime.plan import Level, Unit, plan_job
 from stateflow.settings import Settings
+from stateflow.time_to_live import StateTtlConfig
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,18 @@ class DrawnInput:
 
 @dataclass(frozen=True)
 class DrawnState:
-    """A state that the function declares in `open`."""
+    """A state that the function declares in `open`.
+
+    Attributes:
+        time_to_live: how long an entry lives and after what, such as ``3 d after each write, in processing time``;
+            empty when it lives for ever.
+    """
 
     name: str
     kind: str
     key_type: str
     value_type: str
+    time_to_live: str = ""
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,8 @@ def _state_lines(unit: DrawnUnit) -> Iterator[str]:
         yield f"states unknown: open failed outside a run: {unit.unknown_because}"
     for state in unit.states or ():
         arrow = f"{state.key_type} -> " if state.key_type else ""
-        yield f"{state.kind} state {state.name}: {arrow}{state.value_type}"
+        lives = f", lives {state.time_to_live}" if state.time_to_live else ""
+        yield f"{state.kind} state {state.name}: {arrow}{state.value_type}{lives}"
 
 
 def _level(level: Level, graph: Graph, max_parallelism: int) -> DrawnLevel:
@@ -205,8 +213,31 @@ def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[DrawnState, ..
         declared = declare(operator.function, info)
     except Exception as e:  # a user's code, which may want what only a task has
         return None, f"{type(e).__name__}: {e}"
-    found = [*declared.keyed.schemas, *declared.operator.schemas]
-    return tuple(DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in found), ""
+    lives = {name: _life(config) for name, config in declared.keyed.times_to_live.items()}
+    keyed = [
+        DrawnState(s.name, s.kind, s.key_type, s.value_type, lives.get(s.name, ""))
+        for s in declared.keyed.schemas
+    ]
+    operator_states = (
+        DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in declared.operator.schemas
+    )
+    return (*keyed, *operator_states), ""
+
+
+def _life(config: StateTtlConfig) -> str:
+    reads = config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
+    since = "each read and write" if reads else "each write"
+    return f"{_duration(config.ttl)} after {since}, in {config.ttl_time_characteristic.value} time"
+
+
+def _duration(time: timedelta) -> str:
+    """``1 d 12 h``: the units that are not zero."""
+    rest, found = time // timedelta(milliseconds=1), []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            found.append(f"{count} {unit}")
+    return " ".join(found)
 
 
 def _way(node: Node) -> str:

@@ -72,6 +72,9 @@ class Executor(ABC):
     def tend(self, plan: JobPlan, info: BatchInfo) -> None:
         """Keeps alive what stores files beside the batches, while no batch runs."""
 
+    def cancel(self) -> None:  # noqa: B027 - what runs in this process cannot be interrupted
+        """Interrupts the batch that runs, if that is possible; called from another thread."""
+
     @abstractmethod
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         """Runs the batch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,12 +25,16 @@ from stateflow.api.graph import (
 )
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.api.source import Source
+from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.runtime.plan import JobPlan
 from stateflow.runtime.row_steps import steps_in_frame
 from stateflow.runtime.specs import (
     SOURCE,
 )
+from stateflow.settings import SourceSettings
+
+_WORD = "transform(…, output=Row), which schema=Row means as well"
 
 
 def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
@@ -89,7 +94,11 @@ class Expressions:
             return self.frame(node.parent)
         if isinstance(node, TransformNode):
             before = self.frame(node.parent)
-            return None if before is None else conform(_transformed(node, before), node.schema)
+            return (
+                None
+                if before is None
+                else conform(_transformed(node, before), node.schema, name_of(node.function))
+            )
         if isinstance(node, RowsNode):
             return self._stepped(node)
         if isinstance(node, PartialNode):
@@ -117,8 +126,8 @@ def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
     except StateflowError:
         raise
     except Exception as e:
-        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="mend the function",
-                            function=getattr(node.function, "__qualname__", "")) from e  # fmt: skip
+        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="correct the function",
+                            transform=name_of(node.function)) from e  # fmt: skip
 
 
 def _run_steps(
@@ -127,6 +136,17 @@ def _run_steps(
     context = TaskContext.get()
     assert context is not None
     return steps_in_frame(steps, schema, replace(info, subtask=context.partitionId()), batches)
+
+
+def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:
+    """Makes the source's streaming frame, which reads nothing. Raises ConfigError when Spark cannot."""
+    try:
+        source.stream(spark, limits)
+    except StateflowError:
+        raise
+    except Exception as e:
+        raise ConfigError("Spark cannot read the source", hint="compare path, format and options with what is there",
+                          source=source.description, reason=str(e).strip().partition("\n")[0][:500]) from e  # fmt: skip
 
 
 def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
@@ -142,17 +162,30 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
             expressions.frame(node)
 
 
-def conform(frame: DataFrame, schema: RowSchema) -> DataFrame:
-    """The declared columns of `frame`, in order. Raises SchemaMismatch naming the column."""
+def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
+    """The declared columns of `frame`, in order. Raises SchemaMismatch naming the column and the transform."""
+    # A transform is a user's function, and may return anything.
+    if not isinstance(frame, DataFrame):
+        raise SchemaMismatch("a transform returns no DataFrame", hint="return the frame: df.select(…)",
+                             transform=transform, found=type(frame).__name__)  # fmt: skip
     found = dict(frame.dtypes)
     for column in schema.columns:
         if column.name not in found:
-            raise SchemaMismatch("a declared column is missing in the frame", hint="declare what the transform "
-                                 "returns, or return it", column=column.name, found=sorted(found))  # fmt: skip
+            raise SchemaMismatch("a transform does not return a declared column", hint="return it, or pass the row "
+                                 f"class of what it returns: {_WORD}", transform=transform, column=column.name,
+                                 declared=schema.row_class.__name__, found=sorted(found))  # fmt: skip
         if found[column.name] != column.spark_type:
-            raise SchemaMismatch("a column has another type than declared", hint="cast it in the transform",
+            raise SchemaMismatch("a transform returns a column of another type than declared", hint="cast it in the "
+                                 f"transform, or pass the row class of what it returns: {_WORD}", transform=transform,
                                  column=column.name, declared=column.spark_type, found=found[column.name])  # fmt: skip
     return frame.select(*schema.names)
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """A function as a user finds it: its name, and the file and line where it begins."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
 def quoted(name: str) -> str:

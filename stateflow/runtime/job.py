@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from stateflow.checkpoint.documents import SourcePosition, SparkPosition
+from stateflow.checkpoint.documents import QuarantinedFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.restore import Wanted
 from stateflow.metrics import NullRecorder, Recorder
@@ -19,10 +19,16 @@ from stateflow.state.evolution import Declarations
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the sources stand behind a batch; `spark` when Spark reads them."""
+    """Where the sources are after a batch.
+
+    Attributes:
+        spark: when Spark reads them.
+        quarantined: input files that the batch skips.
+    """
 
     sources: list[SourcePosition]
     spark: SparkPosition | None = None
+    quarantined: tuple[QuarantinedFile, ...] = ()
 
 
 Capture = Callable[[str], Positions]
@@ -92,6 +98,7 @@ class Totals:
     batches: int = 0
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
+    quarantined: list[QuarantinedFile] = field(default_factory=list)
 
     def count(self, rows_in: int, rows_out: dict[str, int]) -> None:
         """One more batch."""

@@ -107,13 +107,6 @@ def begin_job_root(new: RootToBegin, beginning: Beginning) -> None:
             raise
 
 
-def stored_max_parallelism(storage: Storage, beginning: Beginning | None) -> int | None:
-    """That of the job root, or of the savepoint which it will begin with; None for a new job."""
-    if storage.size(FORMAT) is not None:
-        return read_format(storage).max_parallelism
-    return savepoint_at(beginning.savepoint).document.max_parallelism if beginning else None
-
-
 def has_begun(storage: Storage, clock: Clock, beginning: Beginning) -> bool:
     """Whether the job root has begun with this savepoint. Raises ConfigError when it holds anything else."""
     if storage.size(FORMAT) is None:

@@ -30,6 +30,10 @@ class BoundSink:
     def uid(self) -> str:
         return self.context.uid
 
+    @property
+    def location(self) -> str:
+        return self.sink.location
+
     def open_table(self) -> SinkTable:
         """The table as it is now."""
         return self.sink.open_table(self.context)

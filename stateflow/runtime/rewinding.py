@@ -110,12 +110,13 @@ def _take_back(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now:
     for _ in range(_TRIES):
         table = sink.open_table()
         if table.table_id != intent.table_id:
-            raise SinkDiverged("the sink's table is not the one that was to go back", hint="restore it", sink=sink.uid,
+            raise SinkDiverged("the sink's table is not the one that was to go back", hint="put the table "
+                               "of the plan back, then start again", sink=sink.uid, table=sink.location,
                                known=intent.table_id, found=table.table_id)  # fmt: skip
         version = table.version
         token = table.token or 0
         if token > seq:
-            raise _ahead(sink.uid, token, log)
+            raise _ahead(sink, token, log)
         if token < seq:
             done = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)
             if done is None:
@@ -168,11 +169,12 @@ def _foreign_rows(
     )  # fmt: skip
 
 
-def _ahead(uid: str, token: int, log: CheckpointLog) -> Fenced | SinkDiverged:
+def _ahead(sink: BoundSink, token: int, log: CheckpointLog) -> Fenced | SinkDiverged:
     newest = log.read_head()
     if newest is not None and newest.entry.seq >= token:
         return Fenced(
-            "a newer run published to the sink", hint="let the other run work", sink=uid, token=token
+            "a newer run published to the sink", hint="let the other run work", sink=sink.uid, token=token
         )
-    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="is the job root a copy, or "
-                        "restored from one? go back in the sink too", sink=uid, token=token)  # fmt: skip
+    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="if the job root is a copy, "
+                        "run the original; else restore the table to a version that the log knows", sink=sink.uid,
+                        table=sink.location, token=token)  # fmt: skip

@@ -17,6 +17,7 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     SourceWatermark,
 )
+from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
 from stateflow.checkpoint.history import write_records
@@ -24,16 +25,17 @@ from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import told_at
-from stateflow.errors import Fenced, StateflowError
 from stateflow.events import log_within
 from stateflow.runtime.background import BackgroundWork, Work
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
 from stateflow.runtime.committing import Committer
 from stateflow.runtime.declared import source_columns
 from stateflow.runtime.executors import BatchWork, Executor
+from stateflow.runtime.fence_watch import FenceWatch
 from stateflow.runtime.job import BatchResult, Capture, Job, Positions, Totals
 from stateflow.runtime.measures import measured
 from stateflow.runtime.publishing import Publisher
+from stateflow.runtime.quarantine import quarantine_after
 from stateflow.runtime.rewinding import complete_rewind, restore_order
 from stateflow.runtime.serving import Point, RequestDesk
 from stateflow.runtime.specs import BatchInfo
@@ -89,6 +91,7 @@ class JobRun:
         self._sources: list[SourceWatermark] = []
         self._desk: RequestDesk
         self._background: BackgroundWork
+        self._fence: FenceWatch | None = None
         self.restored: RestorePlan
         self.stood_at: str
         self.manifest: Manifest | None = None
@@ -128,6 +131,13 @@ class JobRun:
             interval = self.job.settings.requests.interval
             self._desk = RequestDesk(root, head.entry.generation, interval, self, self._background)
             self._desk.open(self._point())
+            self._fence = FenceWatch(
+                root.log,
+                self.head.entry.generation,
+                self.job.settings.requests.fence_interval,
+                self._executor.cancel,
+            )
+            self._fence.begin()
 
     def _restore(self, checked: frozenset[str]) -> None:
         root, sinks, head = self.job.root, self.job.sinks, self.head
@@ -222,6 +232,8 @@ class JobRun:
             self._desk.serve(self._point())
 
     def _run_to_end(self, batch: _Batch) -> BatchResult:
+        if self._fence is not None:
+            self._fence.check()
         self._committer.check()
         with span(BATCH, **self._facts(), ordinal=self._ordinal + 1):
             return self._run_to_barrier(batch)
@@ -250,6 +262,9 @@ class JobRun:
         self._checkpoint_if_due()
         result = self._result(pending, manifest, clock.monotonic() - began)
         self.totals.count(result.rows_in, result.rows_out)
+        self.totals.quarantined += positions.quarantined
+        if positions.quarantined:
+            self.job.recorder.count("num_files_quarantined", len(positions.quarantined))
         self._record(result)
         return result
 
@@ -304,6 +319,8 @@ class JobRun:
 
     def abandon(self) -> None:
         """Lets go of what works beside the batches; for a run that ends with an error."""
+        if self._fence is not None:
+            self._fence.end()
         self._desk.abandon()
         self._committer.abandon()
 
@@ -344,21 +361,10 @@ class JobRun:
         try:
             yield
         except Exception as e:
-            newer = 0 if isinstance(e, Fenced) else self._newer_generation()
-            if not newer:
+            fenced = fenced_by(self.job.root.log, self.head.entry.generation)
+            if fenced is None:
                 raise
-            raise Fenced("a newer run has claimed the job", hint="let the other run work",
-                         generation=self.head.entry.generation, newer=newer) from e  # fmt: skip
-
-    def _newer_generation(self) -> int:
-        """The generation of a newer run; 0 when there is none, or when the log cannot be read."""
-        try:
-            newest = self.job.root.log.read_head()
-        except StateflowError as e:
-            log.warning("the log could not be asked for a newer run: %s", e)
-            return 0
-        generation = newest.entry.generation if newest else 0
-        return generation if generation > self.head.entry.generation else 0
+            raise fenced from e
 
     def _prepare_sinks(self) -> None:
         """Creates missing tables. One that the log knows is not created anew: its rows would silently be gone."""
@@ -411,7 +417,7 @@ class JobRun:
             full_bytes=state_bytes(operators),
             epoch=self._epoch + 1, columns=source_columns(self.job.plan), watermarks=advanced(
                 self._sources, self.job.plan.strategies, pending.event_times(), milliseconds(info.processing_time)
-            ),
+            ), **quarantine_after(self.manifest, positions.quarantined),
         )  # fmt: skip
 
     def _result(self, pending: PendingBarrier, manifest: Manifest, seconds: float) -> BatchResult:

@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from stateflow.checkpoint.documents import SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.state.transfer import check_content, private_folder, remove_tree
@@ -83,6 +83,33 @@ class SparkLocation:
         """Keeps what the newest position has, which the next one may have as well. Older entries of a source's log are
         in a compacted one, and are never needed again."""
         self._newest = {file.path: file for file in files}
+
+    def batch_files(self, batch_id: int, source: int) -> list[str]:
+        """The files of a batch that Spark's file source has listed, as percent-encoded URIs; none for other sources.
+
+        Args:
+            source: its number, in the order in which the query has the sources.
+        """
+        last, before = self._log_offset(batch_id, source), self._log_offset(batch_id - 1, source)
+        if last is None:
+            return []
+        folder = self.folder / "sources" / str(source)
+        lines = [
+            line
+            for name in needed_entries(os.listdir(folder))
+            for line in (folder / name).read_text().splitlines()
+        ]
+        entries = [json.loads(line) for line in lines if line.startswith("{")]
+        after = -1 if before is None else before
+        return [entry["path"] for entry in entries if after < int(entry["batchId"]) <= last]
+
+    def _log_offset(self, batch_id: int, source: int) -> int | None:
+        """Up to which entry of its own log Spark's file source was read; None before it began, and for others."""
+        content = self._read(f"offsets/{batch_id}")
+        lines = content.decode().splitlines()[2:] if content else []
+        offset = lines[source] if source < len(lines) else NOT_BEGUN
+        found = json.loads(offset) if offset != NOT_BEGUN else None
+        return int(found["logOffset"]) if isinstance(found, dict) and "logOffset" in found else None
 
     def _source_paths(self) -> list[str]:
         """Of each source's log: the newest compacted entry and all behind it; of other files: all."""

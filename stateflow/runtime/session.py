@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,15 +16,10 @@ from pyspark.sql import SparkSession
 from stateflow.api.graph import Graph, all_before
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.runtime.local import has_transform
+from stateflow.runtime.spark_log import is_quiet, quiet_spark
+from stateflow.runtime.spark_settings import REQUIRED, check_master, check_required, is_local
 from stateflow.runtime.versions import check_java, check_python, check_spark
-from stateflow.settings import Settings
-
-REQUIRED = {
-    # Without them a lost executor can make the tasks of one level read two different attempts of a task before.
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-}
-"""Checked at start: whoever sets them otherwise is refused."""
+from stateflow.settings import FULL, Settings
 
 _DEFAULTS = {
     # Delayed acknowledgements on loopback cost a task 40 ms; a Unix socket has none.
@@ -38,7 +34,6 @@ _DEFAULTS = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100000",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
-    "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Spark keeps them for its web interface, also without one: a thousand plans of batches, their jobs and stages.
@@ -53,6 +48,9 @@ _DEFAULTS = {
     "spark.sql.shuffle.partitions": "2",
 }
 """Ours unless the user, spark-submit or spark-defaults set them."""
+
+_LEVEL = {"spark.log.level": "ERROR"}
+"""Likewise, where Spark's log is neither ours nor wanted in full."""
 
 _FIXED_PLAN = {
     # It runs each shuffle as a job of its own, and has nothing to decide: number and sizes of partitions are ours.
@@ -109,8 +107,16 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     paths = [str(job_file.resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
-    builder = _with_defaults(builder, defaults(traits), settings)
-    session = _started(builder)
+    if settings.spark.log != FULL:
+        # What py4j logs as a connection ends, it raises as well: the run's error says that Spark is gone.
+        logging.getLogger("py4j").addHandler(logging.NullHandler())
+        logging.getLogger("py4j").propagate = False
+    with quiet_spark(settings) as log_file:
+        ours = defaults(traits) if settings.spark.log == FULL else defaults(traits) | _LEVEL
+        if log_file is not None or is_quiet():
+            # Our log configuration has the levels; setting one would let Spark announce it.
+            ours.pop("spark.log.level", None)
+        session = _started(_with_defaults(builder, ours, settings))
     check_spark(session.version)
     _check(session)
     session.sparkContext.addPyFile(str(job_file))
@@ -149,23 +155,7 @@ def _with_defaults(
 
 
 def _check(session: SparkSession) -> None:
-    for key, value in REQUIRED.items():
-        found = session.conf.get(key, None)
-        if str(found).lower() != value:
-            raise ConfigError("a setting of Spark would let results mix two attempts of a task", setting=key,
-                              hint=f"set it to {value}", found=found)  # fmt: skip
+    check_required({key: session.conf.get(key, None) for key in REQUIRED})
     if not hasattr(session, "sparkContext"):
         raise EnvironmentUnsupported("Spark Connect is not supported", hint="use a classic session")
     check_master(str(session.sparkContext.master))
-
-
-def check_master(master: str) -> None:
-    """Raises ConfigError for a local master that never tries a task again."""
-    if master == "local" or (master.startswith("local[") and "," not in master):
-        raise ConfigError("a local master without retries fails a batch at the first lost task",
-                          hint="use local[N,4] instead of local[N]", master=master)  # fmt: skip
-
-
-def is_local(master: str) -> bool:
-    """Whether all tasks run on this host, in this process's JVM."""
-    return master == "local" or master.startswith("local[")

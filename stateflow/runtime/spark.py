@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import cache, partial
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -28,6 +28,14 @@ class SparkExecutor(Executor):
 
     reads_by_spark = True
 
+    def __init__(self) -> None:
+        self._group = ""
+
+    def cancel(self) -> None:
+        """Cancels the jobs of the batch that runs, which then fails."""
+        if self._group:
+            SparkSession.active().sparkContext.cancelJobGroup(self._group)
+
     def no_rows(self, plan: JobPlan) -> DataFrame:
         """An empty frame of the sources' columns."""
         spark = SparkSession.active()
@@ -36,6 +44,7 @@ class SparkExecutor(Executor):
     def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
         """Runs the batch over the frame `rows`, which must be what the sources give for it."""
         specs = level_specs(work)
+        self._group = job_group(rows.sparkSession.sparkContext, work.info.generation)
         with ExitStack() as persisted:
             frame = _level_frame(self._first(rows, work, persisted), specs[0])
             for at, level in enumerate(work.plan.levels[1:], 1):
@@ -57,6 +66,15 @@ class SparkExecutor(Executor):
         source = _persist(rows, persisted) if reads_of_source(level) > 1 else rows
         barrier = Barrier(work.info.generation, work.info.ordinal)
         return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
+
+
+def job_group(context: SparkContext, generation: int) -> str:
+    """The group of the jobs that this thread starts: the query's, or our own for a batch without a query."""
+    group = context.getLocalProperty("spark.jobGroup.id")
+    if not group:
+        group = f"stateflow-{generation}"
+        context.setJobGroup(group, "a batch of stateflow")
+    return str(group)
 
 
 def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:

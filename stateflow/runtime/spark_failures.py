@@ -10,6 +10,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from stateflow.api.input_files import unreadable_in
 from stateflow.errors import BatchFailed, SparkGone, StateflowError
 from stateflow.runtime.restarts import can_mend
 from stateflow.runtime.row_steps import failure_in
@@ -52,10 +53,13 @@ def is_alive(spark: SparkSession) -> bool:
 
 
 def as_ours(error: BaseException) -> StateflowError:
-    """An error of Spark's as one of ours: a new run may do better, unless a row function failed."""
+    """An error of Spark's as one of ours: a new run may do better, unless a row function or an input file is bad."""
     failure = failure_in(str(error))
     if failure is not None:
         return failure
+    unreadable = unreadable_in(str(error))
+    if unreadable is not None:
+        return unreadable.error()
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()
     return BatchFailed(f"Spark failed a micro-batch: {type(error).__name__}", hint="the driver's log has the whole "
                        "story; a new run starts from the last checkpoint", reason=text[:2000])  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
@@ -11,18 +11,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from stateflow import failpoints
-from stateflow.api.graph import SinkNode
 from stateflow.api.source import Source
-from stateflow.errors import ConfigError, StateflowError
+from stateflow.errors import StateflowError
+from stateflow.runtime.batch_input import BatchInput
 from stateflow.runtime.bounds import STOPPED, Bounds
 from stateflow.runtime.frames import source_frame
 from stateflow.runtime.job import BatchResult, Positions
+from stateflow.runtime.quarantine import SkippedFile, records_of
 from stateflow.runtime.run import JobRun
 from stateflow.runtime.seeding import SparkLocation, driver_location, source_positions
-from stateflow.runtime.session import is_local
 from stateflow.runtime.spark_failures import as_ours
 from stateflow.runtime.ticks import run_ticks
-from stateflow.storage import Storage
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1
@@ -35,26 +34,6 @@ class _Outcome:
     error: BaseException | None = None
     reached: str | None = None
     batches: int = 0
-
-
-def check_sinks(sinks: Iterable[SinkNode], master: str, shared: bool) -> None:
-    """Raises ConfigError for a sink whose files tasks on other hosts would write to their own disks."""
-    local = [node.uid for node in sinks if node.sink.host_local]
-    if local and not is_local(master) and not shared:
-        raise ConfigError("a sink's table is on this host only, but tasks run on others", hint="use a path that all "
-                          "hosts see, and set storage.shared=true", sinks=local, master=master)  # fmt: skip
-
-
-def check_root(storage: Storage, master: str, shared: bool) -> None:
-    """Raises ConfigError for a job root that the tasks, or Spark's driver, could not see."""
-    if storage.local_path("x") is None and storage.host_local:
-        raise ConfigError(
-            "a job root in memory is for runs without Spark", hint="use a path", root=storage.uri
-        )
-    if storage.host_local and not is_local(master) and not shared:
-        raise ConfigError("the job root is on this host only, but tasks run on others", hint="use a storage that all "
-                          "hosts see; if this path is one, set storage.shared=true", root=storage.uri,
-                          master=master)  # fmt: skip
 
 
 class SparkRun:
@@ -154,20 +133,43 @@ class SparkRun:
             # starts from our log, not from Spark's directory, and this one runs nothing after a batch that it left out.
             return
         try:
-            self._on_batch(self._run.run_batch(frame, lambda folder: self._positions(batch_id, folder)))
+            self._on_batch(self._run_without_corrupt_files(frame, batch_id))
         except BaseException as e:
+            # Not raised: Spark would print it several times, with the stacks of both sides. That it then takes the
+            # batch for done has no effect, as above.
             outcome.error = e if isinstance(e, StateflowError) else as_ours(e)
             finished.set()
-            raise
+            return
         outcome.batches += 1
         self._bounds.count_batch()
         outcome.reached = STOPPED if self._run.stopped else self._bounds.reached
         if outcome.reached is not None:
             finished.set()
 
-    def _positions(self, batch_id: int, folder: str) -> Positions:
-        position = self._location.capture(batch_id, folder)
-        return Positions(source_positions(position, list(self._run.job.sources)), position)
+    def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> BatchResult:
+        """Runs the batch; again and again while it fails on a file that may be skipped."""
+        given = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
+        while True:
+            try:
+                return self._run.run_batch(
+                    given.rows(), lambda f: self._positions(batch_id, f, given.skipped)
+                )
+            except Exception as e:
+                if not given.skip_corrupt(e):
+                    raise
+
+    def _files(self, batch_id: int) -> dict[str, list[str]]:
+        """The files of a batch, by uid of the source."""
+        return {
+            node.uid: self._location.batch_files(batch_id, index)
+            for index, node in enumerate(self._run.job.plan.sources)
+        }
+
+    def _positions(self, batch_id: int, folder: str, skipped: Sequence[SkippedFile]) -> Positions:
+        position, root = self._location.capture(batch_id, folder), self._run.job.root
+        at = root.clock.now().isoformat(timespec="milliseconds")
+        records = records_of(skipped, at, self._run.head.entry.generation)
+        return Positions(source_positions(position, list(self._run.job.sources)), position, records)
 
 
 def _query_id(hexadecimal: str) -> str:

@@ -46,6 +46,13 @@ class StartChecks:
         Until the claim another run may go on and collect the files, and a driver that slept may write a collected
         entry's slot anew: what is found then does not count, and the check after the claim decides.
         """
+        return self._found(with_files=True)
+
+    def without_files(self) -> None:
+        """The same, but for the checkpoint's files: for a first look that must not read all state."""
+        self._found(with_files=False)
+
+    def _found(self, with_files: bool) -> Found:
         head = self.job.root.log.read_head()
         if head is None:
             if self.job.root.job.forked_from:
@@ -57,7 +64,7 @@ class StartChecks:
         self._check_sinks(head)
         try:
             manifest = self.job.root.manifest(head)
-            self.restorable(head, manifest, frozenset())
+            self.restorable(head, manifest, frozenset() if with_files else None)
         except (MissingFile, CorruptFile):
             if self.job.root.log.read_head() == head:
                 raise
@@ -67,13 +74,18 @@ class StartChecks:
         untold = () if head.entry.ended else manifest.told(head.checkpoint_id)
         return Found(frozenset(f.key for f in files_of(manifest)), head.checkpoint_id, tuple(untold))
 
-    def restorable(self, head: Head, manifest: Manifest | None, checked: frozenset[str]) -> RestorePlan:
+    def restorable(
+        self, head: Head, manifest: Manifest | None, checked: frozenset[str] | None
+    ) -> RestorePlan:
         """What the head's checkpoint gives to each operator; compares its files, but for those that are `checked`.
+
+        Args:
+            checked: keys of files; None for all.
 
         Raises MissingFile or CorruptFile naming a file; ConfigError when job and state do not fit.
         """
         restored = plan_restore(head.checkpoint_id, manifest, self.job.wanted)
-        if manifest is not None:
+        if manifest is not None and checked is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_stored(self.job.root.storage, files)
         check_reader(manifest, self.reads_by_spark)
@@ -88,8 +100,9 @@ class StartChecks:
             bound = self.job.sinks.get(uid)
             found = bound.sink.check(bound.context) if bound else known.table_id
             if found != known.table_id:
-                raise SinkDiverged("the sink's table is not the one that this job published to", hint="restore it, or "
-                                   "give the sink a new uid to begin a new table", sink=uid, known=known.table_id,
+                raise SinkDiverged("the sink's table is not the one that this job published to", hint="put the old "
+                                   "table back, or give the sink a new uid to begin a new table", sink=uid,
+                                   table=bound.sink.location if bound else "", known=known.table_id,
                                    found=found or "no table")  # fmt: skip
 
 

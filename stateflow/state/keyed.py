@@ -39,6 +39,7 @@ from stateflow.state.reducing_state import ReducingState
 from stateflow.state.timers import TIMER_IDS, TimerIndex, Timers
 from stateflow.state.ttl import Ttl, expiry_ids
 from stateflow.state.value_state import ValueState
+from stateflow.time_to_live import StateTtlConfig
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -128,6 +129,11 @@ class KeyedState:
     def schemas(self) -> list[StateSchema]:
         """What is declared, in order of names."""
         return [self._recorded(self._states[name]) for name in sorted(self._states)]
+
+    @property
+    def times_to_live(self) -> dict[str, StateTtlConfig]:
+        """Those of the states that have one, by name."""
+        return {name: state.ttl.config for name, state in self._states.items() if state.ttl is not None}
 
     @property
     def declarations(self) -> list[Declaration]:

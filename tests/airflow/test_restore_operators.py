@@ -133,14 +133,14 @@ def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsBox) -
     run = new_run("2026-01-01", task_id="restore")
     run.user = "bob"
     done = restore(early, run, plan=plan(early), approval=APPROVED, reason="wrong version")
-    assert done["offsets"] == {"events": '{"row": 50}'} and set(done["tables"]) == {"movements", "totals"}
+    assert done["offsets"] == {"events": {"row": 50}} and set(done["tables"]) == {"movements", "totals"}
     why = "wrong version; approval: seen; asked for by bob"
     (record,) = [r for r in disk.history(early.root) if r.get("kind") == "restore"]
     assert (record["by"], record["reason"]) == ("ada", why)
     assert any(f"for ada: {why}" in e.doc["note"] for e in disk.entries(early.root))
     assert rows(early) == multiset(expected(early.delivered[:50]).movements)
     read = StateflowVerifyOperator(task_id="verify", job_root=str(early.root)).execute(run.next_try())
-    assert (read["offsets"], read["files"] > 0) == ({"events": '{"row": 50}'}, True)
+    assert (read["offsets"], read["files"] > 0) == ({"events": {"row": 50}}, True)
     early.replace_events(since=50)
     early.finish()
     early.check_results()
@@ -160,7 +160,7 @@ def test_neither_a_retry_nor_a_clear_goes_back_twice(
     capsys.readouterr()
     again = restore(early, run, plan=planned, approval=APPROVED)
     assert again["repeated"] and "nothing was done now" in capsys.readouterr().out
-    assert again["offsets"] == {"events": '{"row": 120}'}, (
+    assert again["offsets"] == {"events": {"row": 120}}, (
         "where the job stands, not where the plan went back to"
     )
     assert (disk.head(early.root).seq, rows(early)) == (newest.seq, before)

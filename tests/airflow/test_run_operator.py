@@ -22,7 +22,7 @@ from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark
 
 RETURNED = {
     "checkpoint_id": 9,
-    "offsets": {"flights": '{"logOffset": 1}'},
+    "offsets": {"flights": {"logOffset": 1}},
     "rows_in": 20,
     "rows_out": {"delays": 20},
     "batches": 2,

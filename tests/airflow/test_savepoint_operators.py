@@ -85,7 +85,7 @@ def test_without_a_run_it_is_the_newest_checkpoint(resting: AccountsBox) -> None
         head.checkpoint,
         "head",
     )
-    assert made["offsets"] == {"events": '{"row": 50}'}
+    assert made["offsets"] == {"events": {"row": 50}}
     stored = disk.savepoints(resting.root)["before-upgrade"]
     assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "version 2", "manual")
     assert run.events[SAVEPOINT].extra == {

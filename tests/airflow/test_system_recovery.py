@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -257,7 +256,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     client.wait_for("approved", "second")
     assert client.wait_for("approved_savepoint", "one") == {"savepoint": "success", "stop": "skipped"}
     made = client.returned("approved_savepoint", "one", "savepoint")
-    point = int(json.loads(made["offsets"]["events"])["row"])
+    point = int(made["offsets"]["events"]["row"])
     assert made["taken_by"] == "run" and 50 < point < 120
     _check_announced(client, box, made)
 

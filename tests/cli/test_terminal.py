@@ -128,7 +128,7 @@ def terminal(bench: Bench) -> Iterator[Terminal]:
 
 
 def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal) -> None:
-    terminal.wait_for("starting")
+    terminal.wait_for("loading")
     terminal.wait_for("job: from the beginning")
     for batch in (1, 2, 3):
         terminal.go_on()

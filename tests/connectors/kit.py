@@ -116,6 +116,7 @@ class BoundSink:
 
     def __init__(self, sink: DeltaSink, about: SinkContext) -> None:
         self.uid = about.uid
+        self.location = sink.location
         self._sink = sink
         self._about = about
 

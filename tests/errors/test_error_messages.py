@@ -99,7 +99,7 @@ def test_on_the_command_line(bench: Bench, name: str) -> None:
     before = bench.on_disk()
     ended = stateflow(bench.command("--result-file", str(bench.folder / "result.json")), bench.folder)
     assert ended.returncode == 2
-    first, *_, last = ended.stderr.strip().splitlines()
+    _, first, *_, last = ended.stderr.strip().splitlines()
     assert first.startswith(f"error [{case.code}]: ") and last.startswith("  hint: ")
     assert [word for word in case.says if word not in ended.stderr] == []
     assert "Traceback" not in ended.stderr

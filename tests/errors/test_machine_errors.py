@@ -15,6 +15,7 @@ from stateflow.errors import (
     SchemaMismatch,
 )
 from stateflow.runtime.versions import check_java, check_python, check_spark, java_major
+from stateflow.settings import SourceSettings
 from tests.errors.kit import Bench, Case, check, contents
 
 # -- the machine --------------------------------------------------------------------------------------------------
@@ -77,7 +78,7 @@ def test_another_spark(version: str) -> None:
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
 def test_a_master_that_never_tries_a_task_again(master: str) -> None:
-    from stateflow.runtime.session import check_master
+    from stateflow.runtime.spark_settings import check_master
 
     with pytest.raises(ConfigError, match="without retries") as refused:
         check_master(master)
@@ -117,7 +118,7 @@ def test_a_folder_of_files_that_is_not_there(tmp_path: Path) -> None:
     source = _file_source(tmp_path, {"key": pa.string()})
     source.path = str(tmp_path / "gone")
     with pytest.raises(ConfigError, match="folder is not there") as refused:
-        source.check(None)  # type: ignore[arg-type] - not asked
+        source.check_settings(SourceSettings())
     assert "gone" in str(refused.value)
 
 

@@ -50,7 +50,7 @@ def test_a_root_that_cannot_be_used(bench: Bench, case: Case) -> None:
 
 
 def test_a_root_of_this_host_with_tasks_on_others(tmp_path: Path) -> None:
-    from stateflow.runtime.spark_run import check_root
+    from stateflow.runtime.spark_settings import check_root
 
     with pytest.raises(ConfigError, match="on this host only") as refused:
         check_root(PosixStorage(tmp_path / "root"), "spark://example:7077", False)

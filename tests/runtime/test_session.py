@@ -12,7 +12,8 @@ import pytest
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.api.streams import DataStream
 from stateflow.errors import ConfigError
-from stateflow.runtime.session import REQUIRED, Traits, _check, defaults, traits_of
+from stateflow.runtime.session import Traits, _check, defaults, traits_of
+from stateflow.runtime.spark_settings import REQUIRED
 
 
 class FakeConf:

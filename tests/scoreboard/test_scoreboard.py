@@ -14,7 +14,8 @@ from tests.scoreboard.row import Result, Round, Row, Tier, caught, play
 from tests.scoreboard.rows import ROWS
 
 _SLOW_PLANTS = {
-    "clocks", "other-writers", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks", "long-runs", "new-roots",
+    "clocks", "other-writers", "killed-drivers", "killed-drivers-s3", "network", "busy", "forks", "long-runs",
+    "new-roots",
 }  # fmt: skip
 """Rows that take more than some seconds to find what is planted."""
 

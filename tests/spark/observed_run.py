@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from stateflow.environment import RunRequest, run_job
 from stateflow.runtime.job import BatchResult
-from stateflow.runtime.session import REQUIRED
+from stateflow.runtime.spark_settings import REQUIRED
 
 
 class Observer:

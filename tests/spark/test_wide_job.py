@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stateflow.query import read_state
-from stateflow.runtime.session import REQUIRED
+from stateflow.runtime.spark_settings import REQUIRED
 from stateflow.testing.sinks import FolderSink
 
 ROOT = Path(__file__).parents[2]

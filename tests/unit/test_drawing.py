@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from stateflow import Context, KeyedProcessFunction, MapStateDescriptor, OutputTag, RuntimeContext
+from datetime import timedelta
+
+from stateflow import (
+    Context,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OutputTag,
+    RuntimeContext,
+    StateTtlConfig,
+    ValueStateDescriptor,
+)
 from stateflow.config import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.drawing import Drawing, as_text, draw
@@ -63,6 +73,31 @@ def test_a_job_is_drawn_with_keys_types_states_shuffles_and_sinks() -> None:
         "    emits Row(key string, number bigint, other double)",
         "    sink out: Nowhere of second",
     ]
+
+
+class Lives(KeyedProcessFunction[Row, Row]):
+    """Has a state for ever, and two that expire."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        day = StateTtlConfig.new_builder(timedelta(days=1, minutes=30)).build()
+        second = (
+            StateTtlConfig.new_builder(timedelta(seconds=1)).update_ttl_on_read_and_write().use_event_time()
+        )
+        self.seen = ctx.get_map_state(MapStateDescriptor("seen", str, int, ttl=day))
+        self.last = ctx.get_state(ValueStateDescriptor("last", int, ttl=second.build()))
+        self.ever = ctx.get_state(ValueStateDescriptor("ever", int))
+
+    def process_element(self, row: Row, ctx: Context) -> None:
+        """Nothing runs."""
+
+
+def test_times_to_live_are_drawn() -> None:
+    env = environment()
+    env.from_source(Nothing(), uid="rows").key_by("key").process(Lives(), output=Row, uid="op")
+    text = [line.strip() for line in as_text(_drawing(env))]
+    assert "value state ever: int" in text
+    assert "value state last: int, lives 1 s after each read and write, in event time" in text
+    assert "map state seen: str -> int, lives 1 d 30 min after each write, in processing time" in text
 
 
 def test_unions_and_relays_are_drawn() -> None:

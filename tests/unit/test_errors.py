@@ -32,6 +32,7 @@ STABLE = {
     "CorruptFile": ("corrupt-file", 4, False),
     "DamagedCopy": ("damaged-copy", 5, True),
     "MissingFile": ("missing-file", 4, False),
+    "CorruptInput": ("corrupt-input", 4, False),
     "SinkRefused": ("sink-refused", 2, False),
     "SinkDiverged": ("sink-diverged", 4, False),
     "ForeignRows": ("foreign-rows", 4, False),

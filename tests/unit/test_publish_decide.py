@@ -58,6 +58,7 @@ class Table:
     """A table in memory; each `open_table` is a handle of its own."""
 
     uid = "out"
+    location = "/tables/out"
 
     def __init__(self, token: int, table_id: str = "t", gone: bool = False, others: int = 0) -> None:
         self.token, self.table_id, self.version = token, table_id, 5
@@ -128,4 +129,7 @@ def test_what_may_not_be_published_changes_nothing(
     with pytest.raises(error, match=says) as refused:
         _publish(table, newest=newest)
     assert refused.value.facts["sink"] == "out" and refused.value.hint
+    if error is SinkDiverged:
+        # Where it is, and two ways out.
+        assert refused.value.facts["table"] == table.location and " or " in refused.value.hint
     assert table.committed == []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.failures import PermanentFailure, misconfigured
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator
 from stateflow_airflow.plans import as_markdown, as_proposal
+from stateflow_airflow.results import with_offsets
 from stateflow_airflow.task_requests import (
     as_names,
     as_truth,
@@ -175,7 +176,7 @@ class StateflowRestoreOperator(JobOperator):
                              done.stands_at)  # fmt: skip
         else:
             self.log.info("%s is back at %s; for %s: %s", done.job, done.label, by, reason)
-        return asdict(done)
+        return with_offsets(asdict(done))
 
 
 class StateflowForkOperator(JobRootOperator):
@@ -260,7 +261,7 @@ class StateflowVerifyOperator(JobRootOperator):
             read = verify_savepoint(find(root, self.savepoint)) if self.savepoint else verify_head(root)
         self.log.info("%s of %s: %d files, %d bytes, all as recorded", read.what, read.job, read.files,
                       read.bytes)  # fmt: skip
-        return asdict(read)
+        return with_offsets(asdict(read))
 
 
 def _run_dag(context: Context, dag_id: str) -> dict[str, Any]:

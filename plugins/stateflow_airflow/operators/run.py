@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import Asset, ResumableJobMixin, conf
 
-from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured
+from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, misconfigured, report
 from stateflow_airflow.launcher import Command, Launch, Launcher, forget_old_runs, result_file
 from stateflow_airflow.logs import LogFollower, last_lines
 from stateflow_airflow.operators.base import JobOperator
@@ -57,8 +57,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     after a clear the program always runs anew, whatever became of the one before.
 
     **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``,
-    ``started_from``, ``generation`` and ``stopped_because``. Each asset in `outlets` gets an event with the
-    first two of them.
+    ``started_from``, ``generation``, ``stopped_because``, ``quarantined_count`` and ``quarantined``. ``offsets`` has
+    each source's position as the source has it, such as ``{"payments": {"logOffset": 4}}``. Each asset in `outlets`
+    gets an event with the first two of them.
 
     Args:
         job: absolute path of the job file, on the worker. Templated.
@@ -179,9 +180,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         launch = _launch(external_id)
         result = read_result(launch.result_file)
         if result is None:
-            raise self._unexplained(launch)
+            raise report(self._unexplained(launch))
         if not result.finished:
-            raise result.failure()
+            raise report(result.failure())
         return result.returned()
 
     def on_kill(self) -> None:
@@ -212,10 +213,11 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             arguments += ["--set", f"{key}={as_text(value)}"]
         arguments += ["--result-file", str(result_file(folder))]
         arguments += ["--run-id", _run_id(context), "--log-format", "text"]
+        quiet = None if self.settings.get("spark.log") == "full" else folder
         spark = SparkSubmit(
             conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
         )
-        return StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments)
+        return StateflowSubmitHook(spark).command(f"stateflow {Path(self.job).stem}", arguments, quiet)
 
     def _check_failpoint(self) -> None:
         """Fails before Spark starts: the program itself would only see a wrong name at its first failpoint."""

@@ -11,6 +11,7 @@ from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.base import JobOperator
+from stateflow_airflow.results import with_offsets
 from stateflow_airflow.task_requests import (
     asker,
     check_root,
@@ -91,7 +92,7 @@ class StateflowSavepointOperator(JobOperator):
                 context["outlet_events"][asset].extra.update(
                     savepoint_id=made.id, name=made.name, path=made.path, checkpoint_id=made.checkpoint_id
                 )
-        return asdict(made)
+        return with_offsets(asdict(made))
 
     def on_kill(self) -> None:
         """Takes the request back: a run that has not begun with it does not make what nobody waits for."""

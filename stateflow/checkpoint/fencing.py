@@ -1,0 +1,36 @@
+"""Which newer run has fenced this one: read from the log, for the error that ends it."""
+
+from __future__ import annotations
+
+import logging
+
+from stateflow.checkpoint.documents import EntryKind, LogEntry
+from stateflow.checkpoint.log import CheckpointLog
+from stateflow.errors import Fenced, StateflowError
+
+log = logging.getLogger(__name__)
+
+HINT = "let the other run work; if nobody wants two, look which schedule or shell started it"
+
+
+def fenced_by(job_log: CheckpointLog, generation: int) -> Fenced | None:
+    """The error of the run of this generation when a newer one has claimed the job; None when there is none, or when
+    the log cannot be read."""
+    try:
+        newest = job_log.read_head()
+        if newest is None or newest.entry.generation <= generation:
+            return None
+        claim = _claim(job_log, newest.entry)
+    except StateflowError as e:
+        log.warning("the log could not be asked for a newer run: %s", e)
+        return None
+    by = {"by": claim.note} if claim.note else {}
+    return Fenced("a newer run has claimed the job", hint=HINT, generation=generation, newer=newest.entry.generation,
+                  **by, where=claim.writer, since=claim.at)  # fmt: skip
+
+
+def _claim(job_log: CheckpointLog, newest: LogEntry) -> LogEntry:
+    """The newer run's CLAIM, which says since when; its newest entry where the CLAIM is collected already."""
+    if newest.kind is EntryKind.CLAIM:
+        return newest
+    return job_log.read_entry(newest.generation) or newest

@@ -1,0 +1,249 @@
+"""Everything that a start refuses, as one list: a run goes through it and raises the first refusal, `stateflow check`
+and `stateflow plan` go through the same list and report all of them.
+
+Two refusals are a run's alone, since finding them changes the storage: a storage that does not create objects
+atomically (`stateflow doctor` looks for it), and sink tables that cannot be created.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from stateflow.api.graph import Graph
+from stateflow.api.sink import SinkContext
+from stateflow.api.source import Source
+from stateflow.checkpoint.jobroot import NewJob, check_same_job, read_format
+from stateflow.clock import Clock
+from stateflow.errors import StateflowError
+from stateflow.runtime.assembly import check_format, graph_in, open_job
+from stateflow.runtime.local import refuse_transforms
+from stateflow.runtime.plan import JobPlan, plan_job
+from stateflow.runtime.spark_settings import check_master, check_required, check_root, check_sinks
+from stateflow.runtime.start_checks import StartChecks
+from stateflow.runtime.versions import check_java, check_python, check_spark
+from stateflow.settings import Settings
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Needs(StrEnum):
+    """What a check looks at, besides the job file and this machine."""
+
+    NOTHING = "nothing"
+    ROOT = "the job root"
+    FILES = "the files of the newest checkpoint"
+    SPARK = "Spark"
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start, as far as it is known before it.
+
+    Attributes:
+        graph: checked.
+        on_spark: whether the job runs on Spark.
+        storage: the job root's; None when it is not known.
+        reads: the sources by uid, as Spark reads them; empty without a session.
+    """
+
+    graph: Graph
+    settings: Settings
+    on_spark: bool
+    clock: Clock
+    storage: Storage | None = None
+    session: SparkSession | None = None
+    reads: tuple[Source, ...] = ()
+
+    @property
+    def plan(self) -> JobPlan:
+        return plan_job(self.graph, self.settings.parallelism)
+
+    @property
+    def has_root(self) -> bool:
+        """Whether there is a job root already."""
+        return self.storage is not None and self.storage.size(FORMAT) is not None
+
+    @property
+    def master(self) -> str:
+        """Spark's master; empty where only the launcher knows it."""
+        if self.session is not None:
+            return str(self.session.sparkContext.master)
+        # Under spark-submit the launcher chose one, and settings have no say.
+        under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
+        return (
+            "" if under_submit else self.settings.spark.conf.get("spark.master", self.settings.spark.master)
+        )
+
+
+@dataclass(frozen=True)
+class StartCheck:
+    """One reason to refuse a start. `check` raises a StateflowError."""
+
+    name: str
+    needs: Needs
+    check: Callable[[Start], None]
+
+
+def refusals(
+    start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()
+) -> Iterator[StateflowError]:
+    """What a run would be refused for, as far as the named needs go.
+
+    Args:
+        checks: instead of `CHECKS`.
+    """
+    for each in checks or CHECKS:
+        if each.needs in needs:
+            try:
+                each.check(start)
+            except StateflowError as e:
+                yield e
+
+
+def refuse(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
+    """Raises the first of the refusals, if there is one."""
+    for error in refusals(start, needs, checks):
+        raise error
+
+
+def _machine(start: Start) -> None:
+    check_python()
+    if start.on_spark:
+        check_java()
+        check_spark(metadata.version("pyspark"))
+
+
+def _spark_settings(start: Start) -> None:
+    if start.on_spark:
+        check_required(start.settings.spark.conf)
+        check_master(start.master)
+
+
+def _sink_hosts(start: Start) -> None:
+    if start.on_spark and start.master:
+        check_sinks(start.graph.sinks, start.master, start.settings.storage.shared)
+
+
+def _root_hosts(start: Start) -> None:
+    if start.on_spark and start.master and start.storage is not None:
+        check_root(start.storage, start.master, start.settings.storage.shared)
+
+
+def _session_hosts(start: Start) -> None:
+    """The same once more: under spark-submit, only the session knows the master."""
+    _sink_hosts(start)
+    _root_hosts(start)
+
+
+def _runner(start: Start) -> None:
+    if not start.on_spark:
+        refuse_transforms(start.plan)
+
+
+def _source_settings(start: Start) -> None:
+    for node in start.graph.sources:
+        if isinstance(node.source, Source):
+            node.source.check_settings(start.settings.source)
+
+
+def _sink_tables(start: Start) -> None:
+    graph = start.graph
+    if start.has_root:
+        assert start.storage is not None
+        graph = graph_in(read_format(start.storage), graph)
+    for node in graph.sinks:
+        node.sink.check(SinkContext("", node.uid, node.parent.schema))
+
+
+def _job_root(start: Start) -> None:
+    storage, settings = start.storage, start.settings
+    assert storage is not None
+    check_format(storage)
+    if start.has_root:
+        new = NewJob(settings.name, settings.max_parallelism, start.plan.key_types)
+        check_same_job(read_format(storage), new, storage.uri)
+
+
+def _checkpoint(start: Start) -> None:
+    if checks := _start_checks(start):
+        checks.without_files()
+
+
+def _checkpoint_files(start: Start) -> None:
+    if checks := _start_checks(start):
+        checks.before_claim()
+
+
+def _start_checks(start: Start) -> StartChecks | None:
+    if not start.has_root:
+        return None
+    assert start.storage is not None
+    return StartChecks(open_job(start.graph, start.settings, start.storage, start.clock), start.on_spark)
+
+
+def _source_columns(start: Start) -> None:
+    for source in start.reads:
+        source.check(_session(start))
+
+
+def _source_frames(start: Start) -> None:
+    from stateflow.runtime.frames import check_frame
+
+    for source in start.reads:
+        check_frame(source, _session(start), start.settings.source)
+
+
+def _transforms(start: Start) -> None:
+    from stateflow.runtime.frames import check_transforms
+
+    check_transforms(_session(start), start.plan)
+
+
+def _session(start: Start) -> SparkSession:
+    assert start.session is not None
+    return start.session
+
+
+CHECKS = (
+    StartCheck("machine", Needs.NOTHING, _machine),
+    StartCheck("spark-settings", Needs.NOTHING, _spark_settings),
+    StartCheck("runner", Needs.NOTHING, _runner),
+    StartCheck("sink-hosts", Needs.NOTHING, _sink_hosts),
+    StartCheck("source-settings", Needs.NOTHING, _source_settings),
+    StartCheck("sink-tables", Needs.NOTHING, _sink_tables),
+    StartCheck("root-hosts", Needs.ROOT, _root_hosts),
+    StartCheck("job-root", Needs.ROOT, _job_root),
+    StartCheck("checkpoint", Needs.ROOT, _checkpoint),
+    StartCheck("checkpoint-files", Needs.FILES, _checkpoint_files),
+    StartCheck("session-hosts", Needs.SPARK, _session_hosts),
+    StartCheck("source-columns", Needs.SPARK, _source_columns),
+    StartCheck("source-frames", Needs.SPARK, _source_frames),
+    StartCheck("transforms", Needs.SPARK, _transforms),
+)
+"""In the order in which a run goes through them: what is fast and needs little first."""
+
+
+SPARK_CHECKS = tuple(check for check in CHECKS if check.name in ("machine", "spark-settings", "sink-hosts"))
+"""Without these Spark itself would not start, or would fail later and in worse words."""
+
+
+def only_with_spark(start: Start) -> tuple[str, ...]:
+    """What cannot be checked without Spark, for people; nothing for a job that runs without it."""
+    if not start.on_spark:
+        return ()
+    files = [n.uid for n in start.graph.sources if isinstance(n.source, Source)]
+    found = [f"columns of the files of {uid}" for uid in files]
+    return (*found, "what transforms return", "Spark's own settings")
+
+
+def with_session(start: Start, session: SparkSession, reads: Sequence[Source]) -> Start:
+    """The start, with Spark running."""
+    return replace(start, session=session, reads=tuple(reads))
