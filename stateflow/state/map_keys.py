@@ -91,7 +91,7 @@ class MapKeys(Generic[K]):
         if reason:
             raise StateError("a map's key is not of the declared type", hint="convert it, or declare another key type "
                              "under a new name", state=self._state, declared=describe_type(self._declared),
-                             key=repr(key)[:200], reason=reason)  # fmt: skip
+                             map_key=repr(key)[:200], reason=reason)  # fmt: skip
 
 
 def _kinds_of(info: Any) -> list[type]:

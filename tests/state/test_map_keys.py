@@ -65,7 +65,7 @@ def test_only_keys_of_the_declared_type_are_taken(
         with pytest.raises(StateError) as refused:
             call(found, key)
         facts = refused.value.facts
-        assert (facts["state"], facts["key"]) == ("m", repr(key))
+        assert (facts["state"], facts["map_key"]) == ("m", repr(key))
         assert facts["declared"] == found.schema.key_type
     assert all(type(key) is declared for key in found.keys())
 
@@ -147,7 +147,7 @@ def test_columns_of_keys_keep_the_limits_of_the_declared_type(state: KeyedState)
     of, values = np.array([0, 0]), pa.array([1, 2])
     with pytest.raises(StateError) as refused:
         many.write_entries(found, of, pa.array([0, -1]), values)
-    assert refused.value.facts["key"] == "-1"
+    assert refused.value.facts["map_key"] == "-1"
     with pytest.raises(StateError):
         many.read_entries(found, of, pa.array([0, -1]))
     many.write_entries(found, of, pa.array([0, 1]), values)
