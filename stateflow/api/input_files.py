@@ -23,6 +23,8 @@ _PASSING = re.compile(
     r"|[Pp]ermission denied|Input/output error|Too many open files|No space left|Stale file handle"
 )  # fmt: skip
 """Causes that say nothing about a file's bytes: storage, network, rights, memory."""
+_PY4J_CALL = "An error occurred while calling"
+_REASON_CHARACTERS = 500
 
 
 @dataclass(frozen=True)
@@ -84,3 +86,15 @@ def _reason(text: str, found: re.Match[str], causes: list[str]) -> str:
         return causes[-1][:300]
     rest = text[found.end() :].strip().partition("\n")[0]
     return (rest.partition("SQLSTATE")[0].strip() or found["kind"])[:300]
+
+
+def reason_in(error: BaseException) -> str:
+    """Returns the first line of an error that says what happened.
+
+    The first line of an error that comes from Py4J names only the call, and the number of an object, which differs from
+    one try to the next.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    if len(lines) > 1 and lines[0].startswith(_PY4J_CALL):
+        return lines[1].lstrip(": ")[:_REASON_CHARACTERS]
+    return lines[0][:_REASON_CHARACTERS]

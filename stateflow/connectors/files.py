@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, unreadable_in
+from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, reason_in, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.errors import ConfigError, SchemaMismatch
@@ -153,11 +153,11 @@ class FileSource(Source):
                 if path.stat().st_size:
                     parquet.read_metadata(path)
             except lib.ArrowException as e:
-                found[file] = _first_line(e)
+                found[file] = reason_in(e)
             except OSError as e:
                 # Arrow raises a bare OSError for some footers; one of the system has a number.
                 if e.errno is None:
-                    found[file] = _first_line(e)
+                    found[file] = reason_in(e)
         return found
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
@@ -203,7 +203,7 @@ class FileSource(Source):
                 raise unreadable.error() from e
             raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
                               "complete, and readable for this user?", path=self.path, format=self.format,
-                              reason=_first_line(e)) from e  # fmt: skip
+                              reason=reason_in(e)) from e  # fmt: skip
 
     def _check_added(self, found: dict[str, str]) -> None:
         added = sorted(found.keys() - set(self.schema.names))
@@ -245,12 +245,8 @@ class FileSource(Source):
         except (OSError, lib.ArrowException) as e:
             raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
                               "complete, and readable for this user?", path=self.path, format=self.format,
-                              reason=_first_line(e)) from e  # fmt: skip
+                              reason=reason_in(e)) from e  # fmt: skip
         return sum(f.stat().st_size for f in files) / rows if rows else None
-
-
-def _first_line(e: Exception) -> str:
-    return str(e).strip().partition("\n")[0][:500]
 
 
 def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:

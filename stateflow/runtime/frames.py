@@ -23,6 +23,7 @@ from stateflow.api.graph import (
     WatermarkNode,
     leaves_of,
 )
+from stateflow.api.input_files import reason_in
 from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
@@ -146,7 +147,7 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
         raise
     except Exception as e:
         raise ConfigError("Spark cannot read the source", hint="compare path, format and options with what is there",
-                          source=source.description, reason=str(e).strip().partition("\n")[0][:500]) from e  # fmt: skip
+                          source=source.description, reason=reason_in(e)) from e  # fmt: skip
 
 
 def check_transforms(spark: SparkSession, plan: JobPlan) -> None:

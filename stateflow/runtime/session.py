@@ -14,6 +14,7 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from stateflow.api.graph import Graph, all_before
+from stateflow.api.input_files import reason_in
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.runtime.local import has_transform
 from stateflow.runtime.spark_log import is_quiet, quiet_spark
@@ -136,7 +137,7 @@ def _started(builder: SparkSession.Builder) -> SparkSession:
     except Exception as e:
         # A wrong master or a wrong setting; Spark's own words are the best that there are.
         raise ConfigError("Spark did not start", hint="look at the master, at spark.conf.* settings and at the lines "
-                          "above", reason=str(e).strip().partition("\n")[0][:500]) from e  # fmt: skip
+                          "above", reason=reason_in(e)) from e  # fmt: skip
 
 
 def _with_defaults(

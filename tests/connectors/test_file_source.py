@@ -14,7 +14,7 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.connectors.files import ColumnPolicy, FileSource
-from stateflow.errors import ConfigError, SchemaMismatch
+from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.source_paths import Move, moved_log
 from stateflow.settings import SourceSettings
 
@@ -95,26 +95,21 @@ def test_a_limit_without_effect_is_refused(format: str, path: str, limits: Sourc
 
 @pytest.mark.spark
 @pytest.mark.parametrize("content", [b"", b"not a Parquet file", b"PAR1 cut off"])
-def test_files_that_cannot_be_read_are_a_matter_of_the_job(
+def test_a_file_that_cannot_be_read_is_named_and_permanent(
     spark: SparkSession, tmp_path: Path, content: bytes
 ) -> None:
-    """Not an internal error that Airflow tries again."""
     (tmp_path / "a.parquet").write_bytes(content)
-    source = FileSource(tmp_path, schema=Row)
-    for attempt in (
-        lambda: source.check(spark),
-        lambda: source.stream(spark, SourceSettings(max_rows_per_batch=1)),
-    ):
-        with pytest.raises(ConfigError, match="cannot be read") as told:
-            attempt()
-        assert str(tmp_path) in str(told.value) and not told.value.retryable
+    with pytest.raises(CorruptInput) as refused:
+        FileSource(tmp_path, schema=Row).check(spark)
+    assert not refused.value.retryable
+    assert str(tmp_path / "a.parquet") in str(refused.value.facts["file"])
 
 
-@pytest.mark.spark
-def test_a_folder_that_is_not_there_is_named(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", (tmp_path / "none").as_uri()):
-        with pytest.raises(ConfigError, match="not there"):
-            FileSource(path, schema=Row).check(spark)
+        with pytest.raises(ConfigError) as refused:
+            FileSource(path, schema=Row).check_settings(SourceSettings())
+        assert refused.value.facts["path"] == str(path)
 
 
 def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

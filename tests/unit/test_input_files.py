@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.api.input_files import unreadable_in
+from stateflow.api.input_files import reason_in, unreadable_in
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.spark_failures import as_ours
 
@@ -79,3 +79,12 @@ def test_another_type_than_declared_is_named() -> None:
 
 def test_other_errors_name_no_file() -> None:
     assert unreadable_in("org.apache.spark.SparkException: Job aborted. reading file x. done") is None
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("An error occurred while calling o500.load.\n: java.X: no such format\n\tat a.b", "java.X: no such format"),
+    ("An error occurred while calling o500.load.", "An error occurred while calling o500.load."),
+    ("\n [PATH_NOT_FOUND] none \nmore", "[PATH_NOT_FOUND] none"), ("", ""),
+])  # fmt: skip
+def test_the_reason_of_an_error_of_spark(text: str, reason: str) -> None:
+    assert reason_in(RuntimeError(text)) == reason
