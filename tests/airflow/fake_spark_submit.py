@@ -26,6 +26,8 @@ RESULT: dict[str, object] = {
     "rows_out": {"delays": 20},
     "offsets": {"flights": '{"logOffset": 1}'},
     "stopped_because": "caught-up",
+    "quarantined_count": 0,
+    "quarantined": [],
     "duration_s": 0.1,
 }
 

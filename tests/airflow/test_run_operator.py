@@ -30,6 +30,8 @@ RETURNED = {
     "started_at": "checkpoint 5",
     "generation": 7,
     "stopped_because": "caught-up",
+    "quarantined_count": 0,
+    "quarantined": [],
 }
 
 Make = Callable[..., StateflowRunOperator]

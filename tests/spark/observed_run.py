@@ -55,7 +55,8 @@ def _session() -> SparkSession:
 
 def main(job: str, job_root: str, settings: str) -> None:
     observer = Observer()
-    run_job(RunRequest(Path(job), job_root, (json.loads(settings),), "", observer.started, observer.batch))
+    layers = (json.loads(settings),)
+    run_job(RunRequest(Path(job), job_root, layers, on_start=observer.started, on_batch=observer.batch))
     print(json.dumps({"settings": observer.settings, "batches": observer.batches}))
 
 

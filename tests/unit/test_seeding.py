@@ -64,7 +64,8 @@ def _plan_batch(folder: Path, batch: int, paths: int) -> None:
     name = f"sources/0/{batch}.compact" if compacted else f"sources/0/{batch}"
     lines = range(batch * paths if not compacted else 0, (batch + 1) * paths)
     content = "v1\n" + "".join(f'{{"path":"file:///data/part-{n:08d}.parquet"}}\n' for n in lines)
-    for path, data in ((f"offsets/{batch}", OFFSETS), (name, content.encode())):
+    offsets = b"\n".join([*OFFSETS.splitlines()[:2], b'{"logOffset":%d}' % batch])
+    for path, data in ((f"offsets/{batch}", offsets), (name, content.encode())):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
 
