@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job
+from stateflow.checkpoint.job_format import NewJob, check_same_job
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import open_savepoint
 from stateflow.clock import SystemClock

@@ -11,7 +11,7 @@ from itertools import takewhile
 
 import msgspec
 
-from stateflow.errors import DataError, StorageError
+from stateflow.errors import DataError, StorageError, TooLarge
 from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history
@@ -19,6 +19,8 @@ from stateflow.storage.paths import HISTORY, history
 log = logging.getLogger(__name__)
 
 _CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
+LIMIT = 16 << 20
+"""Largest object of the history that is written, and that is read, in bytes."""
 COMPLETED, ABORTED = "completed", "aborted"
 
 
@@ -164,8 +166,8 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
     """
     try:
         key = history(record.seq, f"{record.kind}-{unique[:12]}")
-        storage.put_new(key, msgspec.json.encode(record))
-    except StorageError as e:
+        storage.put_new(key, _encoded(record))
+    except (StorageError, TooLarge) as e:
         log.warning("the history record of a %s was not written: %s", record.kind, e)
 
 
@@ -181,11 +183,24 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
     newest = max(record.checkpoint_id for record in records)
     try:
         name = f"checkpoints-{len(records)}-{unique[:8]}"
-        storage.put_new(history(newest, name), msgspec.json.encode(records))
+        storage.put_new(history(newest, name), _encoded(records))
+    except TooLarge as e:
+        if len(records) > 1:
+            half = len(records) // 2
+            return all(write_records(storage, part, unique) for part in (records[:half], records[half:]))
+        log.warning("the history of checkpoint %d is left out: %s", newest, e)
     except StorageError as e:
         log.warning("the history of the checkpoints up to %d was not written: %s", newest, e)
         return False
     return True
+
+
+def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
+    data = msgspec.json.encode(record)
+    if len(data) > LIMIT:
+        raise TooLarge("a history record is too large to be read again", hint="use shorter names and reasons",
+                       size=len(data), limit=LIMIT)  # fmt: skip
+    return data
 
 
 def trim_history(storage: Storage, keep: int) -> None:
@@ -247,7 +262,7 @@ def _read(storage: Storage, key: str) -> Sequence[Record]:
     """Nothing for one that does not decode, or was just trimmed: history is never needed for safety."""
     matched = _CHECKPOINTS.fullmatch(key)
     try:
-        data = storage.get(key, 1 << 24)
+        data = storage.get(key, LIMIT)
         if matched is None:
             return [msgspec.json.decode(data, type=ActionRecord)]
         if matched[1] is None:

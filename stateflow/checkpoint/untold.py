@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from stateflow.checkpoint.history import CheckpointRecord, write_records
 from stateflow.checkpoint.jobroot import JobRoot
@@ -24,4 +25,11 @@ def told_at(root: JobRoot, head: Head) -> list[CheckpointRecord]:
 
 def tell_history(root: JobRoot, head: Head) -> None:
     """Stores them; twice does no harm."""
-    write_records(root.storage, told_at(root, head), root.clock.new_id())
+    store_pending_records(root, head, told_at(root, head))
+
+
+def store_pending_records(root: JobRoot, head: Head, records: Sequence[CheckpointRecord]) -> None:
+    """Stores records that only the manifest of `head` has. The same ones have the same name, however often a start
+    fails after this."""
+    manifest = head.entry.manifest
+    write_records(root.storage, records, manifest.sha256 if manifest else root.clock.new_id())

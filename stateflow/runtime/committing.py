@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.documents import Manifest, PendingOutput
+from stateflow.checkpoint.entries import Commit, Settlement
 from stateflow.checkpoint.files import files_of, write_manifest
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
+from stateflow.checkpoint.retained import Retention
 from stateflow.errors import BatchFailed, DataError, Fenced, StateflowError, StorageError
 from stateflow.events import log_event, log_within
 from stateflow.metrics import Recorder
@@ -85,6 +86,7 @@ class Committer:
         self._stored: set[str] = set()
         self._completed = 0
         self._untold: list[CheckpointRecord] = []
+        self._collected = 0
         self.note = ""
 
     def restored(self, manifest: Manifest | None) -> None:
@@ -151,11 +153,33 @@ class Committer:
             # A run that starts again in this process must not find this one at work.
             self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def collect_if_due(self) -> None:
+        """Collects garbage when enough was written since the last time, else only what runs leave; errors as for
+        `collect`."""
+        if self._collector.is_due(self.head, max(self._collected, self.head.entry.collected)):
+            self.collect()
+        else:
+            self.collect_of_runs()
+
+    def collect_of_runs(self) -> None:
+        """Deletes what this run and older ones have left in the log, in ``spark/`` and in ``probe/``. What goes wrong
+        is logged, and left to the next collection."""
+        try:
+            self._collector.collect_of_runs()
+        except (DataError, StorageError) as e:
+            log.warning("old log entries and Spark checkpoint locations were not removed: %s", e)
+
+    def settle(self) -> None:
+        """Writes to the log that the run ends, and what is published since its last COMMIT. A newer run that claimed
+        the job meanwhile learns it by itself."""
+        publisher = self._publisher
+        self._job.root.settle(self.head, Settlement(publisher.published, publisher.settled, self._collected))
+
     def collect(self) -> None:
         """Collects garbage now. A damaged older checkpoint, which stops that, is no reason to fail a run whose own
         data is safe: it is told in the log, and `stateflow gc` fails for it."""
         try:
-            self._collector.collect()
+            self._collected = self._collector.collect().head_seq
         except DataError as e:
             log.warning("nothing was collected: %s", e)
 
@@ -209,11 +233,12 @@ class Committer:
             stages.async_ms = stages.lap(self._now())
             record = self._record(unit, stages)
             handle = self._written(unit, record)
+            output = self._stored_output(unit)
         except (StorageError, BatchFailed) as e:
             self._abort(unit, stages, e)
             return
         # Whether an append that has no answer happened is not known: nothing may go on from here.
-        self._commit(unit, handle)
+        self._commit(unit, handle, output)
         stages.commit_ms = stages.lap(self._now())
         self._publish()
         stages.publish_ms = stages.lap(self._now())
@@ -263,6 +288,10 @@ class Committer:
         failpoints.hit("commit.manifest")
         return handle
 
+    def _stored_output(self, unit: Uncommitted) -> list[PendingOutput]:
+        """The output as the COMMIT names it; what is too large for a log entry is stored here."""
+        return self._job.root.output.stored(unit.folder, f"output-{unit.tries + 1}", unit.output)
+
     def _abort(self, unit: Uncommitted, stages: _Stages, error: StateflowError) -> None:
         log.warning("the checkpoint of barrier %d is aborted: %s", unit.ordinal, error)
         self._job.recorder.count("number_of_failed_checkpoints")
@@ -274,11 +303,12 @@ class Committer:
         ]  # fmt: skip
         self._ended.append(_Ended(unit.ordinal, self._now(), error))
 
-    def _commit(self, unit: Uncommitted, handle: FileHandle) -> None:
+    def _commit(self, unit: Uncommitted, handle: FileHandle, output: list[PendingOutput]) -> None:
         publisher = self._publisher
         new = Commit(
-            unit.ordinal, handle, unit.document.sources, unit.output, publisher.published, publisher.settled
-        )
+            unit.ordinal, handle, unit.document.sources, output, publisher.published, publisher.settled,
+            self._collected,
+        )  # fmt: skip
         kept = Retention(self._settings.retained, self._settings.max_age)
         outcome = self._job.root.commit(self.head, new, kept)
         if isinstance(outcome, Overtaken):
@@ -332,7 +362,7 @@ class Committer:
         if len(self._untold) >= _TELL_EVERY:
             self.tell_history()
         if self._completed % self._settings.collect_every == 0:
-            self.collect()
+            self.collect_if_due()
         if self._completed % _TRIM_EVERY == 0:
             self.trim_history()
 

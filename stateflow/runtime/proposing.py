@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.documents import NOT_BEGUN, Manifest, SinkMode
-from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, state_changes
 from stateflow.checkpoint.targets import Target, resolve_target
@@ -64,7 +64,7 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
         of_job=_owner(target) if foreign else "",
         parallelism=job.plan.parallelism, operators=sorted(job.plan.key_types), states=states,
         sources=_source_changes(job, head, manifest), sinks=_sink_changes(job, head, target, mode), left=left,
-        dropped_checkpoints=[] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id],
+        dropped_checkpoints=[] if foreign else [r.id for r in job.root.line(head) if r.id > target.checkpoint_id],
         made_at=root.clock.now().isoformat(timespec="seconds"),
     )  # fmt: skip
 

@@ -18,11 +18,10 @@ from stateflow.checkpoint.documents import (
 )
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import write_records
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
-from stateflow.checkpoint.untold import told_at
+from stateflow.checkpoint.untold import store_pending_records, told_at
 from stateflow.errors import Fenced, StateflowError
 from stateflow.events import log_within
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -116,9 +115,10 @@ class JobRun:
             self.job.recorder.gauge(
                 "last_checkpoint_restore_timestamp", milliseconds(self.job.root.clock.now())
             )
-            write_records(self.job.root.storage, told, self.job.root.clock.new_id())
-            # Here as well as at the end: a job whose runs all end badly has a history, too.
+            store_pending_records(self.job.root, self.head, told)
+            # Here as well as at the end: a job whose runs all end badly has a history, and leaves something, too.
             self._committer.trim_history()
+            self._committer.collect_of_runs()
             self._desk = RequestDesk(
                 self.job.root, self.head.entry.generation, self.job.settings.requests.interval, self
             )
@@ -311,8 +311,10 @@ class JobRun:
             self.settle()
             self._desk.close(self._point())
             self._committer.tell_history()
-            self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
-            self.collect()
+            # Before the last entry, which says when data was collected, and again what only that entry makes garbage.
+            self._committer.collect_if_due()
+            self._committer.settle()
+            self._committer.collect_of_runs()
             self._committer.trim_history()
             trim_requests(self.job.root.storage)
         failpoints.hit("run.end")

@@ -92,7 +92,7 @@ class SparkLocation:
     def _content(self, file: SourceFile) -> bytes:
         if file.handle is None:
             return file.content or b""
-        data = self._storage.get(check_key(file.handle.key))
+        data = self._storage.get(check_key(file.handle.key), file.handle.size)
         check_content(file.handle, len(data), hashlib.sha256(data).hexdigest())
         return data
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint import files
-from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
-from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.checkpoint.documents import Answer, JobFormat, LogEntry, Manifest
+from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest, write_manifest
 from stateflow.checkpoint.history import (
     ABORTED,
@@ -25,7 +24,7 @@ from stateflow.checkpoint.history import (
     trim_history,
     write_records,
 )
-from stateflow.errors import CorruptFile, InternalError, MissingFile, StorageError
+from stateflow.errors import CorruptFile, MissingFile, StorageError, TooLarge
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import data_folder, history
 from tests.unit.kit import entry
@@ -117,16 +116,31 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
         read_manifest(storage, first)
 
 
-def test_a_manifest_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(st.integers(0, 300), st.integers(-3, 3))
+def test_whatever_is_written_can_be_read(length: int, spare: int) -> None:
+    """The writer refuses exactly what is above the reader's limit."""
+    document = Answer(id="q", status="done", message="é" * length, at="now")
+    size = len(seal(document)[0])
+    storage = MemoryStorage()
+    if spare < 0:
+        with pytest.raises(TooLarge) as refused:
+            seal(document, size + spare)
+        assert refused.value.facts == {"document": "Answer", "size": size, "limit": size + spare}
+    else:
+        storage.put_new("answer", seal(document, size + spare)[0])
+        assert unseal(storage.get("answer", size + spare), Answer, "answer")[0] == document
+
+
+def test_a_document_of_real_size_that_could_not_be_read_is_not_written() -> None:
+    """Two bytes around the limit that all readers have."""
     storage = MemoryStorage()
     manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=[], sources=[])
-    size = len(seal(manifest)[0])
-    monkeypatch.setattr(files, "LIMIT", size - 1)
-    with pytest.raises(InternalError):
-        write_manifest(storage, data_folder(1, 1, "driver"), manifest)
+    room = LIMIT - len(seal(manifest)[0])
+    fits, exceeds = (msgspec.structs.replace(manifest, job_uuid="j" * (1 + room + n)) for n in (0, 1))
+    with pytest.raises(TooLarge):
+        write_manifest(storage, data_folder(1, 1, "driver"), exceeds)
     assert storage.list("") == []
-    monkeypatch.setattr(files, "LIMIT", size)
-    assert read_manifest(storage, write_manifest(storage, data_folder(1, 1, "driver"), manifest)) == manifest
+    assert read_manifest(storage, write_manifest(storage, data_folder(1, 1, "driver"), fits)) == fits
 
 
 # -- history ------------------------------------------------------------------------------------------------------
