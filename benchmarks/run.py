@@ -19,11 +19,22 @@ from benchmarks import (
     memory,
     micro_batch,
     restoring,
+    retained,
     savepoints,
     throughput,
 )
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async", "restore", "gc")
+NAMES = (
+    "micro-batch",
+    "memory",
+    "throughput",
+    "savepoints",
+    "increments",
+    "async",
+    "restore",
+    "gc",
+    "retained",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -50,6 +61,7 @@ def main(arguments: list[str]) -> int:
         "async": asynchronous.run,
         "restore": restoring.run,
         "gc": cleaning.run,
+        "retained": retained.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:
