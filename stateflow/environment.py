@@ -28,7 +28,7 @@ from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root
-from stateflow.runtime.preflight import SPARK_CHECKS, Needs, Start, refusals, refuse, with_session
+from stateflow.runtime.preflight import Needs, Start, refusals, refuse, with_session
 from stateflow.runtime.quarantine import KEPT
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
@@ -199,10 +199,8 @@ class PreparedJob:
             with_spark: whether Spark is started for what only Spark knows, when nothing else is refused.
         """
         found = tuple(refusals(self.start, needs))
-        if not (with_spark and self.start.on_spark):
-            return found
-        # A wrong master or Java would fail the start of Spark in worse words.
-        if any(refusals(self.start, [Needs.NOTHING], SPARK_CHECKS)):
+        # Spark would report what is refused already, such as a folder that is not there, in other words.
+        if found or not (with_spark and self.start.on_spark):
             return found
         try:
             started, _ = start_spark(self.start, self.job_file)

@@ -83,7 +83,7 @@ def test_gives_its_job_what_it_asks_for(loaded: dict[str, Any], name: str) -> No
     command = [sys.executable, "-m", "stateflow", "plan", run["job"], *settings, "--no-spark", "--json"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     found = json.loads(done.stdout)
-    assert found["name"] == name
+    assert found["job"] == name
     # The demo makes the folder of the flights.
     assert [p["code"] for p in found["problems"] if "landing" not in p["message"]] == [], done.stderr
 

@@ -77,6 +77,8 @@ def _command(word: str, job: Path, folder: Path) -> list[str]:
 
 
 def test_the_plan_is_drawn_as_the_guide_shows(job: Path, tmp_path: Path) -> None:
+    # A folder that is not there would be reported.
+    (tmp_path / "payments").mkdir()
     shown = invoke(*_command("plan", job, tmp_path))
     assert shown.exit_code == 0, shown.output
     (drawn,) = _blocks("write-a-job", "text")
