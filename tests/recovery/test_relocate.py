@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.entries import Commit, Retention, pending_of
+from stateflow.checkpoint.entries import Commit, pending_of
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
 from stateflow.checkpoint.job_format import NewJob
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.recovery.relocation import Check, check_files
