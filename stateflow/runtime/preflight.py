@@ -231,10 +231,6 @@ CHECKS = (
 """In the order in which a run goes through them: what is fast and needs little first."""
 
 
-SPARK_CHECKS = tuple(check for check in CHECKS if check.name in ("machine", "spark-settings", "sink-hosts"))
-"""Without these Spark itself would not start, or would fail later and in worse words."""
-
-
 def only_with_spark(start: Start) -> tuple[str, ...]:
     """What cannot be checked without Spark, for people; nothing for a job that runs without it."""
     if not start.on_spark:
