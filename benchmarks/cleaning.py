@@ -12,10 +12,12 @@ from pathlib import Path
 from benchmarks.results import write_result
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import write_bytes, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder

@@ -20,12 +20,24 @@ from benchmarks import (
     memory,
     micro_batch,
     restoring,
+    retained,
     savepoints,
     soak,
     throughput,
 )
 
-NAMES = ("micro-batch", "memory", "throughput", "savepoints", "increments", "async", "restore", "gc", "soak")
+NAMES = (
+    "micro-batch",
+    "memory",
+    "throughput",
+    "savepoints",
+    "increments",
+    "async",
+    "restore",
+    "gc",
+    "retained",
+    "soak",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -60,6 +72,7 @@ def main(arguments: list[str]) -> int:
         "async": asynchronous.run,
         "restore": restoring.run,
         "gc": cleaning.run,
+        "retained": retained.run,
         "soak": partial(soak.run, size=size),
     }
     unknown = [name for name in given.names if name not in benchmarks]

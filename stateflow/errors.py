@@ -8,7 +8,8 @@
     │   ├── SchemaMismatch             declared columns and real columns differ
     │   ├── EnvironmentUnsupported     Java, Python, Spark, Airflow, or storage this version does not run on
     │   ├── WrongJobRoot               the root belongs to another job, format, or max parallelism
-    │   └── IncompatibleState          stored values cannot be read as the type that the job declares
+    │   ├── IncompatibleState          stored values cannot be read as the type that the job declares
+    │   └── TooLarge                   a document would exceed what readers accept; nothing was stored
     ├── UserCodeError                  a user function failed: mend the job
     ├── StateError                     a user function used state in a way that state does not allow
     ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
@@ -111,6 +112,12 @@ class IncompatibleState(ConfigError):
     """Values of a state were stored as a type that cannot be read as the one that is declared."""
 
     code = "incompatible-state"
+
+
+class TooLarge(ConfigError):
+    """A document would be larger than what readers accept; it was not stored, and nothing changed."""
+
+    code = "too-large"
 
 
 class UserCodeError(StateflowError):

@@ -24,7 +24,7 @@ from stateflow.checkpoint.history import (
     run_numbers,
     write_action,
 )
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
 from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
@@ -172,15 +172,14 @@ class CheckpointDescription:
 def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescription:
     """One checkpoint that is kept. Raises ConfigError for another one, MissingFile or CorruptFile for a damaged one."""
     root = _open(job_root)
-    refs = {ref.id: ref for ref in kept(root.head())}
+    refs = {ref.id: ref for ref in root.kept(root.head())}
     if checkpoint_id not in refs:
         raise ConfigError("there is no such checkpoint, or not any more", hint=f"kept are {sorted(refs)}",
                           checkpoint=checkpoint_id)  # fmt: skip
-    entry = root.log.read_checkpoint(refs[checkpoint_id])
-    assert entry.manifest is not None
-    manifest = root.read_manifest(entry.manifest)
+    ref = root.resolved(refs[checkpoint_id])
+    manifest = root.manifest_of(ref)
     return CheckpointDescription(
-        checkpoint_id, entry.generation, entry.ordinal, entry.at, _offsets(manifest.sources),
+        checkpoint_id, manifest.generation, manifest.ordinal, ref.at, _offsets(manifest.sources),
         tuple(OperatorDescription(
             o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states)
         ) for o in manifest.operators),
@@ -322,7 +321,7 @@ def describe(job_root: str) -> JobDescription:
     pins = tuple(f"{p.id} {p.owner}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
-        tuple(dict.fromkeys(ref.id for ref in kept(head))), pins, _offsets(head.entry.sources),
+        tuple(dict.fromkeys(ref.id for ref in root.kept(head))), pins, _offsets(head.entry.sources),
         root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head), *_quarantined(root, head),
     )  # fmt: skip
 
@@ -361,8 +360,10 @@ def _restoring(head: Head) -> PendingRestore | None:
 
 def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]:
     """Those of the recorded checkpoints that a restore has left behind."""
-    head = _open(job_root).head()
-    return frozenset(r.checkpoint_id for r in records if came_from(head, r.checkpoint_id) is False)
+    root = _open(job_root)
+    head = root.head()
+    retained = {ref.id for ref in root.line(head)}
+    return frozenset(r.checkpoint_id for r in records if came_from(head, r.checkpoint_id, retained) is False)
 
 
 def list_pins(job_root: str) -> list[Pin]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.files import check_stored, files_of
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.query.state import check_entry, stored_entries
@@ -38,7 +38,7 @@ class Verified:
 def verify(
     job_root: str, deep: bool = False, checkpoint: int | None = None, tell: Callable[[Verified], None] = lambda _: None
 ) -> list[Verified]:  # fmt: skip
-    """Reads the log entry, manifest and all files of each kept checkpoint, and compares sizes and hashes.
+    """Reads the manifest and all files of each kept checkpoint, and compares sizes and hashes.
 
     Args:
         deep: also open each store: every block has its checksum, every key is in a key group of its subtask and of a
@@ -50,7 +50,7 @@ def verify(
     checkpoint.
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), _OWNER)
-    refs = sorted(set(kept(root.head())), key=lambda ref: ref.id)
+    refs = sorted(set(root.kept(root.head())), key=lambda ref: ref.id)
     wanted = [ref for ref in refs if checkpoint in (None, ref.id)]
     if not wanted:
         raise ConfigError("the job has no such checkpoint", hint="stateflow checkpoints list tells which are kept",
@@ -66,9 +66,7 @@ def verify(
 
 
 def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Verified:
-    handle = root.log.read_checkpoint(ref).manifest
-    assert handle is not None
-    manifest = root.read_manifest(handle)
+    manifest = root.manifest_of(ref)
     files = {file.key: file for file in files_of(manifest)}
     check_stored(root.storage, [file for key, file in files.items() if key not in known])
     known.update(files)

@@ -55,7 +55,8 @@ def _savepoints(folder: Path) -> list[str]:
 
 
 def _checkpoints(folder: Path) -> list[str]:
-    """Ids of the kept checkpoints, from the newest entry of the log."""
+    """Ids of the kept checkpoints that the newest entry of the log lists itself: of more than sixteen, older ones are
+    in objects of their own, which are not read here."""
     newest = max((name for name in _names(folder) if name.isdecimal()), default="")
     try:
         path = folder / newest

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
-from stateflow.checkpoint.jobroot import line
 from stateflow.checkpoint.log import Head
 
 
-def came_from(head: Head, checkpoint_id: int) -> bool | None:
+def came_from(head: Head, checkpoint_id: int, retained: Set[int]) -> bool | None:
     """Whether the job's present state came from a checkpoint; False for one that a restore has undone.
+
+    Args:
+        retained: ids of the checkpoints that the job can continue from.
 
     None where that cannot be told: the log was begun by a version that did not record its restores.
     """
-    if any(ref.id == checkpoint_id for ref in line(head)):
+    if checkpoint_id in retained:
         return True
     known = head.entry.ancestry
     if known is None:

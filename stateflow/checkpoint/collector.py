@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint import entries
+from stateflow.checkpoint.documents import EntryRef
 from stateflow.checkpoint.files import files_of
-from stateflow.checkpoint.garbage import COLLECTED, Fate, fate_of, find_garbage
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.garbage import COLLECTED, OF_RUNS, Fate, fate_of, find_garbage
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint_cleanup import left_over, sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
+from stateflow.storage.paths import log_entry
 
 _BATCH, _WORKERS = 200, 4
+_READERS = 16
+_SHARE = 8
+"""A collection reads or lists something of every kept checkpoint. So the more are kept, the rarer a run collects: what
+waits for it is then this share of what is kept."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,15 @@ class Collector:
     def __init__(self, root: JobRoot) -> None:
         self.root = root
         self._files: dict[str, frozenset[str]] = {}
+        self._read: dict[EntryRef, EntryRef] = {}
 
     def preview(self, retain: int | None = None) -> Collection:
         """What `collect` would delete, after `JobRoot.retain` of so many checkpoints; changes nothing."""
         head = self.root.head()
         if retain is not None:
-            left = entries.newest(head.entry.retained, retain - 1)
-            head = Head(replace(head.entry, retained=left), head.sha256)
+            oldest = self.root.line(head)[-retain:][0].id if head.checkpoint else 0
+            bound = max(oldest, head.entry.oldest_retained)
+            head = Head(replace(head.entry, oldest_retained=bound), head.sha256)
         return self._collect(head, self.live(head), dry_run=True)
 
     def collect(self) -> Collection:
@@ -72,15 +79,30 @@ class Collector:
         self.root.storage.tidy()
         return found
 
-    def _collect(self, head: Head, live: frozenset[str], dry_run: bool) -> Collection:
+    def is_due(self, head: Head, collected: int) -> bool:
+        """Whether enough was written since the last collection to be worth the next one.
+
+        Args:
+            collected: the newest entry at the last one.
+        """
+        return (head.entry.seq - collected) * _SHARE >= len(self.root.line(head))
+
+    def collect_of_runs(self) -> Collection:
+        """Deletes what runs have left in ``log/``, ``spark/`` and ``probe/``; reads no manifest."""
+        head = self.root.head()
+        return self._collect(head, self._entries(self.root.kept(head)), dry_run=False, areas=OF_RUNS)
+
+    def _collect(
+        self, head: Head, live: frozenset[str], dry_run: bool, areas: tuple[str, ...] = COLLECTED
+    ) -> Collection:
         # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
-        blobs = [blob for area in COLLECTED for blob in self.root.storage.list(area)]
+        blobs = [blob for area in areas for blob in self.root.storage.list(area)]
         findings = find_garbage(head.entry, live, blobs)
         failpoints.hit("gc.listed")
         if not dry_run:
             self._delete(findings.garbage)
         return Collection(
-            head.entry.seq, tuple(ref.id for ref in kept(head)), len(findings.garbage),
+            head.entry.seq, tuple(ref.id for ref in self.root.kept(head)), len(findings.garbage),
             sum(blob.size for blob in findings.garbage), findings.unknown, dry_run,
         )  # fmt: skip
 
@@ -97,19 +119,24 @@ class Collector:
                 head = newer
 
     def live(self, head: Head) -> frozenset[str]:
-        """Keys of every file that `head` or a checkpoint it keeps needs."""
+        """Keys of every object that `head` or a checkpoint it keeps needs."""
         manifests = {handle.key: handle for handle in self._manifests(head).values()}
-        with ThreadPoolExecutor(_WORKERS) as pool:
-            lists = dict(zip(manifests, pool.map(self._files_of, manifests.values()), strict=True))
-        self._files = lists
-        return frozenset().union(*lists.values())
+        unread = [key for key in manifests if key not in self._files]
+        with ThreadPoolExecutor(_READERS) as pool:
+            read = dict(
+                zip(unread, pool.map(lambda key: self._files_of(manifests[key]), unread), strict=True)
+            )
+        self._files = {key: read.get(key) or self._files[key] for key in manifests}
+        named = (keys for keys in self._needed_by_entry(head).values())
+        return frozenset().union(*self._files.values(), *named)
 
     def explain(self, blobs: Iterable[BlobInfo]) -> list[FileFate]:
         """What becomes of each object, by the newest entry, and who needs it. Raises as `collect` does."""
         head, live = self._live_at_head()
         needs: dict[str, list[str]] = {}
-        for who, handle in self._manifests(head).items():
-            for key in self._files_of(handle):
+        named = {who: self._files_of(handle) for who, handle in self._manifests(head).items()}
+        for who, keys in [*named.items(), *self._needed_by_entry(head).items()]:
+            for key in keys:
                 needs.setdefault(key, []).append(who)
         unfinished = left_over(self.root)
 
@@ -126,13 +153,32 @@ class Collector:
         found = {}
         if head.entry.manifest:
             found[f"checkpoint {head.checkpoint_id} (the present one)"] = head.entry.manifest
-        for ref in {r.id: r for r in kept(head)}.values():
+        for ref in {r.id: r for r in self.root.kept(head)}.values():
             if head.checkpoint is None or ref.id != head.checkpoint.id:
-                handle = self.root.log.read_checkpoint(ref).manifest
+                handle = self._resolved(ref).manifest
                 assert handle is not None
                 why = "; ".join(pins.get(ref.id, []))
                 found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = handle
         return found
+
+    def _resolved(self, ref: EntryRef) -> EntryRef:
+        """Of references without a manifest, what their entries say is remembered: the hash tells them apart."""
+        if ref.manifest is None and ref not in self._read:
+            self._read[ref] = self.root.resolved(ref)
+        return self._read.get(ref, ref)
+
+    def _needed_by_entry(self, head: Head) -> dict[str, frozenset[str]]:
+        """Keys of other objects that `head` needs, by what for."""
+        entry = head.entry
+        return {
+            "the list of retained checkpoints": frozenset(h.key for h in self.root.retained.objects(entry)),
+            "output that is not published": frozenset(h.key for p in entry.pending for h in p.parts),
+            "a checkpoint that an older version committed": self._entries(self.root.kept(head)),
+        }
+
+    @staticmethod
+    def _entries(kept: Iterable[EntryRef]) -> frozenset[str]:
+        return frozenset(log_entry(ref.id) for ref in kept if ref.manifest is None)
 
     def _files_of(self, handle: FileHandle) -> frozenset[str]:
         known = self._files.get(handle.key)

@@ -168,6 +168,15 @@ class PendingOutput(Document, frozen=True, kw_only=True):
     checkpoint_id: int
     """0 in the COMMIT that brings it: its own sequence number is meant."""
     sink: str
+    committables: list[Committable] | None
+    """None when they are in `parts`: a version that does not know those refuses the entry, and loses no output."""
+    parts: list[FileHandle] = []
+    """Objects with the committables, each an `OutputPart`, where they are too many for a log entry."""
+
+
+class OutputPart(Document, frozen=True, kw_only=True):
+    """Committables of one checkpoint in one sink, stored as an object that log entries name."""
+
     committables: list[Committable]
 
 
@@ -180,11 +189,47 @@ class PublishedOutput(Document, frozen=True, kw_only=True):
     """The last checkpoint whose output was published there; 0 when there is none."""
 
 
-class EntryRef(Document, frozen=True, kw_only=True):
-    """An earlier checkpoint that the log keeps: the sequence number of its entry and that entry's hash."""
+class EntryRef(Document, frozen=True, kw_only=True, eq=False):
+    """A checkpoint: the sequence number and hash of its log entry, and what a reader needs of that entry.
+
+    Number and hash identify it; the rest follows from them.
+    """
 
     id: int
     sha256: str
+    manifest: FileHandle | None = None
+    """None in references that an older version wrote: only the checkpoint's log entry says it."""
+    at: str = ""
+    """When it was committed; empty where it is not known."""
+    savepoint: str = ""
+    """What savepoint its state is of, for people; empty for a COMMIT."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EntryRef) and (self.id, self.sha256) == (other.id, other.sha256)
+
+    def __ne__(self, other: object) -> bool:
+        # Without it msgspec's own would compare every field.
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.sha256))
+
+
+class RetainedLink(Document, frozen=True, kw_only=True):
+    """Retained checkpoints that are in an object: those of a `RetainedSegment`, and of the ones before it."""
+
+    handle: FileHandle
+    newest: int
+    """Id of the newest one that is meant; a restore may have left later ones."""
+
+
+class RetainedSegment(Document, frozen=True, kw_only=True):
+    """Retained checkpoints, stored as an immutable object that log entries name."""
+
+    refs: list[EntryRef]
+    """Oldest first."""
+    before: RetainedLink | None = None
+    """Those that are older."""
 
 
 class Pin(Document, frozen=True, kw_only=True):
@@ -297,8 +342,14 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """The state and positions that a start continues from."""
     savepoint: str = ""
     """What savepoint they are of, for people; empty when they are a checkpoint's."""
+    run: str = ""
+    """Nonce of the generation's CLAIM, which no other entry of that number has; empty in entries of older versions."""
     retained: list[EntryRef] = []
-    """Older checkpoints that are kept, oldest first; without `checkpoint`."""
+    """Older checkpoints that are kept, oldest first; without `checkpoint`, and without those in `retained_before`."""
+    retained_before: RetainedLink | None = None
+    """Checkpoints before `retained` that are kept; None when there are few."""
+    oldest_retained: int = 0
+    """No checkpoint below this number is kept, whatever `retained_before` has."""
     pinned: list[Pin] = []
     sources: list[SourcePosition] = []
     pending: list[PendingOutput] = []
@@ -314,8 +365,11 @@ class LogEntry(Document, frozen=True, kw_only=True):
     """Whether the run ended in good order: nobody works on the job then."""
     ancestry: Ancestry | None = None
     """None in entries of versions that did not record it."""
-    times: dict[str, str] = {}
-    """When kept checkpoints were committed, by id, where it is known; for retention by age."""
+    times: dict[str, str] | None = {}
+    """When kept checkpoints were committed, by id, in entries of older versions: now `EntryRef.at`. None where there is
+    a `retained_before`: a version that does not know that refuses the entry, and forgets no checkpoint."""
+    collected: int = 0
+    """The newest entry when a run last looked through all data for garbage; 0 when none did."""
 
     @property
     def is_checkpoint(self) -> bool:

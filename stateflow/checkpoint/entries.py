@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
@@ -18,12 +17,14 @@ from stateflow.checkpoint.documents import (
     Pin,
     PublishedOutput,
     RestoreFacts,
+    RetainedLink,
     Rewind,
     SinkIntent,
     SourcePosition,
     WentBack,
 )
 from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.retained import cut_after, inline_retained
 from stateflow.state.handles import FileHandle
 
 Admin = Callable[[Head], LogEntry]
@@ -52,7 +53,11 @@ class Author:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a checkpoint brings to the log."""
+    """What a checkpoint brings to the log.
+
+    Attributes:
+        collected: the newest entry when all data was last looked through for garbage; 0 when that is as before.
+    """
 
     ordinal: int
     manifest: FileHandle
@@ -60,6 +65,29 @@ class Commit:
     output: list[PendingOutput] = field(default_factory=list)
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()
+    collected: int = 0
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a run that ends has done since its last COMMIT; `collected` as in `Commit`."""
+
+    published: Published = field(default_factory=dict)
+    settled: Settled = frozenset()
+    collected: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which older checkpoints a COMMIT keeps.
+
+    Attributes:
+        oldest: the first of them; the COMMIT's own number, or more, when there is none.
+        moved: a segment that has them, when they are too many for the entry.
+    """
+
+    oldest: int = 0
+    moved: RetainedLink | None = None
 
 
 @dataclass(frozen=True)
@@ -95,13 +123,16 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
     # An older run's savepoint in the making is given up: once its pin is gone, it cannot be completed.
     pinned = [p for p in entry.pinned if not p.generation]
     entry = replace(
-        entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False, claimed_for=author.request
-    )
+        entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False, claimed_for=author.request,
+        run=author.nonce,
+    )  # fmt: skip
     if adopt is None:
         return entry
+    newest = adopt.upto - 1 if adopt.checkpoint else adopt.upto
     entry = replace(
         entry, checkpoint=adopt.checkpoint, manifest=adopt.manifest, sources=adopt.sources,
-        retained=[r for r in _older(base) if r.id <= adopt.upto and r != adopt.checkpoint],
+        retained=[r for r in _older(base) if r.id <= newest],
+        retained_before=cut_after(entry.retained_before, newest),
         pending=[p for p in entry.pending if p.checkpoint_id <= adopt.upto],
         requests=[*entry.requests, *_request(adopt)], savepoint=adopt.savepoint,
         ancestry=_gone_back(entry, adopt) if base else entry.ancestry,
@@ -134,60 +165,48 @@ def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: Restore
 
 
 def _older(base: Head | None) -> list[EntryRef]:
+    """What a successor of `base` that is a checkpoint itself retains, without what is in segments."""
     if base is None:
         return []
-    return [*base.entry.retained, *([base.checkpoint] if base.checkpoint else [])]
+    present = _present(base)
+    return [*inline_retained(base.entry), *([present] if present else [])]
 
 
-@dataclass(frozen=True)
-class Retention:
-    """Which checkpoints stay restorable, beside the newest.
-
-    Attributes:
-        number: this many, the newest included.
-        max_age: of these, those that are not older, by the clocks of those who committed them.
-    """
-
-    number: int
-    max_age: timedelta | None = None
-
-
-def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Retention) -> LogEntry:
+def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
     """The COMMIT that makes a checkpoint exist after `base`.
 
     Args:
-        kept: which checkpoints stay restorable, this one included.
+        kept: which checkpoints stay restorable, besides this one; found out at `base`, or before ADMIN entries below
+            it.
     """
     entry = _successor(job, base, author, EntryKind.COMMIT)
     unsettled = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in new.settled]
-    retained = _young(newest(_older(base), kept.number - 1), entry, base, kept.max_age)
-    return replace(
+    oldest, before = max(kept.oldest, entry.oldest_retained), kept.moved or entry.retained_before
+    # The bound of `moved` is that of the segment: a retention that was shortened meanwhile is in `oldest`.
+    moved = kept.moved.newest if kept.moved else 0
+    return _bounded(replace(
         entry, ordinal=new.ordinal, checkpoint=None, manifest=new.manifest, sources=new.sources, savepoint="",
-        claimed_for="",
-        retained=retained, pending=[*unsettled, *new.output], published={**entry.published, **new.published},
-        times={id: at for id, at in entry.times.items() if id in {str(ref.id) for ref in retained}},
+        claimed_for="", retained=[ref for ref in _older(base) if ref.id > moved], retained_before=before,
+        pending=[*unsettled, *new.output], published={**entry.published, **new.published},
+        collected=new.collected or entry.collected,
+    ), oldest)  # fmt: skip
+
+
+def _bounded(entry: LogEntry, oldest: int) -> LogEntry:
+    """The entry without retained checkpoints before `oldest`."""
+    link = entry.retained_before
+    before = link if link and link.newest >= oldest else None
+    return replace(
+        entry, oldest_retained=oldest, retained=[ref for ref in entry.retained if ref.id >= oldest],
+        retained_before=before, times=None if before else {},
     )  # fmt: skip
-
-
-def _young(refs: list[EntryRef], entry: LogEntry, base: Head, max_age: timedelta | None) -> list[EntryRef]:
-    """Those that are not too old; one whose time is not known never is.
-
-    A clock that jumps forward makes all of them too old at once. So `now` is the earlier one of the times of this entry
-    and the one before, and at most half of them go with one COMMIT, the oldest ones.
-    """
-    if max_age is None:
-        return refs
-    now = min(entry.at, base.entry.at, key=datetime.fromisoformat)
-    oldest = datetime.fromisoformat(now) - max_age
-    old = [ref for ref in refs if datetime.fromisoformat(entry.times.get(str(ref.id), now)) < oldest]
-    gone = old[: (len(refs) + 1) // 2]
-    return [ref for ref in refs if ref not in gone]
 
 
 def pin(job: JobFormat, base: Head, author: Author, new: Pin) -> LogEntry:
     """The ADMIN that keeps a checkpoint while somebody outside reads it."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
-    return replace(entry, pinned=[*entry.pinned, new])
+    # Appended again, where it is not known whether it counts.
+    return replace(entry, pinned=[*(p for p in entry.pinned if p.id != new.id), new])
 
 
 def unpin(job: JobFormat, base: Head, author: Author, pin_id: str) -> LogEntry:
@@ -196,17 +215,20 @@ def unpin(job: JobFormat, base: Head, author: Author, pin_id: str) -> LogEntry:
     return replace(entry, pinned=[p for p in entry.pinned if p.id != pin_id])
 
 
-def retain(job: JobFormat, base: Head, author: Author, keep: int) -> LogEntry:
-    """The ADMIN that keeps only the newest `keep` checkpoints, the present one included."""
+def retain(job: JobFormat, base: Head, author: Author, oldest: int) -> LogEntry:
+    """The ADMIN that retains no checkpoint before `oldest` any more, but for the present one."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
-    return replace(entry, retained=newest(entry.retained, keep - 1))
+    return _bounded(entry, max(oldest, entry.oldest_retained))
 
 
-def settle(job: JobFormat, base: Head, author: Author, published: Published, settled: Settled) -> LogEntry:
-    """The ADMIN by which a run tells that it ends, and what it has published since its last COMMIT."""
+def settle(job: JobFormat, base: Head, author: Author, done: Settlement) -> LogEntry:
+    """The ADMIN by which a run says that it ends, and what it has published since its last COMMIT."""
     entry = _successor(job, base, author, EntryKind.ADMIN)
-    left = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in settled]
-    return replace(entry, pending=left, published={**entry.published, **published}, ended=True)
+    left = [p for p in entry.pending if (p.checkpoint_id, p.sink) not in done.settled]
+    return replace(
+        entry, pending=left, published={**entry.published, **done.published}, ended=True,
+        collected=done.collected or entry.collected,
+    )  # fmt: skip
 
 
 def rewound(job: JobFormat, base: Head, author: Author, published: Published) -> LogEntry:
@@ -231,14 +253,14 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
                         nonce=author.nonce, parent="", at=author.at, note=author.note,
                         ancestry=Ancestry(since=1))  # fmt: skip
     seq = base.entry.seq + 1
-    own = {str(base.entry.seq): base.entry.at} if base.entry.is_checkpoint else {}
-    return replace(
+    return _bounded(replace(
         base.entry, seq=seq, kind=kind, writer=author.writer, nonce=author.nonce, parent=base.sha256,
-        at=author.at, note=author.note, checkpoint=base.checkpoint, pending=pending_of(base),
-        ancestry=base.entry.ancestry or Ancestry(since=seq), times={**base.entry.times, **own},
-    )  # fmt: skip
+        at=author.at, note=author.note, checkpoint=_present(base), pending=pending_of(base),
+        ancestry=base.entry.ancestry or Ancestry(since=seq), retained=inline_retained(base.entry),
+    ), base.entry.oldest_retained)  # fmt: skip
 
 
-def newest(refs: list[EntryRef], count: int) -> list[EntryRef]:
-    """The last `count` of `refs`."""
-    return refs[max(0, len(refs) - count) :]
+def _present(base: Head) -> EntryRef | None:
+    """The checkpoint of `base`, with its time, which older versions keep apart."""
+    ref, times = base.checkpoint, base.entry.times or {}
+    return ref if ref is None or ref.at else replace(ref, at=times.get(str(ref.id), ""))

@@ -12,18 +12,43 @@ from typing import TypeVar
 import msgspec
 
 from stateflow.decoders import json_decoder
-from stateflow.errors import CorruptFile
+from stateflow.errors import CorruptFile, TooLarge
 
 T = TypeVar("T")
 LIMIT = 64 << 20
-"""Largest document that is read, in bytes."""
+"""Largest document that is written, and that is read, in bytes."""
 
 
-def seal(document: msgspec.Struct) -> tuple[bytes, str]:
-    """The bytes to store for `document`, and its hash."""
+def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
+    """The bytes to store for `document`, and its hash.
+
+    Every stored document passes here before it is written, so that none is stored which no reader accepts.
+
+    Args:
+        limit: what its readers accept.
+
+    Raises TooLarge.
+    """
     line = msgspec.json.encode(document)
     digest = hashlib.sha256(line).hexdigest()
-    return line + b"\n" + digest.encode() + b"\n", digest
+    data = line + b"\n" + digest.encode() + b"\n"
+    kind = type(document).__name__
+    if len(data) > limit:
+        raise TooLarge("a document is too large to be read again, and was not stored", hint=_HINTS.get(kind, _SHORTER),
+                       document=kind, size=len(data), limit=limit)  # fmt: skip
+    return data, digest
+
+
+_SHORTER = "use shorter names and texts"
+_HINTS = {
+    "LogEntry": "the source positions or the notes of pins and restores take the space: read fewer partitions with one "
+    "source, and drop pins that nobody needs",
+    "Manifest": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "
+    "settings)",
+    "Savepoint": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "
+    "settings)",
+}
+"""What to do about a document of this kind."""
 
 
 def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:

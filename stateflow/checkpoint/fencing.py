@@ -30,7 +30,14 @@ def fenced_by(job_log: CheckpointLog, generation: int) -> Fenced | None:
 
 
 def _claim(job_log: CheckpointLog, newest: LogEntry) -> LogEntry:
-    """The newer run's CLAIM, which says since when; its newest entry where the CLAIM is collected already."""
+    """The newer run's CLAIM, which says since when; another entry of that run where the CLAIM is collected already."""
     if newest.kind is EntryKind.CLAIM:
         return newest
-    return job_log.read_entry(newest.generation) or newest
+    # The newest entry may be a command's, the present checkpoint's is a run's own.
+    spare = newest.checkpoint.id if newest.checkpoint else newest.seq
+    for seq in (newest.generation, spare):
+        found = job_log.read_entry(seq)
+        # A slot below the head can be written again, by a driver that has slept.
+        if found is not None and (found.generation, found.run) == (newest.generation, newest.run):
+            return found
+    return newest

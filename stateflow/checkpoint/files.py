@@ -7,16 +7,21 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
+
+import msgspec
 
 from stateflow.checkpoint.documents import Manifest, OperatorState
 from stateflow.checkpoint.envelope import LIMIT, seal, unseal
-from stateflow.errors import InternalError, MissingFile, StorageError
+from stateflow.errors import MissingFile, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
 
 _READERS = min(8, os.cpu_count() or 1)
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 def write_manifest(
@@ -27,20 +32,28 @@ def write_manifest(
     Args:
         name: another one for another content.
 
-    Raises InternalError for one that could never be read: a checkpoint that has it would be the end of the job.
+    Raises TooLarge for one that could never be read: a checkpoint that has it would be the end of the job.
     """
-    data, _ = seal(manifest)
-    if len(data) > LIMIT:
-        raise InternalError("a manifest is larger than what is read of one", size=len(data), limit=LIMIT)
-    return write_bytes(storage, f"{folder}{name}", data)
+    return write_document(storage, f"{folder}{name}", manifest)
 
 
 def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
     """The manifest; raises MissingFile or CorruptFile naming it."""
+    return read_document(storage, handle, Manifest)
+
+
+def write_document(storage: Storage, key: str, document: msgspec.Struct) -> FileHandle:
+    """Stores a document under a name that nobody else uses, and returns its handle. Raises TooLarge or StorageError."""
+    data, _ = seal(document)
+    return write_bytes(storage, key, data)
+
+
+def read_document(storage: Storage, handle: FileHandle, kind: type[T]) -> T:
+    """A document that another one names; raises MissingFile or CorruptFile naming it."""
     data = storage.get(check_key(handle.key), LIMIT)
     check_content(handle, len(data), hashlib.sha256(data).hexdigest())
-    manifest, _ = unseal(data, Manifest, handle.key)
-    return manifest
+    document, _ = unseal(data, kind, handle.key)
+    return document
 
 
 def get_or_none(storage: Storage, key: str) -> bytes | None:

@@ -31,6 +31,8 @@ from stateflow.storage.paths import (
 
 COLLECTED = (DATA, SPARK, PROBE, LOG)
 """Where garbage is looked for."""
+OF_RUNS = (SPARK, PROBE, LOG)
+"""What runs leave whether they commit or not; what of it is garbage, the newest entry alone says."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Fate(enum.Enum):
 
     NEEDED = "a checkpoint needs it"
     AHEAD = "the newest run has not committed beyond it: its next commit may need it"
-    KEPT_ENTRY = "an entry of the log that is kept, or that is not older than the present checkpoint"
+    KEPT_ENTRY = "it is the log's newest entry, the present checkpoint's, or newer than this command has seen"
     RUNNING = "it belongs to the newest run"
     FORMAT = "it says whose job root this is, and of which format"
     HISTORY = "it is history; a run lets old records go"
@@ -72,8 +74,9 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> F
 
     Args:
         head: a verified newest entry.
-        live: keys of all files that the manifests of `head` and of the checkpoints it keeps name, and of these
-            manifests.
+        live: keys of all objects that `head` needs: the files that the manifests of it and of the checkpoints it keeps
+            name, these manifests, lists of retained checkpoints and of pending output, and the log entries of
+            checkpoints whose references lack what an entry says.
         blobs: what is stored below the areas that are collected.
     """
     garbage, unknown = [], []
@@ -94,7 +97,7 @@ def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
     if data is not None:
         return Fate.GARBAGE if is_past(data, head) else Fate.AHEAD
     if seq is not None:
-        return Fate.GARBAGE if _is_old_entry(head, seq) else Fate.KEPT_ENTRY
+        return Fate.GARBAGE if is_old_entry(head, seq) else Fate.KEPT_ENTRY
     if generation is not None:
         is_over = generation < head.generation or (generation == head.generation and head.ended)
         return Fate.GARBAGE if is_over else Fate.RUNNING
@@ -118,8 +121,13 @@ def is_past(data: DataKey, head: LogEntry) -> bool:
     return data.ordinal <= head.ordinal
 
 
-def _is_old_entry(head: LogEntry, seq: int) -> bool:
-    """Entries from the present checkpoint on stay: whoever appends must be able to follow them one by one."""
-    kept = {r.id for r in head.retained} | {p.checkpoint.id for p in head.pinned}
+def is_old_entry(head: LogEntry, seq: int) -> bool:
+    """Whether nobody needs an entry, as far as it does not belong to a checkpoint that is read from it.
+
+    The newest entry says all, and whoever stands on an older one of the same run knows it by the run's nonce. The
+    present checkpoint's own entry stays nevertheless: should the newest file get lost, the job stands there. Where an
+    older version claimed the job, there is no nonce, and appenders follow the entries one by one: all from the present
+    checkpoint on stay.
+    """
     present = head.seq if head.is_checkpoint else (head.checkpoint.id if head.checkpoint else 0)
-    return seq < present and seq not in kept
+    return seq < head.seq and seq != present if head.run else seq < present

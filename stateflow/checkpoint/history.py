@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from bisect import bisect_right
@@ -11,7 +12,7 @@ from itertools import takewhile
 
 import msgspec
 
-from stateflow.errors import DataError, StateflowError
+from stateflow.errors import DataError, StateflowError, TooLarge
 from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history
@@ -19,6 +20,8 @@ from stateflow.storage.paths import HISTORY, history
 log = logging.getLogger(__name__)
 
 _CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
+LIMIT = 16 << 20
+"""Largest object of the history that is written, and that is read, in bytes."""
 COMPLETED, ABORTED = "completed", "aborted"
 BACKGROUND = "background"
 """The kind of the records of background work that failed."""
@@ -173,7 +176,7 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
     """
     try:
         key = history(record.seq, f"{record.kind}-{unique[:12]}")
-        storage.put_new(key, msgspec.json.encode(record))
+        storage.put_new(key, _encoded(record))
     except StateflowError as e:
         log.warning("the history record of a %s was not written: %s", record.kind, e)
 
@@ -184,10 +187,29 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
     Args:
         unique: hexadecimal, tells the object from others.
     """
-    if records:
-        newest = max(record.checkpoint_id for record in records)
-        name = f"checkpoints-{len(records)}-{unique[:8]}"
-        storage.put_new(history(newest, name), msgspec.json.encode(records))
+    if not records:
+        return
+    newest = max(record.checkpoint_id for record in records)
+    try:
+        data = _encoded(records)
+    except TooLarge as e:
+        if len(records) == 1:
+            log.warning("the history of checkpoint %d is left out: %s", newest, e)
+            return
+        half = len(records) // 2
+        for number, part in enumerate((records[:half], records[half:])):
+            # Of their own, because aborted checkpoints have the id of the one before them.
+            write_records(storage, part, hashlib.sha256(f"{unique}-{number}".encode()).hexdigest())
+        return
+    storage.put_new(history(newest, f"checkpoints-{len(records)}-{unique[:8]}"), data)
+
+
+def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
+    data = msgspec.json.encode(record)
+    if len(data) > LIMIT:
+        raise TooLarge("a history record is too large to be read again", hint="use shorter names and reasons",
+                       size=len(data), limit=LIMIT)  # fmt: skip
+    return data
 
 
 def trim_history(storage: Storage, keep: int) -> None:
@@ -257,7 +279,7 @@ def _read(storage: Storage, key: str) -> Sequence[Record]:
     """Nothing for one that does not decode, or was just trimmed: history is never needed for safety."""
     matched = _CHECKPOINTS.fullmatch(key)
     try:
-        data = storage.get(key, 1 << 24)
+        data = storage.get(key, LIMIT)
         if matched is None:
             return [msgspec.json.decode(data, type=ActionRecord)]
         if matched[1] is None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.checkpoint import entries
@@ -16,11 +20,14 @@ from stateflow.checkpoint.documents import (
     Manifest,
     Pin,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention
-from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Kept, Settlement
 from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import read_manifest
+from stateflow.checkpoint.garbage import is_old_entry
+from stateflow.checkpoint.job_format import NewJob, check_same_job, read_format, write_format
 from stateflow.checkpoint.log import Appended, CheckpointLog, Head, Overtaken
+from stateflow.checkpoint.output import OutputLists
+from stateflow.checkpoint.retained import RetainedCheckpoints, Retention, oldest_kept
 from stateflow.clock import Clock
 from stateflow.errors import (
     ConfigError,
@@ -29,30 +36,17 @@ from stateflow.errors import (
     Fenced,
     MissingFile,
     StorageError,
-    WrongJobRoot,
 )
-from stateflow.ids import check_name
 from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
-from stateflow.storage.paths import FORMAT, PROBE, log_entry
+from stateflow.storage.paths import DATA, FORMAT, log_entry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ADMIN_TRIES = 20
-_FORMAT_TRIES = 4
-
-
-@dataclass(frozen=True)
-class NewJob:
-    """What a job root is created with; an existing root must agree.
-
-    Attributes:
-        max_parallelism: number of key groups. None takes what an existing root has, and the default for a new one.
-        key_types: Spark type names of the key columns, by operator uid.
-    """
-
-    name: str
-    max_parallelism: int | None
-    key_types: dict[str, list[str]]
 
 
 class JobRoot:
@@ -68,6 +62,8 @@ class JobRoot:
         self.job = job
         self.writer = writer
         self.log = CheckpointLog(storage, job)
+        self.retained = RetainedCheckpoints(storage)
+        self.output = OutputLists(storage)
 
     @classmethod
     def create_or_open(cls, storage: Storage, clock: Clock, new: NewJob, writer: str) -> JobRoot:
@@ -76,9 +72,9 @@ class JobRoot:
         Raises WrongJobRoot when it is another job's, or of another format, max parallelism or key type.
         """
         if storage.size(FORMAT) is None:
-            _write_format(storage, JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
-                                             max_parallelism=new.max_parallelism or DEFAULT_MAX_PARALLELISM,
-                                             key_types=new.key_types))  # fmt: skip
+            write_format(storage, JobFormat(version=FORMAT_VERSION, job=new.name, job_uuid=clock.new_id(),
+                                            max_parallelism=new.max_parallelism or DEFAULT_MAX_PARALLELISM,
+                                            key_types=new.key_types))  # fmt: skip
         root = cls.open(storage, clock, writer)
         check_same_job(root.job, new, storage.uri)
         return root
@@ -100,7 +96,7 @@ class JobRoot:
     def begin(cls, storage: Storage, clock: Clock, document: JobFormat, writer: str) -> JobRoot:
         """The root of a new job with this FORMAT; an existing one is returned as it is."""
         if storage.size(FORMAT) is None:
-            _write_format(storage, document)
+            write_format(storage, document)
         return cls.open(storage, clock, writer)
 
     @classmethod
@@ -113,15 +109,25 @@ class JobRoot:
 
         Raises:
             Fenced: another run claimed the job at the same moment, and later.
+            DataError: the log is gone.
         """
         failpoints.hit("claim.before")
         while True:
-            outcome = self._append_claim(self.log.read_head(), note, None)
+            head = self.log.read_head()
+            if head is None:
+                self._check_new()
+            outcome = self._append_claim(head, note, None)
             if isinstance(outcome, Appended):
                 failpoints.hit("claim.after")
                 return outcome.head
             if outcome.created:
                 raise self._overtaken(0)
+
+    def _check_new(self) -> None:
+        """A run stores data after its CLAIM only, and the newest entry is never deleted."""
+        if self.storage.list(DATA) and self.log.read_head() is None:
+            raise DataError("the job root has data, and its log is empty", hint="put the newest file of log/ back from "
+                            "a copy, or begin in a new job root", storage=self.storage.uri)  # fmt: skip
 
     def claim_on(self, head: Head, request: str, note: str) -> Head | None:
         """Takes the job over if it still stands at `head`, but for ADMIN entries; None when it has moved on.
@@ -136,11 +142,12 @@ class JobRoot:
 
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
         """A checkpoint of the line as something to continue from. Raises DataError when it is not there any more."""
-        _check_adoptable(head, ref)
-        adopted = self.log.read_checkpoint(ref)
+        self._check_adoptable(head, ref)
+        adopted = self.resolved(ref)
         assert adopted.manifest is not None
+        sources = self.read_manifest(adopted.manifest).sources
         return Adoption(
-            upto=ref.id, manifest=adopted.manifest, sources=adopted.sources, checkpoint=ref, savepoint=adopted.savepoint
+            upto=ref.id, manifest=adopted.manifest, sources=sources, checkpoint=adopted, savepoint=adopted.savepoint
         )  # fmt: skip
 
     def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
@@ -156,7 +163,7 @@ class JobRoot:
     def _append_claim(self, base: Head | None, note: str, adopt: Adoption | None) -> Appended | Overtaken:
         def draft(base: Head | None) -> LogEntry:
             # For each entry that the CLAIM may come to stand on: an ADMIN in between can have let the checkpoint go.
-            _check_adoptable(base, adopt.checkpoint if adopt else None)
+            self._check_adoptable(base, adopt.checkpoint if adopt else None)
             return entries.claim(self.job, base, self._author(note), adopt)
 
         return self.log.append(base, draft)
@@ -167,22 +174,37 @@ class JobRoot:
         return found or Fenced("another run claimed the job after this one", hint="let the other run work")
 
     def commit(self, parent: Head, new: Commit, kept: Retention) -> Appended | Overtaken:
-        """Makes a checkpoint exist. Overtaken means that this run is fenced."""
+        """Makes a checkpoint exist. Overtaken means that this run is fenced.
+
+        Raises TooLarge for an entry that could not be read again; nothing has changed then.
+        """
+        # Only ADMIN entries can come between `parent` and the COMMIT, and those bring no checkpoint.
+        parent, keeps = self._with_list(parent, lambda head: self._kept_by(head, new, kept))
 
         def draft(base: Head | None) -> LogEntry:
             assert base is not None
-            return entries.commit(self.job, base, self._author(), new, kept)
+            return entries.commit(self.job, base, self._author(), new, keeps)
 
         return self.log.append(parent, draft)
 
-    def settle(
-        self, head: Head, published: entries.Published, settled: entries.Settled
-    ) -> Appended | Overtaken:
-        """Tells what the run whose `head` is the newest entry has published since its last commit."""
+    def _kept_by(self, parent: Head, new: Commit, kept: Retention) -> Kept:
+        now = self.clock.now().isoformat()
+        oldest = oldest_kept(self.line(parent), kept, now, parent.entry.at) or parent.entry.seq + 1
+        folder = new.manifest.key.rpartition("/")[0] + "/"
+        try:
+            moved = self.retained.moved(parent.entry, parent.checkpoint, folder, oldest)
+        except StorageError as e:
+            # The entry is a little longer then; the next COMMIT tries again, in a folder of its own.
+            log.warning("retained checkpoints stay in the log entry: %s", e)
+            moved = None
+        return Kept(oldest, moved)
+
+    def settle(self, head: Head, done: Settlement) -> Appended | Overtaken:
+        """Says what the run whose `head` is the newest entry has published since its last commit, and that it ends."""
 
         def draft(base: Head | None) -> LogEntry:
             assert base is not None
-            return entries.settle(self.job, base, self._author("published"), published, settled)
+            return entries.settle(self.job, base, self._author("published"), done)
 
         return self.log.append(head, draft)
 
@@ -217,7 +239,7 @@ class JobRoot:
 
         def draft(base: Head) -> LogEntry:
             # For each entry that the ADMIN may come to stand on: another ADMIN in between can have let `ref` go.
-            if ref not in kept(base):
+            if ref not in self.kept(base):
                 raise DataError("the checkpoint is not retained any more", checkpoint=ref.id)
             if generation and base.entry.generation != generation:
                 raise Fenced("a newer run has claimed the job", hint="let the other run work", generation=generation,
@@ -256,17 +278,72 @@ class JobRoot:
             raise ConfigError("at least one checkpoint must be retained", value=keep)
         for _ in range(_ADMIN_TRIES):
             head = self.head()
-            if len(head.entry.retained) <= keep - 1:
+            line = self.line(head)
+            if len(line) <= keep:
                 return head
-            self._admin(head, lambda b: entries.retain(self.job, b, self._author(f"retain {keep}"), keep))
+            author, oldest = self._author(f"retain {keep}"), line[-keep].id
+            self._admin(head, partial(entries.retain, self.job, author=author, oldest=oldest))
         raise _busy()
 
     def head(self) -> Head:
         """The newest entry, verified. Raises DataError when the job never ran."""
         head = self.log.read_head()
-        if head is None:
-            raise DataError("the job has no log entry yet", hint="run it first", storage=self.storage.uri)
-        return head
+        while head is not None:
+            try:
+                # Here, so that who asks for its checkpoints later gets them, whatever was collected meanwhile.
+                self.retained.of(head.entry)
+                return head
+            except MissingFile:
+                newer = self.log.read_head()
+                if newer == head:
+                    raise
+                head = newer
+        raise DataError("the job has no log entry yet", hint="run it first", storage=self.storage.uri)
+
+    def line(self, head: Head) -> list[EntryRef]:
+        """The checkpoints that the job can continue from, oldest first, the present one last.
+
+        Not those that only a pin keeps: a restore may have left them on a branch whose output was never published.
+        Without those that were released after `head`, where the list of `head` is gone. Raises MissingFile or
+        CorruptFile.
+        """
+        retained = self._with_list(head, lambda head: self.retained.of(head.entry))[1]
+        return [*retained, *([head.checkpoint] if head.checkpoint else [])]
+
+    def _with_list(self, head: Head, ask: Callable[[Head], T]) -> tuple[Head, T]:
+        """What `ask` says of `head`, or of a newer entry with the same checkpoint, when a command has shortened the
+        list of retained checkpoints since then and its objects were collected."""
+        while True:
+            try:
+                return head, ask(head)
+            except MissingFile:
+                newer = self.log.newest_on(head)
+                if newer is None or newer == head:
+                    raise
+                head = newer
+
+    def kept(self, head: Head) -> list[EntryRef]:
+        """Every checkpoint that the entry keeps, the present one last. Raises MissingFile or CorruptFile."""
+        pins = [p.checkpoint for p in head.entry.pinned]
+        return [*pins, *self.line(head)]
+
+    def resolved(self, ref: EntryRef) -> EntryRef:
+        """The same checkpoint with its manifest and time, which an older version keeps in the log entry only.
+
+        Raises MissingFile or CorruptFile.
+        """
+        if ref.manifest is not None:
+            return ref
+        entry = self.log.read_checkpoint(ref)
+        if entry.manifest is None:
+            raise CorruptFile("a checkpoint's log entry names no manifest", file=log_entry(ref.id))
+        return replace(ref, manifest=entry.manifest, at=entry.at, savepoint=entry.savepoint)
+
+    def manifest_of(self, ref: EntryRef) -> Manifest:
+        """What a checkpoint consists of. Raises MissingFile or CorruptFile."""
+        handle = self.resolved(ref).manifest
+        assert handle is not None
+        return self.read_manifest(handle)
 
     def manifest(self, head: Head) -> Manifest | None:
         """What the checkpoint of `head` consists of; None when there is none.
@@ -280,7 +357,7 @@ class JobRoot:
         return self.read_manifest(head.entry.manifest)
 
     def _check_checkpoint_entry(self, ref: EntryRef, manifest: FileHandle) -> None:
-        if self.log.read_checkpoint(ref).manifest != manifest:
+        if self.resolved(ref).manifest != manifest:
             raise CorruptFile("the newest log entry names another manifest than its checkpoint's own entry",
                               file=log_entry(ref.id), expected=manifest.key)  # fmt: skip
 
@@ -296,80 +373,29 @@ class JobRoot:
             assert base is not None
             return draft(base)
 
-        return isinstance(self.log.append(head, checked), Appended)
+        outcome = self.log.append(head, checked)
+        if isinstance(outcome, Appended):
+            self._forget_entry(outcome.own.entry.seq - 1, outcome.head)
+            return True
+        return False
+
+    def _forget_entry(self, seq: int, head: Head) -> None:
+        """Deletes the entry that an ADMIN replaces: where no run comes, nobody else would for a long time."""
+        try:
+            needed = {ref.id for ref in self.kept(head) if ref.manifest is None}
+            if is_old_entry(head.entry, seq) and seq not in needed:
+                self.storage.delete([log_entry(seq)])
+        except (StorageError, DataError) as e:
+            # The entry itself counts; a list that is gone belongs to a head that is not the newest any more.
+            log.warning("a log entry is left for the next collection: %s", e)
+
+    def _check_adoptable(self, base: Head | None, ref: EntryRef | None) -> None:
+        if ref and (base is None or ref not in self.line(base)):
+            raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
 
     def _author(self, note: str = "", request: str = "") -> Author:
         at = self.clock.now().isoformat(timespec="milliseconds")
         return Author(self.writer, self.clock.new_id(), at, note, request)
-
-
-def kept(head: Head) -> list[EntryRef]:
-    """Every checkpoint that the entry keeps, the present one last."""
-    pins = [p.checkpoint for p in head.entry.pinned]
-    return [*pins, *line(head)]
-
-
-def line(head: Head) -> list[EntryRef]:
-    """The checkpoints that the job can continue from, the present one last.
-
-    Not those that only a pin keeps: a restore may have left them on a branch whose output was never published.
-    """
-    return [*head.entry.retained, *([head.checkpoint] if head.checkpoint else [])]
-
-
-def _check_adoptable(base: Head | None, ref: EntryRef | None) -> None:
-    if ref and (base is None or ref not in line(base)):
-        raise DataError("the checkpoint to go back to is not retained any more", checkpoint=ref.id)
-
-
-def _write_format(storage: Storage, document: JobFormat) -> None:
-    """Writes FORMAT unless there is one. Whoever loses this race, or does not hear its answer, reads what is there."""
-    for _ in range(_FORMAT_TRIES):
-        storage.put_new(FORMAT, seal(document)[0])
-        if storage.size(FORMAT) is not None:
-            return
-    raise StorageError("the storage does not say whether it made the job root", hint="try again", key=FORMAT,
-                       tries=_FORMAT_TRIES)  # fmt: skip
-
-
-def read_format(storage: Storage) -> JobFormat:
-    """FORMAT of an existing job root. Raises ConfigError, WrongJobRoot or CorruptFile."""
-    try:
-        document, _ = unseal(storage.get(FORMAT, LIMIT), JobFormat, FORMAT)
-    except MissingFile as e:
-        raise ConfigError("there is no job here", hint="check --job-root", storage=storage.uri) from e
-    if document.version != FORMAT_VERSION:
-        raise WrongJobRoot("the job root has a format that this version does not know", hint="use the version of "
-                           "stateflow that wrote it", found=document.version, known=FORMAT_VERSION)  # fmt: skip
-    check_name("a job's uuid", document.job_uuid)
-    return document
-
-
-def check_vacant(storage: Storage) -> None:
-    """Raises ConfigError for a place that holds anything but what a probe has left."""
-    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
-    if others:
-        raise ConfigError("the place for the new job root is not empty", hint="choose another one", root=storage.uri,
-                          found=others[0])  # fmt: skip
-
-
-def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
-    """Raises WrongJobRoot unless an existing root is the wanted job's."""
-    if found.job != wanted.name:
-        raise WrongJobRoot("the job root belongs to another job", hint="give each job a root of its own",
-                           root=uri, found=found.job, wanted=wanted.name)  # fmt: skip
-    if wanted.max_parallelism not in (None, found.max_parallelism):
-        raise WrongJobRoot(
-            "the job root was made with another max parallelism",
-            hint="set max_parallelism to what the root has, or do not set it",
-            found=found.max_parallelism,
-            wanted=wanted.max_parallelism,
-        )
-    for uid, types in wanted.key_types.items():
-        if found.key_types.get(uid, types) != types:
-            raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
-                               hint="cast the columns back, or give the operator a new uid", uid=uid,
-                               found=found.key_types[uid], wanted=types)  # fmt: skip
 
 
 def _busy() -> DataError:

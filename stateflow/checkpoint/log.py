@@ -2,7 +2,8 @@
 
 No lease, no lock, no clock. A run appends a CLAIM; each checkpoint is a COMMIT; outsiders append ADMIN entries. An
 entry is acknowledged only after a LIST behind it shows nothing, or nothing but ADMIN entries of the same generation
-that are linked to it. The algorithm and the histories that break every simplification of it: ``docs/design/0001``.
+that are linked to it; or, where entries behind it were collected already, when the newest entry says so. The algorithm
+and the histories that break every simplification of it: ``docs/design/0001`` and ``0022``.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ class Head:
     @property
     def checkpoint(self) -> EntryRef | None:
         """The checkpoint that this entry stands for; None in a job without one."""
-        if self.entry.is_checkpoint:
-            return EntryRef(id=self.entry.seq, sha256=self.sha256)
-        return self.entry.checkpoint
+        entry = self.entry
+        if entry.is_checkpoint:
+            return EntryRef(
+                id=entry.seq, sha256=self.sha256, manifest=entry.manifest, at=entry.at, savepoint=entry.savepoint
+            )  # fmt: skip
+        return entry.checkpoint
 
     @property
     def checkpoint_id(self) -> int:
@@ -89,6 +93,12 @@ class CheckpointLog:
             if head is not None and not self._sequence_numbers(head.entry.seq):
                 return head
 
+    def newest_on(self, head: Head) -> Head | None:
+        """The newest entry, verified, if nothing but ADMIN entries came after `head`, which was acknowledged; else
+        None."""
+        newest = self.read_head()
+        return newest if newest == head or _is_only_admin_between(head, newest) else None
+
     def read_checkpoint(self, ref: EntryRef) -> LogEntry:
         """The entry of a checkpoint that a verified entry names.
 
@@ -118,7 +128,15 @@ class CheckpointLog:
             failpoints.hit("log.created")
             head = self._follow(own or base)
             if head is None:
-                return Overtaken(created=own is not None)
+                # Somebody else is there, or entries in between were collected: the newest one tells.
+                head = self.read_head()
+                if head is not None and _has_counted(entry, head):
+                    return Appended(own or Head(entry, seal(entry)[1]), head)
+                if not _is_only_admin_between(base, head):
+                    return Overtaken(created=own is not None)
+                # An ADMIN of ours may count or not: once more does no harm.
+                base = head
+                continue
             if own is not None:
                 return Appended(own, head)
             if head == base:
@@ -206,6 +224,28 @@ class CheckpointLog:
         if found.sha256 != ref.sha256:
             raise CorruptFile("a retained checkpoint's log entry is not the one that was retained",
                               file=log_entry(ref.id), expected=ref.sha256, found=found.sha256)  # fmt: skip
+
+
+def _has_counted(entry: LogEntry, head: Head) -> bool:
+    """Whether a CLAIM or COMMIT is known to be in the log's history, by what a later entry says.
+
+    The nonce of its CLAIM tells a run from all others, also from one whose CLAIM has the same number in a slot that was
+    written again; of a run, only it commits, and a barrier once.
+    """
+    newest = head.entry
+    if not entry.run or newest.run != entry.run or newest.seq < entry.seq:
+        return False
+    return entry.kind is EntryKind.CLAIM or (
+        entry.kind is EntryKind.COMMIT and newest.ordinal == entry.ordinal
+    )
+
+
+def _is_only_admin_between(base: Head | None, head: Head | None) -> bool:
+    """Whether `head`, a later entry, stands on `base` with nothing but ADMIN entries in between: those carry the run
+    and the ordinal on, a CLAIM changes the one and a COMMIT the other."""
+    if base is None or head is None or not base.entry.run:
+        return False
+    return (head.entry.run, head.entry.ordinal) == (base.entry.run, base.entry.ordinal)
 
 
 def _is_admin_on_top(entry: LogEntry, below: Head) -> bool:

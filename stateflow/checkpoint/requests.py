@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from stateflow.checkpoint.documents import Answer, Request
 from stateflow.checkpoint.envelope import seal, unseal
@@ -25,12 +26,21 @@ T = TypeVar("T", bound=msgspec.Struct)
 DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
 KEEP = 1000
 """How many answered requests are kept."""
+LIMIT = 1 << 20
+"""Largest request or answer, in bytes."""
+_SPARE = 10
+"""Answers are read to find the oldest, so a part of them is removed at once, not one each time: a tenth."""
+_MESSAGE = 10_000
+"""Characters of an error that an answer has."""
 
 
 def post(storage: Storage, asked: Request) -> Request:
-    """Asks. Returns the request of this id: the same one when it was asked before, as by a retried task."""
+    """Asks. Returns the request of this id: the same one when it was asked before, as by a retried task.
+
+    Raises TooLarge for one that no run could read.
+    """
     check_name("a request's id", asked.id)
-    data, _ = seal(asked)
+    data, _ = seal(asked, LIMIT)
     if storage.put_new(request(asked.id), data) is not PutResult.CREATED:
         found = _read(storage, request(asked.id), Request)
         if found is None:
@@ -85,7 +95,9 @@ def is_posted(storage: Storage, request_id: str) -> bool:
 
 def answer(storage: Storage, given: Answer) -> Answer:
     """Writes the answer; returns the one that counts, which is another when somebody was first."""
-    data, _ = seal(given)
+    if len(given.message) > _MESSAGE:
+        given = replace(given, message=given.message[:_MESSAGE] + "…")
+    data, _ = seal(given, LIMIT)
     if storage.put_new(request_done(given.id), data) is PutResult.CREATED:
         return given
     found = read_answer(storage, given.id)
@@ -105,7 +117,7 @@ def trim_requests(storage: Storage, keep: int = KEEP) -> None:
     """Removes all but the newest answered requests."""
     keys = [blob.key for blob in storage.list(REQUESTS)]
     ids = [k.removeprefix(REQUESTS).removesuffix(".done") for k in keys if k.endswith(".done")]
-    if len(ids) <= keep:
+    if len(ids) <= keep + keep // _SPARE:
         return
     answers = sorted((a for i in ids if (a := read_answer(storage, i))), key=lambda a: (a.at, a.id))
     for old in answers[: len(answers) - keep]:
@@ -116,6 +128,6 @@ def trim_requests(storage: Storage, keep: int = KEEP) -> None:
 
 def _read(storage: Storage, key: str, kind: type[T]) -> T | None:
     try:
-        return unseal(storage.get(key, 1 << 20), kind, key)[0]
+        return unseal(storage.get(key, LIMIT), kind, key)[0]
     except MissingFile:
         return None

@@ -21,7 +21,7 @@ from stateflow.checkpoint.documents import EntryRef, Manifest, Origin, Published
 from stateflow.checkpoint.entries import pending_of
 from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes
-from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import read_answer
 from stateflow.checkpoint.savepoint_cleanup import settle_savepoint
@@ -76,13 +76,13 @@ class Order:
         return (open_storage(self.into), "") if self.into else (root.storage, SAVEPOINTS)
 
 
-def settled_checkpoint(head: Head) -> EntryRef:
+def settled_checkpoint(root: JobRoot, head: Head) -> EntryRef:
     """The newest checkpoint all of whose output is published, as far as `head` knows.
 
     Raises DataError when there is none.
     """
     unpublished = min((p.checkpoint_id for p in pending_of(head)), default=head.entry.seq + 1)
-    settled = [ref for ref in line(head) if ref.id < unpublished]
+    settled = [ref for ref in root.line(head) if ref.id < unpublished]
     if not settled:
         raise DataError("the job has no checkpoint whose output is known to be published", hint="wait for the next "
                         "one, or start the job", checkpoint=head.checkpoint_id)  # fmt: skip
@@ -163,9 +163,8 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
     folder = savepoint_folder(f"{order.name}-{root.clock.new_id()[:8]}", within)
     write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
-    entry = root.log.read_checkpoint(order.checkpoint)
-    assert entry.manifest is not None
-    manifest = root.read_manifest(entry.manifest)
+    checkpoint = root.resolved(order.checkpoint)
+    manifest = root.manifest_of(checkpoint)
     names = _names(files_of(manifest))
     take_all(root.storage, [(key, f"{folder}{name}") for key, name in names.items()], storage)
     manifest = with_keys(manifest, names)
@@ -175,7 +174,7 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
     failpoints.hit("savepoint.copied")
     document = Savepoint(
         version=VERSION, id=root.clock.new_id(), name=order.name, origin=order.origin,
-        made_at=root.clock.now().isoformat(timespec="milliseconds"), committed_at=entry.at,
+        made_at=root.clock.now().isoformat(timespec="milliseconds"), committed_at=checkpoint.at,
         by=order.by or root.writer, reason=order.reason,
         request=order.request, generation=order.generation, drained=order.drained,
         job=root.job.job, job_uuid=root.job.job_uuid, max_parallelism=root.job.max_parallelism,

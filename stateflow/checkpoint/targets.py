@@ -11,7 +11,7 @@ from typing import Any
 
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
-from stateflow.checkpoint.jobroot import JobRoot, kept, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint import LATEST
 from stateflow.checkpoint.stored_savepoints import (
@@ -70,7 +70,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
         return _checkpoint(root, head.checkpoint)
     if text.isdigit():
-        for ref in line(head):
+        for ref in root.line(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
     stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text)
@@ -87,17 +87,16 @@ def is_moving(text: str) -> bool:
 
 def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int) -> Target:
     """A checkpoint that `head` keeps, if only by a pin, for somebody who copies it. Raises ConfigError."""
-    for ref in kept(head):
+    for ref in root.kept(head):
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError("the checkpoint is not kept any more", hint="begin anew, at another place",
-                      checkpoint=checkpoint_id, kept=sorted({r.id for r in kept(head)}))  # fmt: skip
+                      checkpoint=checkpoint_id, kept=sorted({r.id for r in root.kept(head)}))  # fmt: skip
 
 
 def _checkpoint(root: JobRoot, ref: EntryRef) -> Target:
-    entry = root.log.read_checkpoint(ref)
-    assert entry.manifest is not None
-    return Target(ref.id, entry.at, entry.job_uuid, root.read_manifest(entry.manifest), ref=ref)
+    found = root.resolved(ref)
+    return Target(ref.id, found.at, root.job.job_uuid, root.manifest_of(found), ref=ref)
 
 
 def _of_savepoint(stored: StoredSavepoint) -> Target:
@@ -127,14 +126,16 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
 
 def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     """The checkpoints that the job can go back to, and its own savepoints of checkpoints that no restore has undone."""
-    for ref in line(head):
+    line = root.line(head)
+    for ref in line:
         if target := _undamaged(root, ref):
             yield target
+    retained = {ref.id for ref in line}
     for stored in list_savepoints(root.storage):
         document = stored.document
         if document.job_uuid != root.job.job_uuid:
             continue
-        is_ours = came_from(head, document.checkpoint_id)
+        is_ours = came_from(head, document.checkpoint_id, retained)
         if is_ours:
             yield _of_savepoint(stored)
         elif is_ours is None:
@@ -194,6 +195,6 @@ def _moment(text: str) -> datetime:
 
 
 def _names(root: JobRoot, head: Head) -> str:
-    checkpoints = sorted(r.id for r in line(head))
+    checkpoints = sorted(r.id for r in root.line(head))
     savepoints = [s.document.name for s in list_savepoints(root.storage)]
     return f"checkpoints {checkpoints}, savepoints {savepoints}"

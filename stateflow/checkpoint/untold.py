@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from stateflow.checkpoint.history import CheckpointRecord, write_records
 from stateflow.checkpoint.jobroot import JobRoot
@@ -25,6 +26,13 @@ def told_at(root: JobRoot, head: Head) -> list[CheckpointRecord]:
 def tell_history(root: JobRoot, head: Head) -> None:
     """Stores them; twice does no harm. A storage that fails is logged, and fails nothing."""
     try:
-        write_records(root.storage, told_at(root, head), root.clock.new_id())
+        store_pending_records(root, head, told_at(root, head))
     except StateflowError as e:
         log.warning("the history of the newest checkpoints was not written: %s", e)
+
+
+def store_pending_records(root: JobRoot, head: Head, records: Sequence[CheckpointRecord]) -> None:
+    """Stores records that only the manifest of `head` has. The same ones have the same name, however often a start
+    fails after this. Raises StorageError or ConfigError."""
+    manifest = head.entry.manifest
+    write_records(root.storage, records, manifest.sha256 if manifest else root.clock.new_id())

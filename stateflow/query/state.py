@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.serializers import decode_key, decode_untyped
@@ -61,13 +61,11 @@ def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Ite
     root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
     ref = _find(root, checkpoint_id)
     with root.pinned(ref, "read_state", f"reading the state of {uid}"):
-        handle = root.log.read_checkpoint(ref).manifest
-        assert handle is not None
-        yield from entries_of(_operator(root.read_manifest(handle), uid), root.storage, root.clock)
+        yield from entries_of(_operator(root.manifest_of(ref), uid), root.storage, root.clock)
 
 
 def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
-    refs = {ref.id: ref for ref in kept(root.head())}
+    refs = {ref.id: ref for ref in root.kept(root.head())}
     if not refs:
         raise ConfigError("the job has no checkpoint yet", hint="run it first", root=root.storage.uri)
     wanted = max(refs) if checkpoint_id is None else checkpoint_id

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from stateflow.checkpoint.asking import ask_run, is_same
 from stateflow.checkpoint.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.entries import pending_of
-from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.savepoint import Order, check_savepoint_name, make_savepoint, standing_with
 from stateflow.checkpoint.savepoint_cleanup import dispose_elsewhere, sweep_elsewhere
@@ -119,23 +119,25 @@ def _of_run(root: JobRoot, ask: SavepointAsk, order: Order) -> StoredSavepoint |
         given = ask_run(root, asked, patience_of(ask))
         if given is None:
             return None
-        if checkpoint := _published(root.head(), given.checkpoint_id):
+        if checkpoint := _published(root, root.head(), given.checkpoint_id):
             sinks = _standing(root.head(), checkpoint)
             try:
                 return make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks))
             except DataError:
                 # The run may have let the checkpoint go before it was pinned.
-                if any(ref == checkpoint for ref in line(root.head())):
+                if any(ref == checkpoint for ref in root.line(root.head())):
                     raise
     raise DataError("the run lets its checkpoints go before they can be copied", hint="set checkpoints.retained to 2 "
                     "or more, or take an older checkpoint: --from-head", tries=_TRIES)  # fmt: skip
 
 
-def _published(head: Head, asked: int) -> EntryRef | None:
+def _published(root: JobRoot, head: Head, asked: int) -> EntryRef | None:
     """The newest checkpoint, from the asked one on, whose output is published. Of the asked one the run's answer says
     so, and the log may not."""
     unpublished = min((p.checkpoint_id for p in pending_of(head) if p.checkpoint_id > asked), default=0)
-    fitting = [ref for ref in line(head) if ref.id >= asked and (not unpublished or ref.id < unpublished)]
+    fitting = [
+        ref for ref in root.line(head) if ref.id >= asked and (not unpublished or ref.id < unpublished)
+    ]
     return max(fitting, key=lambda ref: ref.id, default=None)
 
 

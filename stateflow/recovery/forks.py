@@ -10,7 +10,8 @@ from stateflow import failpoints
 from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, check_vacant, read_format
+from stateflow.checkpoint.job_format import check_vacant, read_format
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.stored_savepoints import list_savepoints

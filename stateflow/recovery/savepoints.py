@@ -263,7 +263,7 @@ def _stopped_before(root: JobRoot, ask: SavepointAsk, head: Head) -> SavepointRe
     """The savepoint with which the same asker has stopped the job before, if it still is where the job stands."""
     for request in ask.earlier:
         made = _made_before(root, replace(ask, request=request))
-        if made is not None and made.checkpoint_id == settled_checkpoint(head).id:
+        if made is not None and made.checkpoint_id == settled_checkpoint(root, head).id:
             return made
     return None
 
@@ -305,7 +305,7 @@ def settled_head(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef
     """A checkpoint whose output is published, and where the sinks stand with it."""
     unfinished = bool(pending_of(head)) or head.entry.rewind is not None
     if ask.from_head or not unfinished:
-        checkpoint = settled_checkpoint(head)
+        checkpoint = settled_checkpoint(root, head)
         return checkpoint, standing_with(head, checkpoint)
     if ask.code is None:
         raise _unfinished(head, ask)

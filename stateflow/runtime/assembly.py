@@ -15,7 +15,8 @@ from typing import Any
 from stateflow.api.graph import Graph
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.documents import JobFormat
-from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, read_format
+from stateflow.checkpoint.job_format import NewJob, check_same_job, read_format
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.probe import probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError

@@ -15,11 +15,12 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.documents import Manifest, PendingOutput
+from stateflow.checkpoint.entries import Commit, Settlement
 from stateflow.checkpoint.files import files_of, write_manifest
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord, trim_history, write_records
 from stateflow.checkpoint.log import Head, Overtaken
+from stateflow.checkpoint.retained import Retention
 from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
 from stateflow.events import log_event, log_within
 from stateflow.metrics import Recorder
@@ -89,6 +90,7 @@ class Committer:
         self._stored: set[str] = set()
         self._completed = 0
         self._untold: list[CheckpointRecord] = []
+        self._collected = 0
         self.note = ""
 
     def restored(self, manifest: Manifest | None) -> None:
@@ -158,7 +160,32 @@ class Committer:
     def collect(self, at_once: bool = False) -> None:
         """Collects garbage. Neither a storage that does not delete nor a damaged older checkpoint is a reason to fail
         a run whose own data is safe; `stateflow gc` fails for them."""
-        self.background.attempt(Work.COLLECTION, self._collector.collect, at_once)
+        self.background.attempt(Work.COLLECTION, self._collect, at_once)
+
+    def collect_if_due(self, at_once: bool = False) -> None:
+        """Collects garbage when enough was written since the last time, else only what runs leave; errors as for
+        `collect`."""
+        self.background.attempt(Work.COLLECTION, self._collect_if_due, at_once)
+
+    def collect_of_runs(self, at_once: bool = False) -> None:
+        """Deletes what this run and older ones have left in the log, in ``spark/`` and in ``probe/``; errors as for
+        `collect`."""
+        self.background.attempt(Work.COLLECTION, self._collector.collect_of_runs, at_once)
+
+    def settle(self) -> None:
+        """Writes to the log that the run ends, and what is published since its last COMMIT. A newer run that claimed
+        the job meanwhile learns it by itself."""
+        publisher = self._publisher
+        self._job.root.settle(self.head, Settlement(publisher.published, publisher.settled, self._collected))
+
+    def _collect(self) -> None:
+        self._collected = self._collector.collect().head_seq
+
+    def _collect_if_due(self) -> None:
+        if self._collector.is_due(self.head, max(self._collected, self.head.entry.collected)):
+            self._collect()
+        else:
+            self._collector.collect_of_runs()
 
     def tell_history(self, at_once: bool = False) -> None:
         """Stores what only manifests have of the history."""
@@ -213,11 +240,12 @@ class Committer:
             stages.async_ms = stages.lap(self._now())
             record = self._record(unit, stages)
             handle = self._written(unit, record)
+            output = self._stored_output(unit)
         except (StorageError, BatchFailed) as e:
             self._abort(unit, stages, e)
             return
         # Whether an append that has no answer happened is not known: nothing may go on from here.
-        self._commit(unit, handle)
+        self._commit(unit, handle, output)
         stages.commit_ms = stages.lap(self._now())
         self._publish()
         stages.publish_ms = stages.lap(self._now())
@@ -267,6 +295,10 @@ class Committer:
         failpoints.hit("commit.manifest")
         return handle
 
+    def _stored_output(self, unit: Uncommitted) -> list[PendingOutput]:
+        """The output as the COMMIT names it; what is too large for a log entry is stored here."""
+        return self._job.root.output.stored(unit.folder, f"output-{unit.tries + 1}", unit.output)
+
     def _abort(self, unit: Uncommitted, stages: _Stages, error: StateflowError) -> None:
         log.warning("the checkpoint of barrier %d is aborted: %s", unit.ordinal, error)
         self._job.recorder.count("number_of_failed_checkpoints")
@@ -278,11 +310,12 @@ class Committer:
         ]  # fmt: skip
         self._ended.append(_Ended(unit.ordinal, self._now(), error))
 
-    def _commit(self, unit: Uncommitted, handle: FileHandle) -> None:
+    def _commit(self, unit: Uncommitted, handle: FileHandle, output: list[PendingOutput]) -> None:
         publisher = self._publisher
         new = Commit(
-            unit.ordinal, handle, unit.document.sources, unit.output, publisher.published, publisher.settled
-        )
+            unit.ordinal, handle, unit.document.sources, output, publisher.published, publisher.settled,
+            self._collected,
+        )  # fmt: skip
         kept = Retention(self._settings.retained, self._settings.max_age)
         outcome = self._job.root.commit(self.head, new, kept)
         if isinstance(outcome, Overtaken):
@@ -336,7 +369,7 @@ class Committer:
         if len(self._untold) >= _TELL_EVERY:
             self.tell_history()
         if self._completed % self._settings.collect_every == 0:
-            self.collect()
+            self.collect_if_due()
         if self._completed % _TRIM_EVERY == 0:
             self.trim_history()
 

@@ -12,7 +12,8 @@ from stateflow.api.sink import SinkContext, SinkTable
 from stateflow.checkpoint.documents import FORMAT_VERSION, JobFormat, Manifest, PublishedOutput, Savepoint
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, NewJob, check_same_job, check_vacant, read_format
+from stateflow.checkpoint.job_format import NewJob, check_same_job, check_vacant, read_format
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, savepoint_at, savepoint_uri

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from stateflow.api.graph import Graph
 from stateflow.api.sink import SinkContext
 from stateflow.api.source import Source
-from stateflow.checkpoint.jobroot import NewJob, check_same_job, read_format
+from stateflow.checkpoint.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
 from stateflow.runtime.assembly import check_format, graph_in, open_job

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.documents import NOT_BEGUN, Manifest, SinkMode
 from stateflow.checkpoint.files import state_bytes
-from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import (
     Proposal,
@@ -76,7 +76,7 @@ def propose(job: Job, text: str, options: RestoreOptions) -> Proposal:
     mode = SinkMode.KEEP if foreign else options.sinks
     left = left_behind(job, head, target)
     check_left(left, mode, options.leave)
-    dropped = [] if foreign else [r.id for r in line(head) if r.id > target.checkpoint_id]
+    dropped = [] if foreign else [r.id for r in root.line(head) if r.id > target.checkpoint_id]
     return Proposal(
         job=root.job.job, job_uuid=root.job.job_uuid, head=head.entry.seq, generation=head.entry.generation,
         ordinal=head.entry.ordinal, checkpoint_id=head.checkpoint_id, target=text, label=target.label,

@@ -16,6 +16,8 @@ from stateflow.state.handles import Committable
 
 Selection = Callable[[PendingOutput], bool]
 
+_NAMED = 20
+"""How many checkpoints an error names."""
 _NOTHING = PublishedOutput(table_id="", version=-1, checkpoint_id=0)
 
 
@@ -59,7 +61,9 @@ class Publisher:
         for pending in pending_of(head):
             if (pending.checkpoint_id, pending.sink) in self.settled or not wanted(pending):
                 continue
-            output = Output(pending.checkpoint_id, pending.committables, self._known(head, pending.sink))
+            output = Output(
+                pending.checkpoint_id, self._root.output.read(pending), self._known(head, pending.sink)
+            )
             self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
             self.settled |= {(pending.checkpoint_id, pending.sink)}
 
@@ -90,11 +94,12 @@ class Publisher:
         ahead = [
             u for u, t in tables.items() if max(t.token or 0, self._known(head, u).checkpoint_id) >= lost
         ]
-        older = [ref for ref in head.entry.retained if ref.id < lost]
+        retained = self._root.retained.of(head.entry)
+        older = [ref for ref in retained if ref.id < lost]
         if ahead or not older:
             raise MissingFile("output that is not yet published was deleted, and the run cannot go back by itself",
                               hint="restore the file, or take the job back with stateflow restore", checkpoint=lost,
-                              published_in=ahead, retained=[r.id for r in head.entry.retained])  # fmt: skip
+                              published_in=ahead, retained=[r.id for r in retained[-_NAMED:]])  # fmt: skip
         # Of the handle whose token was looked at: what comes behind it is a late publication.
         intents = {
             uid: SinkIntent(
@@ -111,15 +116,16 @@ class Publisher:
 
     def forget_settled(self, head: Head) -> None:
         """Drops what `head` no longer carries."""
-        carried = {(p.checkpoint_id, p.sink) for p in pending_of(head)}
-        self.settled &= carried
+        pending = pending_of(head)
+        self.settled &= {(p.checkpoint_id, p.sink) for p in pending}
+        self._root.output.keep_only(pending)
 
     def _is_lost(self, pending: PendingOutput, head: Head) -> bool:
         table = self._sinks[pending.sink].open_table()
         known = self._known(head, pending.sink)
         token = known.checkpoint_id if table.token is None else table.token
         decision = decide(token, known.checkpoint_id, pending.checkpoint_id, head.entry.seq)
-        return decision is Decision.PUBLISH and bool(table.missing(pending.committables))
+        return decision is Decision.PUBLISH and bool(table.missing(self._root.output.read(pending)))
 
     def _known(self, head: Head, uid: str) -> PublishedOutput:
         return self.published.get(uid) or head.entry.published.get(uid) or _NOTHING

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from stateflow import failpoints
 from stateflow.checkpoint.documents import EntryRef, RestoreFacts, SinkIntent, SinkMode
 from stateflow.checkpoint.entries import Adoption
-from stateflow.checkpoint.jobroot import JobRoot, line
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import Proposal, SinkChange, StateAction, is_outdated
 from stateflow.checkpoint.stored_savepoints import savepoint_at
-from stateflow.checkpoint.targets import Target
+from stateflow.checkpoint.targets import Target, kept_checkpoint
 from stateflow.checkpoint.untold import tell_history
-from stateflow.errors import ConfigError, DataError, Fenced, ForeignRows, PlanOutdated
+from stateflow.errors import ConfigError, Fenced, ForeignRows, PlanOutdated
 from stateflow.runtime.job import Job
 from stateflow.runtime.planned import check_fits, check_planned_job, check_whole, look_up, without
 from stateflow.runtime.publishing import Publisher, Selection
@@ -220,13 +220,10 @@ def _planned_target(root: JobRoot, head: Head, proposal: Proposal) -> Target:
             document.checkpoint_id, document.made_at, document.job_uuid, document.manifest, savepoint=stored
         )
     ref = EntryRef(id=proposal.target_checkpoint, sha256=proposal.target_sha256)
-    if ref not in line(head):
+    if ref not in root.line(head):
         raise PlanOutdated("the checkpoint of the plan is not kept any more", hint="plan again, with another target",
                            checkpoint=ref.id)  # fmt: skip
-    entry = root.log.read_checkpoint(ref)
-    if entry.manifest is None:
-        raise DataError("a checkpoint's entry names no manifest", checkpoint=ref.id)
-    return Target(ref.id, entry.at, entry.job_uuid, root.read_manifest(entry.manifest), ref=ref)
+    return kept_checkpoint(root, head, ref.id)
 
 
 def _outdated(proposal: Proposal, head: Head) -> PlanOutdated:

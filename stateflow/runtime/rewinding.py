@@ -11,7 +11,7 @@ from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, TableChanges
 from stateflow.checkpoint.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
 from stateflow.runtime.publishing import BoundSink, Publisher
@@ -36,7 +36,7 @@ def restore_order(publisher: Publisher, root: JobRoot, sinks: dict[str, BoundSin
     reason = f"output of checkpoint {lost} was deleted before it was published"
     facts = RestoreFacts(
         request="", by=root.writer, reason=reason, label=f"checkpoint {base.id}", base=base.id, left=head.checkpoint_id,
-        undone=[ref.id for ref in kept(head) if ref.id >= lost],
+        undone=[ref.id for ref in root.kept(head) if ref.id >= lost],
         at=root.clock.now().isoformat(timespec="milliseconds"),
     )  # fmt: skip
     # With an intent, as when a person goes back: a fenced driver, or somebody who takes a savepoint, may still publish

@@ -20,11 +20,10 @@ from stateflow.checkpoint.documents import (
 from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
-from stateflow.checkpoint.history import write_records
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
-from stateflow.checkpoint.untold import told_at
+from stateflow.checkpoint.untold import store_pending_records, told_at
 from stateflow.events import log_within
 from stateflow.runtime.background import BackgroundWork, Work
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -124,10 +123,10 @@ class JobRun:
             self.job.recorder.gauge(
                 "last_checkpoint_restore_timestamp", milliseconds(self.job.root.clock.now())
             )
-            write = partial(write_records, root.storage, told, root.clock.new_id())
-            self._background.attempt(Work.HISTORY, write)
-            # Here as well as at the end: a job whose runs all end badly has a history, too.
+            self._background.attempt(Work.HISTORY, partial(store_pending_records, root, self.head, told))
+            # Here as well as at the end: a job whose runs all end badly has a history, and leaves something, too.
             self._committer.trim_history()
+            self._committer.collect_of_runs()
             interval = self.job.settings.requests.interval
             self._desk = RequestDesk(root, head.entry.generation, interval, self, self._background)
             self._desk.open(self._point())
@@ -339,8 +338,10 @@ class JobRun:
             self.settle()
             self._desk.close(self._point)
             self._committer.tell_history(at_once=True)
-            self.job.root.settle(self.head, self._publisher.published, self._publisher.settled)
-            self.collect()
+            # Before the last entry, which says when data was collected, and again what only that entry makes garbage.
+            self._committer.collect_if_due(at_once=True)
+            self._committer.settle()
+            self._committer.collect_of_runs(at_once=True)
             self._committer.trim_history()
             self._background.attempt(
                 Work.CLEANUP, partial(trim_requests, self.job.root.storage), at_once=True

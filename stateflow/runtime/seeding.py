@@ -146,7 +146,7 @@ def source_log(storage: Storage, file: SourceFile) -> bytes:
     """The content of a file of a source's log. Raises MissingFile or CorruptFile."""
     if file.handle is None:
         return file.content or b""
-    data = storage.get(check_key(file.handle.key))
+    data = storage.get(check_key(file.handle.key), file.handle.size)
     check_content(file.handle, len(data), hashlib.sha256(data).hexdigest())
     return data
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from stateflow import failpoints
 from stateflow.checkpoint.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import (
     DONE,
     FAILED,
@@ -229,7 +229,7 @@ class RequestDesk:
         head = self._root.head()
         if head.entry.generation != self._generation:
             return True
-        if point.checkpoint is None or point.checkpoint in kept(head):
+        if point.checkpoint is None or point.checkpoint in self._root.kept(head):
             return False
         with self._lock:
             self._outrun[asked.id] += 1

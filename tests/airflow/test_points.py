@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.jobroot import line
 from stateflow.recovery import list_all
 from stateflow.recovery.job_roots import open_root
 from stateflow_airflow import points
@@ -26,8 +25,8 @@ def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(t
         assert box.command("savepoint", "create", "--name", name).code == 0
     assert box.command("savepoint", "dispose", "gone").code == 0
     root = open_root(str(box.root))
-    assert len(line(root.head())) > 1
-    kept = [str(ref.id) for ref in reversed(line(root.head()))]
+    assert len(root.line(root.head())) > 1
+    kept = [str(ref.id) for ref in reversed(root.line(root.head()))]
     (early,) = list_all(str(box.root))
     assert suggested_targets(str(box.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
     assert suggested_targets(box.root.as_uri()) == suggested_targets(str(box.root))

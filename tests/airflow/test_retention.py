@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import ManualClock
 from stateflow.storage import open_storage
 from stateflow.storage.paths import data_folder

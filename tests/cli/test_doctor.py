@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stateflow import examination
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import ManualClock
 from stateflow.examination import Finding, Health, _lifecycle, examine
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, locate

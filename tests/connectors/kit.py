@@ -20,10 +20,12 @@ from deltalake.transaction import AddAction
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.checkpoint.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.entries import Commit, Retention, pending_of
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.entries import Commit, pending_of
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.publish import Output, TableHandle, publish
+from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta import DeltaSink
 from stateflow.state.handles import Committable, FileHandle

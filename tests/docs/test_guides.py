@@ -119,7 +119,7 @@ def test_recover_at_3_am(desk: Desk) -> None:
     desk.type('stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"', JOB=right)
     box.deliver(80)
     desk.type('stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"', JOB=wrong)
-    bad = next(e for e in disk.entries(box.root) if e.doc["kind"] == "commit" and e.position == 60)
+    bad = next(e for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == 60)
     names = {"JOB": right, "TARGET": f"before:{bad.doc['at']}"}
     pause, look, trigger, plan, execute, run, unpause = blocks("recover-at-3-am")
     for block in (pause, look, trigger):

@@ -155,14 +155,15 @@ def _forge(root: Path, line: Callable[[bytes], bytes]) -> None:
 def _chain(root: Path) -> None:
     """Mends what the entries say of each other."""
     known: dict[int, str] = {}
+    manifests: dict[int, Any] = {}
     for entry in disk.entries(root):
         doc = entry.doc
         refs = [r for r in [doc["checkpoint"], *doc["retained"]] if r and r["id"] in known]
         for ref in refs:
-            ref["sha256"] = known[ref["id"]]
+            ref["sha256"], ref["manifest"] = known[ref["id"]], manifests[ref["id"]]
         data = disk.sealed({**doc, "parent": known.get(entry.seq - 1, doc["parent"])})
         _replace(disk.entry_path(root, entry.seq), data)
-        known[entry.seq] = disk.unsealed(data)[1]
+        known[entry.seq], manifests[entry.seq] = disk.unsealed(data)[1], doc["manifest"]
 
 
 def _reseal(root: Path, entry: disk.Entry, changes: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import parquet
 
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.cli import main
 from stateflow.clock import SystemClock
 from stateflow.environment import prepare

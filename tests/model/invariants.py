@@ -52,6 +52,8 @@ class Fact:
     """The checkpoint that it stands for, 0 when none."""
     kept: frozenset[int]
     """Every checkpoint that it keeps, the present one included."""
+    objects: dict[str, str]
+    """Objects that the entry itself names, by key, with their hashes: lists of checkpoints and of output."""
 
     @property
     def kind(self) -> str:
@@ -68,7 +70,7 @@ class Fact:
 
 
 _START = Fact(0, "", b"", {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []},
-              0, frozenset())  # fmt: skip
+              0, frozenset(), {})  # fmt: skip
 
 Output = tuple[int, list[str]]
 """Checkpoint id and files."""
@@ -133,7 +135,7 @@ class Checker:
         if match := _LOG.fullmatch(key):
             seq = int(match[1])
             if seq == len(self.chain):
-                self._extend(_parse(seq, data))
+                self._extend(self._parse(seq, data))
             elif seq > len(self.chain):
                 raise Violation("I7", f"entry {seq} leaves a gap above {self.head.seq}")
             else:
@@ -148,7 +150,7 @@ class Checker:
         self.keeping.deleted(key)
         if key in self._protected:
             raise Violation("I3", f"{key} is needed by head {self.head.seq}, and deleted")
-        if (match := _LOG.fullmatch(key)) and int(match[1]) >= self._last_step():
+        if (match := _LOG.fullmatch(key)) and int(match[1]) >= self.head.seq:
             raise Violation("I7", f"{key} is deleted, the head is {self.head.seq}")
 
     def published(self, sink: str, token: int, paths: list[str]) -> None:
@@ -258,6 +260,44 @@ class Checker:
         """Whether nobody claimed the job after this run."""
         return generation == self.generation
 
+    def _parse(self, seq: int, data: bytes) -> Fact:
+        """An entry with everything in it that is elsewhere: retained checkpoints in segments, output in parts."""
+        line, _, rest = data.partition(b"\n")
+        sha256 = hashlib.sha256(line).hexdigest()
+        if rest != sha256.encode() + b"\n":
+            raise Violation("I1", f"entry {seq} is not sealed")
+        doc = msgspec.json.decode(line)
+        if doc["seq"] != seq:
+            raise Violation("I1", f"entry {doc['seq']} lies in slot {seq}")
+        objects: dict[str, str] = {}
+        doc["retained"] = self._retained(doc, objects)
+        for pending in doc["pending"]:
+            parts = [self._object(handle, objects)["committables"] for handle in pending["parts"]]
+            pending["committables"] = [*(pending["committables"] or []), *(c for part in parts for c in part)]
+        own = doc["kind"] == "commit" or (
+            doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint")
+        )
+        checkpoint = seq if own else (doc.get("checkpoint") or {"id": 0})["id"]
+        kept = frozenset([checkpoint, *(r["id"] for r in _refs(doc))])
+        self.counts["lists in objects"] += len(objects)
+        return Fact(seq, sha256, data, doc, checkpoint, kept, objects)
+
+    def _retained(self, doc: dict[str, Any], objects: dict[str, str]) -> list[dict[str, Any]]:
+        refs, link, newest = list(doc["retained"]), doc["retained_before"], doc["seq"]
+        while link and min(newest, link["newest"]) >= doc["oldest_retained"]:
+            newest = min(newest, link["newest"])
+            segment = self._object(link["handle"], objects)
+            refs = [*(r for r in segment["refs"] if r["id"] <= newest), *refs]
+            link = segment["before"]
+        return [ref for ref in refs if ref["id"] >= doc["oldest_retained"]]
+
+    def _object(self, handle: dict[str, Any], objects: dict[str, str]) -> Any:
+        data = self._storage.peek(handle["key"])
+        if data is None:
+            raise Violation("I3", f"{handle['key']} is gone when an entry names it")
+        objects[handle["key"]] = handle["sha256"]
+        return msgspec.json.decode(data.partition(b"\n")[0])
+
     # -- the chain ----------------------------------------------------------------------------------------------------
 
     def _extend(self, fact: Fact) -> None:
@@ -331,6 +371,8 @@ class Checker:
             self._intend(fact, target, rewind["sinks"])
         elif target <= parent.checkpoint:
             self._go_back(fact)
+        if any(ref["id"] > target for ref in fact.doc["retained"] if fact.checkpoint != fact.seq):
+            raise Violation("R3", f"claim {fact.seq} goes back to {target}, and keeps what came after it")
         if fact.checkpoint == fact.seq:
             self._note_checkpoint(fact, self._state[fact.manifest])
 
@@ -388,7 +430,7 @@ class Checker:
         self._contents[fact.seq] = _states(needs, fact.manifest)
         self._offsets[fact.seq] = fact.offset
         self._at[fact.offset] = fact.seq
-        self._needs[fact.seq] = {**needs, f"log/{fact.seq:020d}": fact.sha256}
+        self._needs[fact.seq] = needs
         self.lines[fact.seq] = {sink: list(line) for sink, line in self.line.items()}
         self.newest = fact.seq
 
@@ -423,6 +465,9 @@ class Checker:
         for ref in _refs(fact.doc):
             if ref["id"] not in parent.kept or self.chain[ref["id"]].sha256 != ref["sha256"]:
                 raise Violation("I3", f"entry {fact.seq} keeps {ref['id']}, which its parent does not keep")
+            told, true = ref["manifest"], self.chain[ref["id"]].doc["manifest"]
+            if told != true:
+                raise Violation("I6", f"entry {fact.seq} says that {ref['id']} is {told}, it is {true}")
         pins, before = _pins(fact.doc), _pins(parent.doc)
         if fact.kind == "claim":
             before = frozenset(p["id"] for p in parent.doc["pinned"] if not p.get("generation"))
@@ -460,6 +505,7 @@ class Checker:
         now: dict[str, str] = dict(self._state[fact.manifest])
         for checkpoint in fact.kept:
             now.update(self._needs[checkpoint])
+        now.update(fact.objects)
         for key in now.keys() - self._protected.keys():
             self._check_content(key, now[key])
         self._protected = now
@@ -468,16 +514,8 @@ class Checker:
         data = self._storage.peek(key)
         if data is None:
             raise Violation("I3", f"{key} is needed by head {self.head.seq}, and gone")
-        line = data.partition(b"\n")[0] if key.startswith("log/") else data
-        if hashlib.sha256(line).hexdigest() != sha256:
+        if hashlib.sha256(data).hexdigest() != sha256:
             raise Violation("I3", f"{key} is needed by head {self.head.seq}, and has other content")
-
-    def _last_step(self) -> int:
-        """The newest CLAIM or COMMIT: whoever appends must be able to follow the log from there."""
-        seq = self.head.seq
-        while self.chain[seq].kind == "admin":
-            seq -= 1
-        return seq
 
     # -- at rest ------------------------------------------------------------------------------------------------------
 
@@ -499,27 +537,10 @@ class Checker:
 
     def _may_stay(self, key: str) -> bool:
         if match := _LOG.fullmatch(key):
-            return self.head.checkpoint <= int(match[1]) <= self.head.seq
+            return int(match[1]) in (self.head.seq, self.head.checkpoint)
         if match := _OWNED.fullmatch(key):
             return int(match[1]) == self.generation and not self.head.doc["ended"]
         return key == "FORMAT" or key.startswith(("history/", "savepoints/", "requests/"))
-
-
-def _parse(seq: int, data: bytes) -> Fact:
-    line, _, rest = data.partition(b"\n")
-    sha256 = hashlib.sha256(line).hexdigest()
-    if rest != sha256.encode() + b"\n":
-        raise Violation("I1", f"entry {seq} is not sealed")
-    doc = msgspec.json.decode(line)
-    if doc["seq"] != seq:
-        raise Violation("I1", f"entry {doc['seq']} lies in slot {seq}")
-    doc.setdefault("retained", [])
-    doc.setdefault("pinned", [])
-    own = doc["kind"] == "commit" or (
-        doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint")
-    )
-    checkpoint = seq if own else (doc.get("checkpoint") or {"id": 0})["id"]
-    return Fact(seq, sha256, data, doc, checkpoint, frozenset([checkpoint, *(r["id"] for r in _refs(doc))]))
 
 
 def _refs(doc: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from stateflow.checkpoint import (
     collector,
     entries,
     garbage,
-    jobroot,
+    log,
     savepoint,
     savepoint_cleanup,
     stored_savepoints,
@@ -33,21 +33,22 @@ from stateflow.checkpoint.documents import (
     Pin,
     PublishedOutput,
     Request,
+    RetainedLink,
     Rewind,
     SinkIntent,
     SinkMode,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Kept
 from stateflow.checkpoint.envelope import seal
 from stateflow.checkpoint.files import get_or_none
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
 from stateflow.checkpoint.proposal import Proposal, SinkChange
 from stateflow.checkpoint.publish import Output, PublishingSink
 from stateflow.checkpoint.savepoint import Order
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint
 from stateflow.checkpoint.targets import Target
-from stateflow.errors import DataError, StorageError
+from stateflow.errors import DataError
 from stateflow.recovery import savepoints
 from stateflow.runtime import publishing as runtime
 from stateflow.runtime import restoring, rewinding, run, serving
@@ -113,21 +114,42 @@ def _create_without_read_back(self: CheckpointLog, entry: LogEntry) -> Head | No
     return None if result is PutResult.EXISTS else Head(entry, digest)
 
 
-def _conflict_unless_created(self: CheckpointLog, entry: LogEntry) -> Head | None:
-    data, digest = seal(entry)
-    for _ in range(8):
-        result = self.storage.put_new(log_entry(entry.seq), data)
-        if result is not PutResult.UNKNOWN:
-            return Head(entry, digest) if result is PutResult.CREATED else None
-    raise StorageError("no answer")
-
-
 def _without_waiting(self: Committer, unit: Uncommitted) -> None:
     pass
 
 
-def _trust_any_hash(found: Head, ref: EntryRef) -> None:
-    pass
+def _no(*_: object) -> bool:
+    return False
+
+
+_has_counted, _is_only_admin_between = log._has_counted, log._is_only_admin_between
+
+
+def _counted_by_number(entry: LogEntry, head: Head) -> bool:
+    return _has_counted(replace(entry, run=str(entry.generation)), Head(
+        replace(head.entry, run=str(head.entry.generation)), head.sha256
+    ))  # fmt: skip
+
+
+def _any_kind_counted(entry: LogEntry, head: Head) -> bool:
+    return (entry.run, entry.ordinal) == (head.entry.run, head.entry.ordinal)
+
+
+def _without_own_objects(self: Collector, head: Head) -> dict[str, frozenset[str]]:
+    return {}
+
+
+def _commit_with_what_was_released(
+    job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept
+) -> LogEntry:
+    entry = _commit(job, base, author, new, kept)
+    return replace(
+        entry, oldest_retained=kept.oldest, retained_before=kept.moved or base.entry.retained_before
+    )
+
+
+def _never_cut(link: RetainedLink | None, newest: int) -> RetainedLink | None:
+    return link
 
 
 def _past_by_seq(data: DataKey, head: LogEntry) -> bool:
@@ -160,25 +182,13 @@ def _newest_pending(head: Head) -> list[PendingOutput]:
     return [p for p in _pending_of(head) if p.checkpoint_id == head.checkpoint_id]
 
 
-def _create_with_two_reads(self: CheckpointLog, entry: LogEntry) -> Head | None:
-    key = log_entry(entry.seq)
-    data, digest = seal(entry)
-    for _ in range(4):
-        result = self.storage.put_new(key, data)
-        if result is PutResult.CREATED or self._bytes_of(key) == data:
-            return Head(entry, digest)
-        if result is PutResult.EXISTS or self.storage.size(key) is not None:
-            return None
-    raise StorageError("no answer")
-
-
 def _pin_checked_once(self: JobRoot, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:
     new = Pin(id=self.clock.new_id(), checkpoint=ref, owner=owner, reason=reason, since="")
     while True:
         head = self.head()
         if new in head.entry.pinned:
             return new
-        if ref not in kept(head):
+        if ref not in self.kept(head):
             raise DataError("the checkpoint is not retained any more")
         if self._admin(head, lambda b: entries.pin(self.job, b, self._author(reason), new)):
             return new
@@ -187,7 +197,7 @@ def _pin_checked_once(self: JobRoot, ref: EntryRef, owner: str, reason: str, gen
 def _claim_checked_once(
     self: JobRoot, base: Head | None, note: str, adopt: Adoption | None
 ) -> Appended | Overtaken:
-    jobroot._check_adoptable(base, adopt.checkpoint if adopt else None)
+    self._check_adoptable(base, adopt.checkpoint if adopt else None)
     return self.log.append(base, lambda b: entries.claim(self.job, b, self._author(note), adopt))
 
 
@@ -253,10 +263,8 @@ def _sweep_pins_first(root: JobRoot) -> list[str]:
 _claim, _commit = entries.claim, entries.commit
 
 
-def _commit_without_requests(
-    job: JobFormat, base: Head, author: Author, new: Commit, retain: int
-) -> LogEntry:
-    return replace(_commit(job, base, author, new, retain), requests=[])
+def _commit_without_requests(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
+    return replace(_commit(job, base, author, new, kept), requests=[])
 
 
 def _claim_with_all_pending(
@@ -325,13 +333,29 @@ MUTANTS: dict[str, Mutant] = {
         "a put whose answer was lost counts as done",
         ((CheckpointLog, "_create"),), _create_without_read_back, ("I6", "I9"),
     ),
-    "no-comparison": Mutant(
-        "a put that finds its slot taken counts as a conflict, without looking whose bytes are there",
-        ((CheckpointLog, "_create"),), _conflict_unless_created, ("I9",),
+    "links-only": Mutant(
+        "a run takes a gap in the log, where ADMIN entries were collected, for a newer run",
+        ((log, "_is_only_admin_between"),), _no, ("I9",),
     ),
-    "no-hash": Mutant(
-        "a retained checkpoint's entry is believed without comparing its hash",
-        ((CheckpointLog, "_check_retained"),), staticmethod(_trust_any_hash), ("I3",), plan="held",
+    "run-by-number": Mutant(
+        "a run knows itself again by its CLAIM's number, which another one has whose slot was collected",
+        ((log, "_has_counted"),), _counted_by_number, ("I6",),
+    ),
+    "any-kind-counted": Mutant(
+        "an ADMIN counts when the newest entry is of the same run and ordinal",
+        ((log, "_has_counted"),), _any_kind_counted, ("I6",),
+    ),
+    "own-objects": Mutant(
+        "a collection does not look at what the log entry itself names",
+        ((Collector, "_needed_by_entry"),), _without_own_objects, ("I3",),
+    ),
+    "released-again": Mutant(
+        "a COMMIT keeps what a command has released since it was drawn up",
+        ((entries, "commit"),), _commit_with_what_was_released, ("I3",), plan="busy",
+    ),
+    "uncut": Mutant(
+        "a start that goes back keeps the checkpoints after its target that are in segments",
+        ((entries, "cut_after"),), _never_cut, ("R3",), plan="commands",
     ),
     "no-ordinals": Mutant(
         "files are named and collected by sequence number instead of ordinal",
@@ -350,10 +374,6 @@ MUTANTS: dict[str, Mutant] = {
         ((Committer, "_await_files"),), _without_waiting, ("I3",), plan="beside",
     ),
     # Mistakes that the simulator found in the code itself.
-    "two-reads": Mutant(
-        "a put is read back twice, and one's own late write arrives in between",
-        ((CheckpointLog, "_create"),), _create_with_two_reads, ("I9",),
-    ),
     "pin-checked-once": Mutant(
         "a pin is not checked again when it comes to stand on another ADMIN",
         ((JobRoot, "pin"),), _pin_checked_once, ("I3",), plan="commands",

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from stateflow.checkpoint import collector, savepoint
+from stateflow.checkpoint import collector, savepoint, stored_savepoints
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import ConfigError
 from stateflow.recovery import forks, restores, savepoints
-from stateflow.runtime import committing, fence_watch, restoring, serving
+from stateflow.runtime import committing, fence_watch, serving
 from stateflow.runtime.job import Job
 from stateflow.runtime.restoring import RestoreOrder
 from stateflow.storage import Storage
@@ -64,7 +64,7 @@ class Office:
             (savepoints, "open_existing", self._job), (restores, "open_existing", self._job),
             (forks, "open_root", self._root), (forks, "open_storage", self.storage),
             (forks, "probe_storage", lambda *_: None),
-            (restoring, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
+            (stored_savepoints, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
             (collector, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
             # It only shortens how long a fenced run works in vain: a run that learns nothing early is the worse case.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import EntryRef
 from stateflow.checkpoint.files import check_stored, files_of
-from stateflow.checkpoint.jobroot import JobRoot, kept
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.errors import ConfigError, DataError, StorageError
 from tests.model.rules import Violation
 from tests.model.site import Site
@@ -63,7 +63,7 @@ class Admin:
         if self.site.chance(self.site.plan.shorten):
             root.retain(self.site.rng.randint(1, 2))
             self.site.count("retentions shortened")
-        elif choice := kept(root.head()):
+        elif choice := root.kept(root.head()):
             self._read_under_pin(root, self.site.rng.choice(choice))
 
     def _read_under_pin(self, root: JobRoot, ref: EntryRef) -> None:
@@ -79,9 +79,7 @@ class Admin:
     def _read(self, root: JobRoot, ref: EntryRef) -> None:
         self.site.world.sleep(self.site.rng.randint(0, 60))
         try:
-            handle = root.log.read_checkpoint(ref).manifest
-            assert handle is not None
-            check_stored(self.site.storage, files_of(root.read_manifest(handle)))
+            check_stored(self.site.storage, files_of(root.manifest_of(ref)))
         except DataError as e:
             raise Violation("I3", f"{self.name} reads pinned checkpoint {ref.id}: {e}") from e
 

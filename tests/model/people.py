@@ -9,7 +9,6 @@ from pathlib import Path
 
 from stateflow import recovery
 from stateflow.checkpoint.documents import SinkMode
-from stateflow.checkpoint.jobroot import kept
 from stateflow.checkpoint.proposal import Proposal
 from stateflow.errors import (
     ConfigError,
@@ -211,8 +210,8 @@ class Restorer(Person):
         names = [s.name for s in recovery.list_all(JOB_URI)]
         if names and site.chance(0.9 if site.plan.vacuum else 0.5):
             return site.rng.choice(names)
-        head = site.open(self.name).head()
-        ids = sorted({ref.id for ref in kept(head)})
+        root = site.open(self.name)
+        ids = sorted({ref.id for ref in root.kept(root.head())})
         return str(site.rng.choice(ids)) if ids else "latest"
 
     def judge(self, error: DataError) -> None:
@@ -231,9 +230,10 @@ class Forker(Person):
     def command(self) -> None:
         site = self.site
         into = self.office.new_site()
-        head = site.open(self.name).head()
+        root = site.open(self.name)
+        head = root.head()
         names = [s.name for s in recovery.list_all(JOB_URI)]
-        ids = [str(ref.id) for ref in kept(head)]
+        ids = [str(ref.id) for ref in root.kept(head)]
         if not ids + names:
             return
         recovery.fork(JOB_URI, ForkAsk(site.rng.choice(ids + names), into.storage.uri, shadow=True))

@@ -34,6 +34,11 @@ class Plan:
     adopts: float = 0.0
     """How likely a start goes back to a retained checkpoint."""
     retain: int = 2
+    inline: int = 1
+    """How many retained checkpoints an entry lists itself, before they move into a segment of at most `segment`."""
+    segment: int = 2
+    inline_output: int = 0
+    """Bytes of pending output in an entry itself; more is in objects, one for each file."""
     publish: float = 0.8
     """How likely a driver publishes after a commit, instead of carrying the output on."""
     abort: float = 0.1
@@ -77,10 +82,11 @@ class Plan:
         sinks = rng.choice((0, 1, 1, 2))
         plan = cls(
             drivers=rng.randint(2, 4), collectors=rng.randint(1, 3), admins=rng.choice((0, 1, 2)), sinks=sinks,
-            adopts=0.0 if sinks else rng.choice((0.2, 0.5)), batches=rng.randint(2, 6), retain=rng.randint(1, 3),
+            adopts=0.0 if sinks else rng.choice((0.2, 0.5)), batches=rng.randint(2, 6), retain=rng.choice((1, 2, 3, 6)),
             publish=rng.choice((0.5, 0.9)), abort=rng.choice((0.0, 0.2)), newcomers=rng.choice((0.0, 0.01, 0.02)),
             pause=rng.choice((0.005, 0.02, 0.06)), faults=rng.choice((0.0, 1.0, 1.0, 3.0)),
-            crash=rng.choice((0.0, 0.005)), real=rng.random() < 0.3,
+            crash=rng.choice((0.0, 0.005)), real=rng.random() < 0.3, inline=rng.choice((0, 1, 16)),
+            segment=rng.choice((1, 2, 3)), inline_output=rng.choice((0, 200, 1000)),
         )  # fmt: skip
         if rng.random() < 0.35:
             return plan._with_people(rng)

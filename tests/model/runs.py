@@ -10,11 +10,12 @@ from typing import Any
 
 from stateflow.checkpoint.barrier import Participant
 from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import check_stored, files_of, write_manifest
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, Head
 from stateflow.checkpoint.reports import TaskReport
+from stateflow.checkpoint.retained import Retention
 from stateflow.errors import (
     BatchFailed,
     ConfigError,
@@ -213,8 +214,8 @@ class FreeRun(Run):
         """A checkpoint to go back to, and the entry that it was found in."""
         if self.site.chance(self.site.plan.adopts):
             head = self.root.log.read_head()
-            if head and head.entry.retained:
-                return self.site.rng.choice(head.entry.retained), head.entry.seq
+            if head and (retained := self.root.retained.of(head.entry)):
+                return self.site.rng.choice(retained), head.entry.seq
         return None, 0
 
     def _commit(self, parent: Head) -> None:
@@ -226,6 +227,7 @@ class FreeRun(Run):
             operators=[_operator(folder, files)], sources=[_position(folder)],
         )  # fmt: skip
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
+        output = self.root.output.stored(folder, "output", output)
         new = Commit(self.ordinal, write_manifest(site.storage, folder, manifest), manifest.sources, output,
                      self.publisher.published, self.publisher.settled)  # fmt: skip
         outcome = self.root.commit(parent, new, Retention(site.plan.retain))

@@ -32,6 +32,8 @@ class Observer(Protocol):
 class SimSink:
     """What a run needs of a `stateflow.api.sink.Sink` beside its writers, and what is in its table."""
 
+    location = ""
+
     def __init__(self, world: World, uid: str, observer: Observer) -> None:
         self.uid = uid
         self.versions: list[tuple[int, tuple[str, ...]]] = [(0, ())]

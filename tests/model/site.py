@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
+from stateflow.checkpoint.output import OutputSizes
+from stateflow.checkpoint.retained import SegmentSizes
 from stateflow.errors import StorageError
 from stateflow.runtime.publishing import BoundSink
 from stateflow.state.handles import Committable, FileHandle
@@ -67,6 +70,8 @@ class Site:
     def watch(self, root: JobRoot) -> JobRoot:
         """Lets the invariants hear what the root's users are told."""
         root.log = WatchedLog(root.log, self.checker)
+        root.retained.sizes = SegmentSizes(self.plan.inline, self.plan.segment)
+        root.output.sizes = OutputSizes(self.plan.inline_output, 1)
         return root
 
     def bind(self, root: JobRoot) -> dict[str, BoundSink]:

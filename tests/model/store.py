@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from stateflow.errors import MissingFile
+from stateflow.errors import MissingFile, StorageError
 from stateflow.storage import BlobInfo, PutResult, Storage
 from tests.model.plan import PUT, READ, WRITE
 from tests.model.world import World
@@ -49,6 +49,14 @@ class SimStorage(Storage):
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         raise AssertionError("the simulated storage does without files")
+
+    def take(self, source: Storage, key: str, to: str) -> None:
+        """As in other storages, without files on the way."""
+        data = source.get(key)
+        if self.put_new(to, data) is PutResult.CREATED:
+            return
+        if self.durable_size(to) is None or self.get(to) != data:
+            raise StorageError("an object name was used twice, or a write has no answer", key=to)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         return self._world.call(READ, "get", key, lambda: self._get(key))

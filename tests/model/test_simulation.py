@@ -52,13 +52,13 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
 """What the directed searches are for."""
 
 _SEEDS = [
-    ("plain-none", 29),
-    ("unasked-savepoint", 8),
-    ("late-copies", 122),
-    ("outrun-request", 3),
-    ("half-fork", 166),
-    ("untold-savepoint", 8),
-    ("kept-unpublished", 15),
+    ("plain-none", 112),
+    ("unasked-savepoint", 7),
+    ("late-copies", 107),
+    ("outrun-request", 5),
+    ("half-fork", 108),
+    ("untold-savepoint", 36),
+    ("kept-unpublished", 7),
 ]
 """Histories that showed a mistake in the code, by the mutant that brings the mistake back."""
 

@@ -130,16 +130,51 @@ def read_manifest(root: Path, handle: Document) -> Document:
 # -- what is live -----------------------------------------------------------------------------------------------------
 
 
-def kept_entries(root: Path) -> list[Entry]:
-    """The entries of all checkpoints that the head keeps, with the hashes that it knows of them."""
+def retained(root: Path, doc: Document) -> list[Document]:
+    """References to the checkpoints that an entry retains, oldest first: its own, and those in segments."""
+    found, link, newest = list(doc["retained"]), doc.get("retained_before"), doc["seq"]
+    while link and min(newest, link["newest"]) >= doc["oldest_retained"]:
+        newest = min(newest, link["newest"])
+        segment = read_manifest(root, link["handle"])
+        found = [*(r for r in segment["refs"] if r["id"] <= newest), *found]
+        link = segment["before"]
+    return [ref for ref in found if ref["id"] >= doc.get("oldest_retained", 0)]
+
+
+def kept_refs(root: Path) -> list[Document]:
+    """References to all checkpoints that the head keeps, in order."""
     newest = head(root)
-    refs = {r["id"]: r["sha256"] for r in newest.doc["retained"]}
-    refs |= {p["checkpoint"]["id"]: p["checkpoint"]["sha256"] for p in newest.doc["pinned"]}
+    refs = {r["id"]: r for r in retained(root, newest.doc)}
+    refs |= {p["checkpoint"]["id"]: p["checkpoint"] for p in newest.doc["pinned"]}
     if newest.checkpoint and newest.checkpoint != newest.seq:
-        refs[newest.checkpoint] = newest.doc["checkpoint"]["sha256"]
-    found = [read_entry(entry_path(root, seq)) for seq in sorted(refs)]
-    for entry in found:
-        assert (entry.is_checkpoint, entry.sha256) == (True, refs[entry.seq])
+        refs[newest.checkpoint] = newest.doc["checkpoint"]
+    return [refs[number] for number in sorted(refs)]
+
+
+def kept_entries(root: Path) -> list[Entry]:
+    """All checkpoints that the head keeps, as their COMMITs were. Of those of older versions, the entries are there;
+    of others the references and the manifests say what they were."""
+    newest = head(root)
+    found = []
+    for ref in kept_refs(root):
+        if ref.get("manifest") is None:
+            entry = read_entry(entry_path(root, ref["id"]))
+            assert (entry.is_checkpoint, entry.sha256) == (True, ref["sha256"])
+            found.append(entry)
+            continue
+        manifest = read_manifest(root, ref["manifest"])
+        same = {name: manifest[name] for name in ("generation", "ordinal", "sources")}
+        kind = "claim" if ref["savepoint"] else "commit"
+        doc = {
+            "kind": kind,
+            "seq": ref["id"],
+            "manifest": ref["manifest"],
+            "checkpoint": None,
+            "pending": [],
+            "at": ref["at"],
+            **same,
+        }
+        found.append(Entry(ref["id"], ref["sha256"], doc))
     return [*found, *([newest] if newest.is_checkpoint else [])]
 
 
@@ -151,7 +186,19 @@ def live_files(root: Path) -> dict[str, tuple[int, str]]:
         manifest = read_manifest(root, entry.doc["manifest"])
         for handle in [entry.doc["manifest"], *handles(manifest)]:
             live[handle["key"]] = (handle["size"], handle["sha256"])
-    return live
+    return live | lists(root)
+
+
+def lists(root: Path) -> dict[str, tuple[int, str]]:
+    """Size and hash of every object that the head itself names: segments of checkpoints, and pending output."""
+    newest = head(root)
+    named = [part for output in newest.doc["pending"] for part in output.get("parts", [])]
+    link, lowest = newest.doc.get("retained_before"), newest.doc.get("oldest_retained", 0)
+    while link and link["newest"] >= lowest:
+        named.append(link["handle"])
+        before = read_manifest(root, link["handle"])["before"]
+        link = before and {**before, "newest": min(before["newest"], link["newest"])}
+    return {handle["key"]: (handle["size"], handle["sha256"]) for handle in named}
 
 
 def savepoints(root: Path) -> dict[str, Document]:
@@ -223,7 +270,11 @@ def check_no_orphans(root: Path) -> None:
     files = {k for k in files_below(root) if not k.startswith(("history/", "savepoints/", "requests/"))}
     savepoints(root)
     wanted = {"FORMAT", *live_files(root)}
-    logged = {e.seq for e in kept_entries(root)} | set(range(newest.checkpoint or 1, newest.seq + 1))
+    logged = {ref["id"] for ref in kept_refs(root) if ref.get("manifest") is None} | {newest.seq}
+    if not newest.doc.get("run"):
+        logged |= set(range(newest.checkpoint or 1, newest.seq))
+    elif f"log/{newest.checkpoint:020d}" in files:
+        logged.add(newest.checkpoint)
     wanted |= {f"log/{seq:020d}" for seq in logged}
     if not newest.doc["ended"]:
         # The run's own Spark checkpoint location stays: nobody can tell that it is dead.
@@ -252,16 +303,10 @@ class Chain:
                 except FileNotFoundError:
                     continue
 
-    def check(self, complete: bool = False) -> None:
-        """Hashes link, generations and ordinals are what they must be, positions grow.
-
-        Args:
-            complete: no entry may have been missed.
-        """
+    def check(self) -> None:
+        """Hashes link, generations and ordinals are what they must be, positions grow."""
         self.look()
         chain = [self.seen[seq] for seq in sorted(self.seen)]
-        if complete:
-            assert [e.seq for e in chain] == list(range(1, len(chain) + 1))
         for before, after in pairwise(chain):
             _check_later(before, after)
             if after.seq == before.seq + 1:

@@ -19,6 +19,7 @@ from stateflow.checkpoint import files, jobroot, log, publish
 from stateflow.checkpoint.collector import Collector
 from stateflow.checkpoint.documents import JobFormat, Rewind
 from stateflow.checkpoint.envelope import unseal
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
 from stateflow.runtime import assembly, committing, new_root, rewinding
@@ -183,7 +184,7 @@ PLANTS = {
     "no-seed": Plant("a start does not tell Spark up to where the sources were read",
                      ((SparkLocation, "seed", _seed_nothing),)),
     "kept-entries": Plant("a collection leaves log entries that nothing needs",
-                          ((Collector, "_delete", _delete_data_only),)),
+                          ((Collector, "_delete", _delete_data_only), (JobRoot, "_forget_entry", _nothing))),
     "blind-rewind": Plant("a table goes back to the version of the intent, whatever others committed since",
                           ((rewinding, "_version_to_restore", _version_of_the_intent),)),
     "any-table": Plant("nobody looks where a savepoint's tables stand", ((new_root, "_check_standing", _nothing),)),

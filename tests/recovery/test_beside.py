@@ -26,7 +26,7 @@ def test_state_is_read_beside_a_run(box: AccountsBox) -> None:
     running.resume()
     ended = running.wait(chain.look)
     assert ended.code == 0, str(ended)
-    chain.check(complete=True)
+    chain.check()
     box.check_results()
     box.check_clean()
 

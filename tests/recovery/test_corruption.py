@@ -25,7 +25,7 @@ def victim(resting: Victim) -> Iterator[Victim]:
     resting.reset()
 
 
-KINDS = ["FORMAT", "log entry", "manifest", "sst", "commit entry"]
+KINDS = ["FORMAT", "log entry", "manifest", "sst"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,8 @@ def test_swapped_files_are_named(victim: Victim) -> None:
 
 
 def test_swapped_log_entries_are_named(victim: Victim) -> None:
-    path, older = victim.files("log entry")[0], disk.entry_path(victim.root, victim.head.seq - 1)
+    path, older = victim.files("log entry")[0], disk.entry_path(victim.root, victim.head.checkpoint)
+    assert path != older
     one, two = path.read_bytes(), older.read_bytes()
     path.write_bytes(two)
     older.write_bytes(one)
@@ -103,18 +104,14 @@ def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
     victim.box.check_clean()
 
 
-def test_a_newest_checkpoint_whose_log_entry_is_gone_is_found_out_by_the_sinks(victim: Victim) -> None:
-    """The log alone cannot know: it is what it was one checkpoint ago. The tables do know, and do not forget it while
-    one run after another adds its CLAIM to the log."""
-    for seq in range(victim.head.checkpoint, victim.head.seq + 1):
-        disk.entry_path(victim.root, seq).unlink()
-    assert victim.head.doc["kind"] == "commit"
-    before = disk.digests(victim.box.folder / "tables")
-    asked = victim.box.requested()
-    for _ in range(4):
-        ended = victim.box.run()
-        assert ended.code == 4 and "error [sink-diverged]" in ended.err, str(ended)
-    assert (disk.digests(victim.box.folder / "tables"), victim.box.requested()) == (before, asked)
+def test_a_log_that_is_gone_is_not_taken_for_a_new_job(victim: Victim) -> None:
+    """A start would work everything off again, and its collections would take what an operator may yet save."""
+    for entry in disk.entries(victim.root):
+        disk.entry_path(victim.root, entry.seq).unlink()
+    before = disk.digests(victim.root, victim.box.folder / "tables")
+    ended = victim.box.run()
+    assert ended.code == 4 and "error [data]" in ended.err, str(ended)
+    assert disk.digests(victim.root, victim.box.folder / "tables") == before
 
 
 @pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
@@ -126,12 +123,12 @@ def test_a_large_source_log_is_named(victim: Victim, damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
-def test_a_retained_log_entry_is_named_when_it_is_adopted(victim: Victim, damage: str) -> None:
+def test_a_retained_manifest_is_named_when_it_is_adopted(victim: Victim, damage: str) -> None:
     box = victim.box
     assert box.run("commit.after:2").code == -9
     newest = victim.head
     (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
-    path = disk.entry_path(victim.root, newest.doc["retained"][-1]["id"])
+    path = victim.root / newest.doc["retained"][-1]["manifest"]["key"]
     DAMAGES[damage](path)
     # Only who owns the job may go back, so that the run has claimed it by then.
     check_refused(victim, path, claims=1)

@@ -51,7 +51,7 @@ def test_runs_that_end_well_keep_the_newest_records(box: AccountsBox) -> None:
     for rows in (30, 60, 90, 120):
         box.deliver(rows)
         box.finish(history__retained=5, checkpoints__retained=100)
-    commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
+    commits = [e.seq for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"]
     # Those of a run are one object, and of objects so many are kept as it takes.
     assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-6:]
     assert len(_keys(box)) == 2
@@ -66,7 +66,7 @@ def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept
         box.marker.unlink(missing_ok=True)
         assert box.run("batch.end:3").code == -9
     assert len(_keys(box)) == 2
-    commits = [e.seq for e in disk.entries(box.root) if e.doc["kind"] == "commit"]
+    commits = [e.seq for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"]
     # The newest three are in a manifest only.
     assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-9:]
 

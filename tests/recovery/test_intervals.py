@@ -25,7 +25,7 @@ def box(tmp_path: Path) -> Iterator[AccountsBox]:
 
 
 def _positions(box: AccountsBox) -> list[int]:
-    return [entry.position for entry in disk.entries(box.root) if entry.doc["kind"] == "commit"]
+    return [entry.position for entry in disk.kept_entries(box.root) if entry.doc["kind"] == "commit"]
 
 
 def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(box: AccountsBox) -> None:

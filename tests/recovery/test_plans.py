@@ -22,7 +22,9 @@ def everything(box: AccountsBox) -> dict[str, str]:
 
 def position_at(box: AccountsBox, position: int) -> disk.Entry:
     """The commit that read up to there."""
-    return next(e for e in disk.entries(box.root) if e.doc["kind"] == "commit" and e.position == position)
+    return next(
+        e for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == position
+    )
 
 
 def check_refused(box: AccountsBox, *said: str, more: tuple[str, ...] = ()) -> None:

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.entries import Commit, Retention, pending_of
+from stateflow.checkpoint.entries import Commit, pending_of
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.recovery.relocation import Check, check_files
@@ -188,7 +190,7 @@ def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, s
     # Nothing is lost of what the checkpoint was to publish, nor the checkpoint itself, nor where its savepoints stand.
     assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
     assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
-    assert came_from(head, before.checkpoint_id)
+    assert came_from(head, before.checkpoint_id, {ref.id for ref in root.line(head)})
     box.collect()
     check_stored(root.storage, files_of(manifest))
     assert len([r for r in disk.history(box.root) if r.get("kind") == "relocate"]) == 1

@@ -50,7 +50,7 @@ def _rows_of_first(box: AccountsBox, number: int) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("target", ["early", "latest", "checkpoint", "before:time", "before:offset", "path"])
 def test_every_kind_of_target(early: AccountsBox, tmp_path: Path, target: str) -> None:
-    entries = [e for e in disk.entries(early.root) if e.doc["kind"] == "commit"]
+    entries = [e for e in disk.kept_entries(early.root) if e.doc["kind"] == "commit"]
     position, text = 50, target
     if target == "latest":
         position = 120
@@ -98,7 +98,9 @@ def test_killed_at_any_step_it_is_completed_by_the_next_start(
     goes back once."""
     if target == "checkpoint":
         target = str(
-            next(e.seq for e in disk.entries(early.root) if e.doc["kind"] == "commit" and e.position == 50)
+            next(
+                e.seq for e in disk.kept_entries(early.root) if e.doc["kind"] == "commit" and e.position == 50
+            )
         )
     plan = _plan(early, target)
     assert _execute(early, failpoint=name).code == -9
@@ -243,7 +245,7 @@ def test_an_old_driver_that_wakes_when_there_was_nothing_to_take_back(early: Acc
     sleeper = early.start("commit.after:3:stop")
     sleeper.wait_stopped()
     early.marker.unlink()
-    before = next(e for e in disk.entries(early.root) if e.doc["kind"] == "commit" and e.position == 140)
+    before = next(e for e in disk.kept_entries(early.root) if e.doc["kind"] == "commit" and e.position == 140)
     _plan(early, str(before.seq))
     going = early.begin("restore", early.job_file, "--execute", str(_file(early)), failpoint="restore.intent:1:stop",
                         with_job=True)  # fmt: skip

@@ -44,7 +44,9 @@ def _restore(box: AccountsBox, target: str, *more: str) -> None:
 
 
 def _committed(box: AccountsBox, position: int) -> disk.Entry:
-    return next(e for e in disk.entries(box.root) if e.doc["kind"] == "commit" and e.position == position)
+    return next(
+        e for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == position
+    )
 
 
 # -- what is lost later does not lead behind it -----------------------------------------------------------------------

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.documents import Manifest, OperatorState
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import write_manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.errors import CorruptFile
 from stateflow.keygroups import KeyGroupRange

@@ -76,8 +76,6 @@ class Victim:
             return [root / "FORMAT"]
         if kind == "log entry":
             return [disk.entry_path(root, newest.seq)]
-        if kind == "commit entry":
-            return [disk.entry_path(root, newest.checkpoint)]
         if kind == "manifest":
             return [root / newest.doc["manifest"]["key"]]
         paths = [root / h["key"] for h in disk.handles(disk.read_manifest(root, newest.doc["manifest"]))]

@@ -12,7 +12,8 @@ import pytest
 
 from stateflow.api.collection import CollectionSource
 from stateflow.checkpoint.fencing import fenced_by
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.environment import declare
 from stateflow.errors import Fenced, StorageError

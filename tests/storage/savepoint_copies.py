@@ -13,10 +13,12 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     SparkPosition,
 )
-from stateflow.checkpoint.entries import Commit, Retention
+from stateflow.checkpoint.entries import Commit
 from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.retained import Retention
 from stateflow.checkpoint.savepoint import Order, make_savepoint
 from stateflow.clock import ManualClock
 from stateflow.runtime.state_import import Place, import_state

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.probe import next_generation, probe_job_root, probe_storage
 from stateflow.clock import ManualClock
 from stateflow.errors import EnvironmentUnsupported, StorageError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import given
@@ -15,7 +13,6 @@ from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import (
     Ancestry,
     EntryKind,
-    EntryRef,
     LogEntry,
     PendingOutput,
     Pin,
@@ -24,12 +21,11 @@ from stateflow.checkpoint.documents import (
     SourcePosition,
     WentBack,
 )
-from stateflow.checkpoint.entries import Adoption, Author, Commit, Retention, claim, commit, pending_of
+from stateflow.checkpoint.entries import Adoption, Author, Commit, Kept, Settlement, pending_of
 from stateflow.checkpoint.log import Head
 from tests.unit.kit import JOB, entry, handle, head, ref
 
 AUTHOR = Author("writer", "nonce", "2026-01-01", "why")
-HOUR = timedelta(hours=1)
 SOURCES = [SourcePosition(uid="rows", description="d", offset="7")]
 
 
@@ -59,8 +55,8 @@ def _changes(found: LogEntry, base: Head) -> dict[str, Any]:
     """What differs from the entry before, apart from who wrote it, and when a checkpoint was that it stands on."""
     ours = {"kind", "writer", "nonce", "at", "note", "seq", "parent"}
     before, after = asdict(base.entry), asdict(found)
-    if found.kind is not EntryKind.COMMIT:
-        assert after.pop("times") == ({"7": "now"} if base.entry.is_checkpoint else {})
+    if found.kind is EntryKind.CLAIM:
+        assert after.pop("run") == found.nonce
     return {name: value for name, value in after.items() if value != before[name] and name not in ours}
 
 
@@ -129,7 +125,7 @@ def test_every_entry_knows_what_its_state_came_from(steps: list[int | None]) -> 
     for step in steps:
         if step is None or not ids:
             new = Commit(base.entry.ordinal + 1, handle(1, 1), SOURCES)
-            base = Head(entries.commit(JOB, base, AUTHOR, new, Retention(1)), "sha")
+            base = Head(entries.commit(JOB, base, AUTHOR, new, Kept(99)), "sha")
         else:
             back = None if step == 30 else step % len(ids)
             present = frozenset() if back is None else made[back]
@@ -141,15 +137,16 @@ def test_every_entry_knows_what_its_state_came_from(steps: list[int | None]) -> 
         present |= {base.entry.seq}
         ids.append(base.entry.seq)
         made.append(present)
-        assert {i for i in ids if came_from(base, i)} == present
-        assert not any(came_from(base, i) is None for i in ids)
+        assert {i for i in ids if came_from(base, i, frozenset())} == present
+        assert not any(came_from(base, i, frozenset()) is None for i in ids)
 
 
 def test_on_top_of_an_entry_that_does_not_know_it_is_known_from_there_on() -> None:
     old = head(7, EntryKind.COMMIT, **{**FULL, "ancestry": None})
     claim = Head(entries.claim(JOB, old, AUTHOR, None), "sha")
     assert claim.entry.ancestry == Ancestry(since=8)
-    assert [came_from(claim, i) for i in (4, 5, 7, 8)] == [None, True, True, True]
+    retained = {5, 6, 7}
+    assert [came_from(claim, i, retained) for i in (4, 5, 7, 8)] == [None, True, True, True]
 
 
 # -- COMMIT -------------------------------------------------------------------------------------------------------
@@ -157,74 +154,27 @@ def test_on_top_of_an_entry_that_does_not_know_it_is_known_from_there_on() -> No
 
 def test_a_commit_brings_a_checkpoint_and_retains_the_one_before() -> None:
     new = Commit(3, handle(4, 3), SOURCES, [_pending(0, "a")], {"a": _published(7)}, frozenset({(7, "out")}))
-    found = entries.commit(JOB, COMMITTED, AUTHOR, new, Retention(3))
+    found = entries.commit(JOB, COMMITTED, AUTHOR, new, Kept(6))
     _check_link(found, COMMITTED, EntryKind.COMMIT)
     assert _changes(found, COMMITTED) == {
         "ordinal": 3, "manifest": handle(4, 3), "retained": [ref(6), ref(7)],
         "pending": [_pending(6), _pending(0, "a")], "published": {"out": _published(6), "a": _published(7)},
-        "times": {"7": "now"},
+        "oldest_retained": 6,
     }  # fmt: skip
+    assert found.retained[-1] == COMMITTED.checkpoint
+    assert (found.retained[-1].manifest, found.retained[-1].at) == (handle(4, 2), "now")
 
 
 def test_a_checkpoint_id_is_the_sequence_number_of_its_commit() -> None:
-    found = entries.commit(JOB, ADMIN, AUTHOR, Commit(3, handle(4, 3), SOURCES), Retention(2))
+    found = entries.commit(JOB, ADMIN, AUTHOR, Commit(3, handle(4, 3), SOURCES), Kept(7))
     assert Head(found, "x").checkpoint_id == 9
     assert found.retained == [ref(7)]
 
 
-def test_of_those_that_are_retained_the_old_ones_go_by_the_time_of_their_own_commit() -> None:
-    """One commit an hour; with pins, claims and the like in between, which have times of their own."""
-    base = Head(entries.claim(JOB, None, replace(AUTHOR, at=_hour(0)), None), "sha1")
-    kept = Retention(6, timedelta(hours=3))
-    for hour in range(1, 9):
-        base = Head(
-            entries.commit(
-                JOB, base, replace(AUTHOR, at=_hour(hour)), Commit(hour, handle(1, hour), SOURCES), kept
-            ),
-            f"sha{hour}",
-        )
-        assert [entry_hour(base, ref) for ref in base.entry.retained] == list(range(max(1, hour - 3), hour))
-        # Long after it: what counts is when the checkpoint was committed.
-        base = Head(entries.pin(JOB, base, replace(AUTHOR, at=_hour(hour + 50)), _pin(1)), f"pin{hour}")
-        base = Head(entries.claim(JOB, base, replace(AUTHOR, at=_hour(hour + 60)), None), f"claim{hour}")
-    assert len(base.entry.times) <= 6
-
-
-def test_one_whose_time_nobody_knows_is_not_too_old() -> None:
-    old = head(7, EntryKind.COMMIT, **{**FULL, "at": _hour(0)})
-    base = Head(entries.claim(JOB, old, replace(AUTHOR, at=_hour(98)), None), "sha8")
-    found = entries.commit(JOB, base, replace(AUTHOR, at=_hour(99)), Commit(3, handle(4, 3), SOURCES),
-                           Retention(9, timedelta(hours=1)))  # fmt: skip
-    assert found.retained == FULL["retained"]
-
-
-def _hour(hour: int) -> str:
-    return (datetime(2026, 1, 1, tzinfo=UTC) + hour * timedelta(hours=1)).isoformat()
-
-
-def entry_hour(base: Head, ref: EntryRef) -> int:
-    """When a retained checkpoint was committed."""
-    return int(
-        (datetime.fromisoformat(base.entry.times[str(ref.id)]) - datetime.fromisoformat(_hour(0))) / HOUR
-    )
-
-
 def test_the_first_commit_retains_nothing() -> None:
     claim = Head(entries.claim(JOB, None, AUTHOR, None), "sha1")
-    found = entries.commit(JOB, claim, AUTHOR, Commit(1, handle(1, 1), SOURCES), Retention(3))
+    found = entries.commit(JOB, claim, AUTHOR, Commit(1, handle(1, 1), SOURCES), Kept(2))
     assert (found.seq, found.retained, found.checkpoint) == (2, [], None)
-
-
-@given(st.integers(1, 6), st.integers(0, 6))
-def test_so_many_are_retained_as_are_asked_for_and_the_newest(retain: int, older: int) -> None:
-    base = head(20, EntryKind.COMMIT, retained=[ref(n) for n in range(1, older + 1)])
-    found = entries.commit(JOB, base, AUTHOR, Commit(1, handle(1, 1), SOURCES), Retention(retain))
-    assert (
-        found.retained == [*(ref(n) for n in range(1, older + 1)), ref(20)][-(retain - 1) :]
-        if retain > 1
-        else True
-    )
-    assert len(found.retained) + 1 == min(retain, older + 2)
 
 
 # -- ADMIN --------------------------------------------------------------------------------------------------------
@@ -245,15 +195,16 @@ def test_unpinning_removes_one() -> None:
     assert _changes(entries.unpin(JOB, base, AUTHOR, "no such"), base) == {}
 
 
-def test_shortening_the_retention_counts_the_present_checkpoint() -> None:
-    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 1), ADMIN) == {"retained": []}
-    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 2), ADMIN) == {"retained": [ref(6)]}
-    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 9), ADMIN) == {}
+def test_shortening_the_retention_never_lengthens_it() -> None:
+    assert _changes(entries.retain(JOB, ADMIN, AUTHOR, 7), ADMIN) == {"retained": [], "oldest_retained": 7}
+    found = entries.retain(JOB, ADMIN, AUTHOR, 6)
+    assert _changes(found, ADMIN) == {"retained": [ref(6)], "oldest_retained": 6}
+    assert _changes(entries.retain(JOB, Head(found, "sha9"), AUTHOR, 5), Head(found, "sha9")) == {}
 
 
 def test_settling_drops_what_is_published() -> None:
     found = entries.settle(
-        JOB, COMMITTED, AUTHOR, {"out": _published(7)}, frozenset({(6, "out"), (7, "out")})
+        JOB, COMMITTED, AUTHOR, Settlement({"out": _published(7)}, frozenset({(6, "out"), (7, "out")}), 7)
     )
     _check_link(found, COMMITTED, EntryKind.ADMIN)
     assert _changes(found, COMMITTED) == {
@@ -261,6 +212,7 @@ def test_settling_drops_what_is_published() -> None:
         "published": {"out": _published(7)},
         "checkpoint": ref(7),
         "ended": True,
+        "collected": 7,
     }
 
 
@@ -271,39 +223,3 @@ def test_pending_output_has_its_checkpoint_s_number_from_the_next_entry_on() -> 
     assert [p.checkpoint_id for p in pending_of(COMMITTED)] == [6, 7]
     following = Head(entries.pin(JOB, COMMITTED, AUTHOR, _pin(6)), "sha8")
     assert [p.checkpoint_id for p in pending_of(following)] == [6, 7]
-
-
-# --- Retention by age and clocks that jump
-
-
-def _commits(times: list[timedelta], number: int = 10, max_age: timedelta = timedelta(days=7)) -> list[int]:
-    """Commits at these times; the checkpoints that the newest entry retains."""
-    begin = datetime(2026, 1, 1, tzinfo=UTC)
-
-    def author(at: timedelta) -> Author:
-        return Author("w", "n", (begin + at).isoformat())
-
-    base = Head(claim(JOB, None, author(times[0]), None), "sha")
-    for ordinal, at in enumerate(times, start=1):
-        new = Commit(ordinal, handle(1, ordinal), [])
-        base = Head(commit(JOB, base, author(at), new, Retention(number, max_age)), "sha")
-    return [ref.id for ref in base.entry.retained]
-
-
-def test_one_jump_of_the_clock_drops_no_checkpoint() -> None:
-    hours = [timedelta(hours=n) for n in range(8)]
-    jumped = [*hours, timedelta(days=30)]
-    assert _commits(jumped) == list(range(2, 10))
-    assert _commits([*jumped, timedelta(hours=9)], number=20) == list(range(2, 11))
-
-
-def test_a_clock_that_stays_wrong_takes_half_at_a_time() -> None:
-    hours = [timedelta(hours=n) for n in range(8)]
-    wrong = [timedelta(days=30, hours=n) for n in range(3)]
-    left = [len([i for i in _commits([*hours, *wrong[:n]]) if i <= 9]) for n in range(4)]
-    assert left == [7, 8, 3, 0]
-
-
-def test_checkpoints_that_are_too_old_go() -> None:
-    days = [timedelta(days=n) for n in range(30)]
-    assert _commits(days, number=100) == list(range(23, 31))

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint import files
-from stateflow.checkpoint.documents import JobFormat, LogEntry, Manifest
-from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.checkpoint import history as history_records
+from stateflow.checkpoint.documents import Answer, JobFormat, LogEntry, Manifest
+from stateflow.checkpoint.envelope import LIMIT, seal, unseal
 from stateflow.checkpoint.files import read_manifest, write_manifest
 from stateflow.checkpoint.history import (
     ABORTED,
@@ -25,7 +25,7 @@ from stateflow.checkpoint.history import (
     trim_history,
     write_records,
 )
-from stateflow.errors import CorruptFile, InternalError, MissingFile
+from stateflow.errors import CorruptFile, MissingFile, TooLarge
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder, history
 from tests.unit.kit import entry
@@ -117,16 +117,31 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
         read_manifest(storage, first)
 
 
-def test_a_manifest_that_could_not_be_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@given(st.integers(0, 300), st.integers(-3, 3))
+def test_whatever_is_written_can_be_read(length: int, spare: int) -> None:
+    """The writer refuses exactly what is above the reader's limit."""
+    document = Answer(id="q", status="done", message="é" * length, at="now")
+    size = len(seal(document)[0])
+    storage = MemoryStorage()
+    if spare < 0:
+        with pytest.raises(TooLarge) as refused:
+            seal(document, size + spare)
+        assert refused.value.facts == {"document": "Answer", "size": size, "limit": size + spare}
+    else:
+        storage.put_new("answer", seal(document, size + spare)[0])
+        assert unseal(storage.get("answer", size + spare), Answer, "answer")[0] == document
+
+
+def test_a_document_of_real_size_that_could_not_be_read_is_not_written() -> None:
+    """Two bytes around the limit that all readers have."""
     storage = MemoryStorage()
     manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=[], sources=[])
-    size = len(seal(manifest)[0])
-    monkeypatch.setattr(files, "LIMIT", size - 1)
-    with pytest.raises(InternalError):
-        write_manifest(storage, data_folder(1, 1, "driver"), manifest)
+    room = LIMIT - len(seal(manifest)[0])
+    fits, exceeds = (msgspec.structs.replace(manifest, job_uuid="j" * (1 + room + n)) for n in (0, 1))
+    with pytest.raises(TooLarge):
+        write_manifest(storage, data_folder(1, 1, "driver"), exceeds)
     assert storage.list("") == []
-    monkeypatch.setattr(files, "LIMIT", size)
-    assert read_manifest(storage, write_manifest(storage, data_folder(1, 1, "driver"), manifest)) == manifest
+    assert read_manifest(storage, write_manifest(storage, data_folder(1, 1, "driver"), fits)) == fits
 
 
 # -- history ------------------------------------------------------------------------------------------------------
@@ -165,6 +180,18 @@ def test_of_the_history_at_least_so_many_records_are_kept() -> None:
     assert _ids(read_records(storage)) == list(range(1, 31))
     trim_history(storage, keep=7)
     assert _ids(read_records(storage)) == list(range(22, 31))
+
+
+def test_records_that_are_too_many_for_one_object_are_divided_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Aborted ones, which all have the id of the checkpoint before them."""
+    storage = MemoryStorage()
+    records = [replace(_record(7), ordinal=n, status=ABORTED) for n in range(9)]
+    too_large = replace(_record(8), by="x" * 2000)
+    monkeypatch.setattr(history_records, "LIMIT", 2 * len(msgspec.json.encode(records[0])) + 10)
+    write_records(storage, [*records, too_large], "ab" * 16)
+    assert sorted(r.ordinal for r in read_records(storage)) == list(range(9))
 
 
 def test_a_record_that_is_told_twice_is_one_and_the_stored_one_counts() -> None:

@@ -26,6 +26,7 @@ STABLE = {
     "EnvironmentUnsupported": ("environment-unsupported", 2, False),
     "WrongJobRoot": ("wrong-job-root", 2, False),
     "IncompatibleState": ("incompatible-state", 2, False),
+    "TooLarge": ("too-large", 2, False),
     "UserCodeError": ("user-code", 4, False),
     "StateError": ("state", 4, False),
     "DataError": ("data", 4, False),

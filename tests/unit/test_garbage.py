@@ -82,20 +82,26 @@ def test_what_is_past_at_a_head_is_past_at_every_later_head(
 
 # -- log entries --------------------------------------------------------------------------------------------------
 
-CLAIM = entry(18, EntryKind.CLAIM, generation=18, checkpoint=ref(17), retained=[ref(12), ref(14)])
-ADMIN = entry(20, EntryKind.ADMIN, generation=18, checkpoint=ref(17), retained=[ref(14)], pinned=[_pin(3)])
+CLAIM = entry(18, EntryKind.CLAIM, generation=18, checkpoint=ref(17))
+ADMIN = entry(20, EntryKind.ADMIN, generation=18, checkpoint=ref(17))
 FIRST = entry(2, EntryKind.ADMIN, generation=1)
+OLD = frozenset(map(log_entry, (3, 14)))
+"""Of checkpoints whose manifest only their own entry names."""
 
 
-@pytest.mark.parametrize(("head", "kept"), [
-    (HEAD, {12, 14, 17}),             # a COMMIT is its own checkpoint
-    (CLAIM, {12, 14, 17, 18}),        # from the present checkpoint on, all stay: whoever appends walks over them
-    (ADMIN, {3, 14, 17, 18, 19, 20}),
-    (FIRST, set(range(1, 30))),       # no checkpoint yet: nothing goes
+@pytest.mark.parametrize(("head", "since"), [
+    (HEAD, 17),    # a COMMIT is its own checkpoint
+    (CLAIM, 17),   # a run of an older version walks over all entries from the present checkpoint on
+    (ADMIN, 17),
+    (FIRST, 1),    # no checkpoint yet: nothing goes
 ])  # fmt: skip
-def test_entries_that_stay(head: LogEntry, kept: set[int]) -> None:
-    stay = {seq for seq in range(1, head.seq + 1) if _verdict(log_entry(seq), head) == "kept"}
-    assert stay == {seq for seq in kept if seq <= head.seq}
+def test_entries_that_stay(head: LogEntry, since: int) -> None:
+    named = replace(head, run="nonce")
+    numbers = range(1, head.seq + 1)
+    present = {head.seq if head.is_checkpoint else head.checkpoint.id if head.checkpoint else head.seq}
+    assert {n for n in numbers if _verdict(log_entry(n), named) == "kept"} == {head.seq, *present}
+    assert [n for n in numbers if _verdict(log_entry(n), head) == "kept"] == [*range(since, head.seq + 1)]
+    assert all(_verdict(key, named, OLD) == "kept" for key in OLD)
 
 
 def test_what_came_after_the_head_was_read_stays() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stateflow.checkpoint.files import write_bytes
-from stateflow.checkpoint.jobroot import JobRoot, NewJob
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError, WrongJobRoot
 from stateflow.storage import MemoryStorage, PutResult

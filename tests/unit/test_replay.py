@@ -8,17 +8,21 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint import replay
-from stateflow.checkpoint.documents import Ancestry, EntryRef, WentBack
+from stateflow.checkpoint.documents import Ancestry, WentBack
 from stateflow.checkpoint.history import ABORTED, CheckpointRecord
 
 
 def head(line: list[int], restores: dict[int, int] | None = None, **entry: Any) -> Any:
     """A job whose kept checkpoints are these, and which went back from one entry to another."""
-    refs = [EntryRef(id=number, sha256="") for number in line]
     went = [WentBack(seq=seq, base=base) for seq, base in (restores or {}).items()]
     facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*line, *(restores or {})]), **entry}
-    entry = SimpleNamespace(retained=refs[:-1], ancestry=Ancestry(since=1, restores=went), **facts)
-    return SimpleNamespace(entry=entry, checkpoint=refs[-1], checkpoint_id=refs[-1].id)
+    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(since=1, restores=went), **facts))
+
+
+def count(
+    line: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int] | None = None
+) -> int | None:
+    return replay.count_rows(head(line, restores), frozenset(line), after, records)
 
 
 def record(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
@@ -30,14 +34,14 @@ def record(number: int, rows: int = 10, status: str = "completed") -> Checkpoint
 
 def test_what_came_after_the_checkpoint_counts() -> None:
     records = [record(2, 100), record(3, 7), record(5, 8), record(5, 900, ABORTED)]
-    assert replay.count_rows(head([2, 3, 5]), 2, records) == 15
-    assert replay.count_rows(head([2, 3, 5]), 5, records) == 0
-    assert replay.count_rows(head([5]), 2, records) == 15, "kept or not"
+    assert count([2, 3, 5], 2, records) == 15
+    assert count([2, 3, 5], 5, records) == 0
+    assert count([5], 2, records) == 15, "kept or not"
 
 
 def test_what_a_restore_has_undone_does_not_count_again() -> None:
     records = [record(2), record(3, 1000), record(6, 5)]
-    assert replay.count_rows(head([2, 6], {5: 2}), 2, records) == 5
+    assert count([2, 6], 2, records, {5: 2}) == 5
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_what_a_restore_has_undone_does_not_count_again() -> None:
     ids=["gap", "trimmed", "none"],
 )
 def test_where_a_record_is_missing_it_is_not_known(line: list[int], known: list[int]) -> None:
-    assert replay.count_rows(head(line), 2, [record(number) for number in known]) is None
+    assert count(line, 2, [record(number) for number in known]) is None
 
 
 @pytest.mark.parametrize(

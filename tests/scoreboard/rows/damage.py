@@ -12,7 +12,7 @@ from tests.scoreboard.row import Round, Row, Tier
 
 _EACH = 8
 _BLOCK = 512
-KINDS = ("FORMAT", "log entry", "commit entry", "manifest", "sst")
+KINDS = ("FORMAT", "log entry", "manifest", "sst")
 
 
 def _play(round_: Round, damage: Callable[[Victim, random.Random], Path]) -> int:
@@ -53,7 +53,7 @@ def _flip_one(victim: Victim, dice: random.Random) -> Path:
 
 
 def _misplace_one(victim: Victim, dice: random.Random) -> Path:
-    kind = dice.choice(["manifest", "sst", "commit entry"])
+    kind = dice.choice(["manifest", "sst"])
     path = dice.choice(victim.files(kind))
     how = dice.choice(["missing", "another job's", "a neighbour's"])
     if how == "missing":

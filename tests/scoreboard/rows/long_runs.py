@@ -20,7 +20,7 @@ from tests.scoreboard.rows.killed_drivers import box_of, check
 
 _MIB = 1 << 20
 _LOG_ENTRIES = 60
-"""At most: what up to four retained checkpoints, three commits without a collection, and some starts need."""
+"""At most: what the commits between two collections and some starts write."""
 _MEMORY_MIB = 20
 _LOOK_SECONDS = 0.2
 _BATCH_SECONDS = 2

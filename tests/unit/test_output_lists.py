@@ -1,0 +1,144 @@
+"""Pending output that is too large for a log entry: stored once, named by every entry that carries it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.documents import LogEntry, Manifest, PendingOutput, SourcePosition
+from stateflow.checkpoint.entries import Commit, Settled, Settlement, pending_of
+from stateflow.checkpoint.envelope import LIMIT, seal
+from stateflow.checkpoint.files import write_manifest
+from stateflow.checkpoint.job_format import NewJob
+from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log import Appended, Head
+from stateflow.checkpoint.output import OutputLists, OutputSizes
+from stateflow.checkpoint.retained import Retention
+from stateflow.clock import ManualClock
+from stateflow.errors import CorruptFile, MissingFile, TooLarge
+from stateflow.state.handles import Committable
+from stateflow.storage import MemoryStorage
+from stateflow.storage.paths import DATA, data_folder
+
+FILES = 60_000
+
+
+def _files(count: int, stats: int = 0) -> list[Committable]:
+    return [Committable(path=f"f{n}.parquet", size=n, rows=n, stats="s" * stats) for n in range(count)]
+
+
+class Job:
+    """A run of a job with one sink, in memory."""
+
+    def __init__(self, sizes: OutputSizes | None = None) -> None:
+        self.storage = MemoryStorage()
+        self.sizes = sizes or OutputSizes()
+        self.root = self.opened()
+        self.head = self.root.claim()
+
+    def opened(self) -> JobRoot:
+        root = JobRoot.create_or_open(self.storage, ManualClock(), NewJob("job", 4, {}), "a test")
+        root.output.sizes = self.sizes
+        return root
+
+    def commit(
+        self, files: list[Committable], settled: Settled = frozenset(), sources: list[SourcePosition] | None = None
+    ) -> None:  # fmt: skip
+        entry = self.head.entry
+        ordinal, folder = entry.ordinal + 1, data_folder(entry.generation, entry.ordinal + 1, "driver")
+        handle = write_manifest(self.storage, folder, Manifest(
+            job_uuid=self.root.job.job_uuid, generation=entry.generation, ordinal=ordinal, operators=[], sources=[],
+        ))  # fmt: skip
+        given = [PendingOutput(checkpoint_id=0, sink="out", committables=files)]
+        output = self.root.output.stored(folder, "output-1", given)
+        new = Commit(ordinal, handle, sources or [], output, settled=settled)
+        outcome = self.root.commit(self.head, new, Retention(1))
+        assert isinstance(outcome, Appended)
+        self.head = outcome.head
+
+    @property
+    def lists(self) -> list[str]:
+        return [blob.key for blob in self.storage.list(DATA) if "/output-" in blob.key]
+
+
+def _read(root: JobRoot, head: Head) -> dict[int, list[Committable]]:
+    return {p.checkpoint_id: root.output.read(p) for p in pending_of(head)}
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[Job]:
+    """A COMMIT of 60,000 files with statistics, 70 MB in all: more than a document may have."""
+    job = Job()
+    job.commit(_files(FILES, stats=1_100))
+    yield job
+
+
+def test_a_commit_of_sixty_thousand_files_can_be_read(large: Job) -> None:
+    size = sum(len(large.storage.get(key)) for key in large.lists)
+    assert size > LIMIT
+    other = large.opened()
+    head = other.log.read_head()
+    assert head == large.head
+    assert head is not None and len(seal(head.entry)[0]) < 10_000
+    assert _read(other, head) == {head.entry.seq: _files(FILES, stats=1_100)}
+
+
+def test_entries_that_carry_it_on_name_the_same_objects_until_it_is_settled() -> None:
+    job = Job(OutputSizes(inline=1_000, part=2_000))
+    job.commit(_files(100))
+    first, names = job.head.entry.seq, job.lists
+    assert len(names) > 1
+    job.commit(_files(3))
+    job.head = job.root.claim()
+    job.commit(_files(100))
+    Collector(job.opened()).collect()
+    assert job.lists[: len(names)] == names
+    assert _read(job.opened(), job.head) == {
+        first: _files(100), first + 1: _files(3), job.head.entry.seq: _files(100)
+    }  # fmt: skip
+    everything: Settled = frozenset((p.checkpoint_id, p.sink) for p in pending_of(job.head))
+    ended = job.root.settle(job.head, Settlement(settled=everything))
+    assert isinstance(ended, Appended) and ended.head.entry.pending == []
+    Collector(job.opened()).collect()
+    assert job.lists == []
+
+
+def test_a_list_that_is_gone_or_damaged_is_named() -> None:
+    job = Job(OutputSizes(inline=0, part=1))
+    job.commit(_files(2))
+    one, two = job.lists
+    data = job.storage.get(one)
+    job.storage.delete([one])
+    with pytest.raises(MissingFile, match=one):
+        _read(job.opened(), job.head)
+    job.storage.put_new(one, data.replace(b"f0", b"g0"))
+    with pytest.raises(CorruptFile, match=one):
+        _read(job.opened(), job.head)
+    assert two in job.lists
+
+
+@given(st.lists(st.integers(0, 40), max_size=30), st.integers(0, 3_000), st.integers(1, 500))
+def test_what_is_stored_is_what_is_read(stats: list[int], inline: int, part: int) -> None:
+    files = [Committable(path=f"{n}", size=n, rows=n, stats="é" * s) for n, s in enumerate(stats)]
+    storage = MemoryStorage()
+    given_output = [PendingOutput(checkpoint_id=0, sink=sink, committables=files) for sink in ("a", "b")]
+    folder = data_folder(1, 1, "driver")
+    stored = OutputLists(storage, OutputSizes(inline, part)).stored(folder, "output-1", given_output)
+    assert [OutputLists(storage).read(p) for p in stored] == [files, files]
+
+
+def test_an_entry_that_is_too_large_even_so_is_refused_and_nothing_is_lost() -> None:
+    """Source positions are in the entry itself."""
+    job = Job()
+    job.commit(_files(1))
+    before = job.root.log.read_head()
+    huge = SourcePosition(uid="rows", description="d", offset="7" * LIMIT)
+    with pytest.raises(TooLarge) as refused:
+        job.commit(_files(1), sources=[huge])
+    assert (refused.value.facts["document"], refused.value.facts["limit"]) == (LogEntry.__name__, LIMIT)
+    assert job.opened().log.read_head() == before
+    job.commit(_files(1))
