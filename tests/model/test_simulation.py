@@ -52,11 +52,11 @@ _AT_LEAST_DIRECTED: dict[str, dict[str, int]] = {
 """What the directed searches are for."""
 
 _SEEDS = [
-    ("plain-none", 36),
+    ("plain-none", 112),
     ("unasked-savepoint", 7),
-    ("late-copies", 34),
+    ("late-copies", 107),
     ("outrun-request", 5),
-    ("half-fork", 97),
+    ("half-fork", 108),
     ("untold-savepoint", 36),
     ("kept-unpublished", 7),
 ]

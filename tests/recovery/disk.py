@@ -171,6 +171,7 @@ def kept_entries(root: Path) -> list[Entry]:
             "manifest": ref["manifest"],
             "checkpoint": None,
             "pending": [],
+            "at": ref["at"],
             **same,
         }
         found.append(Entry(ref["id"], ref["sha256"], doc))
