@@ -151,7 +151,8 @@ def _beginning(options: dict[str, Any]) -> Beginning | None:
         )
     if tables is not OldTables.REFUSE or options["from_other_job"] or options["drop"]:
         raise ConfigError(
-            "--tables, --from-other-job and --drop are about a savepoint", hint="say --from-savepoint as well"
+            "an option about a savepoint is given without one",
+            hint="--tables, --from-other-job and --drop need --from-savepoint",
         )
     return None
 
