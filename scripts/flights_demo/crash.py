@@ -33,7 +33,8 @@ class Kill:
 def look_for_kill(runs: Path, job_root: Path) -> Kill | None:
     """What a killed first try left; None while it has not died yet.
 
-    The second try may have begun meanwhile: whatever it has added to the log does not hide what the first one did.
+    The second try may have claimed the job meanwhile. Once it works, it deletes the log entries of the first one, so
+    look before that: the second try begins some seconds after the first one's death, and starts Spark first.
 
     Raises NotAsPromised when it did not die from SIGKILL at the failpoint, or when something of the batch that it was
     in was committed.

@@ -1,4 +1,4 @@
-"""`FORMAT`: whose a job root is; written once, then only compared."""
+"""The FORMAT document of a job root: whose it is. Written once, then only compared."""
 
 from __future__ import annotations
 

@@ -73,10 +73,9 @@ def test_the_kill_is_seen_whether_or_not_the_next_try_has_begun(stage: Stage) ->
     found = stage.look()
     assert found is not None
     assert (found.exit_code, found.left_behind.files > 0) == (-9, True)
-    # The next try has claimed the job, then has committed batches of its own: the demo may look late.
-    for failpoint in ("claim.after", "commit.after:1"):
-        stage.next_try(failpoint)
-        assert stage.look() == found
+    # The next try has claimed the job. Once it works, it deletes the log entries of the try before.
+    stage.next_try("claim.after")
+    assert stage.look() == found
     stage.next_try("")
     stage.box.check_results()
 
