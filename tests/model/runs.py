@@ -22,6 +22,7 @@ from stateflow.errors import (
     DataError,
     Fenced,
     ForeignRows,
+    MissingFile,
     SinkDiverged,
     StorageError,
 )
@@ -213,8 +214,14 @@ class FreeRun(Run):
     def _older_checkpoint(self) -> tuple[EntryRef | None, int]:
         """A checkpoint to go back to, and the entry that it was found in."""
         if self.site.chance(self.site.plan.adopts):
-            head = self.root.log.read_head()
-            if head and (retained := self.root.retained.of(head.entry)):
+            try:
+                head = self.root.head()
+            except MissingFile:
+                raise
+            except DataError:
+                # The log is empty.
+                return None, 0
+            if retained := self.root.retained.of(head.entry):
                 return self.site.rng.choice(retained), head.entry.seq
         return None, 0
 
