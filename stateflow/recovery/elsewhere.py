@@ -53,7 +53,7 @@ def create_savepoint_into(job_root: str, ask: SavepointAsk, into: str) -> Savepo
         return describe_savepoint(made, "head")
     if not ask.from_head and not root.head().entry.ended and (made := _of_run(root, ask, order)):
         return describe_savepoint(made, "run")
-    checkpoint, sinks = settled_head(root, root.head(), ask)
+    checkpoint, sinks = settled_head(root, ask)
     return describe_savepoint(
         make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks)), "head"
     )

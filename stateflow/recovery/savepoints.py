@@ -33,7 +33,7 @@ from stateflow.checkpoint.stored_savepoints import (
     savepoint_at,
 )
 from stateflow.environment import RunRequest, open_existing, run_job
-from stateflow.errors import ConfigError, DataError, Fenced
+from stateflow.errors import ConfigError, DataError, Fenced, MissingFile
 from stateflow.recovery.job_roots import JobCode, now, open_root, pins_of
 from stateflow.runtime.publishing import Publisher
 from stateflow.runtime.rewinding import complete_rewind
@@ -279,7 +279,7 @@ def _from_head(root: JobRoot, ask: SavepointAsk) -> StoredSavepoint:
     if ask.drain:
         _check_drained(root)
     _drop_pins(root, by, ask.name)
-    checkpoint, sinks = settled_head(root, root.head(), ask)
+    checkpoint, sinks = settled_head(root, ask)
     return make_savepoint(root, Order(
         name=ask.name, checkpoint=checkpoint, sinks=sinks, origin=ask.origin, by=by,
         reason=ask.reason, request=ask.request, drained=ask.drain,
@@ -301,8 +301,19 @@ def _check_drained(root: JobRoot) -> None:
                           "of the job fire them first: stateflow run --drain", operators=pending)  # fmt: skip
 
 
-def settled_head(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
+def settled_head(root: JobRoot, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
     """A checkpoint whose output is published, and where the sinks stand with it."""
+    while True:
+        head = root.head()
+        try:
+            return _settled_at(root, head, ask)
+        except MissingFile:
+            # A run that began meanwhile publishes what was pending, and then deletes the list of it.
+            if root.head() == head:
+                raise
+
+
+def _settled_at(root: JobRoot, head: Head, ask: SavepointAsk) -> tuple[EntryRef, dict[str, PublishedOutput]]:
     unfinished = bool(pending_of(head)) or head.entry.rewind is not None
     if ask.from_head or not unfinished:
         checkpoint = settled_checkpoint(root, head)
