@@ -388,7 +388,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "go-back-anyway": Mutant(
         "a run goes back on top of whatever a newer run has done since",
-        ((JobRoot, "adopt"),), _go_back_on_top_of_anything, ("S1", "R4"), plan="vacuum",
+        ((JobRoot, "adopt"),), _go_back_on_top_of_anything, ("S1", "R4"), plan="rewinds",
     ),
     "plain-none": Mutant(
         "a table with nothing to take back is kept as it is when its turn comes, with what was published meanwhile",

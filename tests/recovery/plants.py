@@ -22,7 +22,7 @@ from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing, new_root, rewinding
+from stateflow.runtime import assembly, committing, new_root, preflight, rewinding
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
@@ -179,8 +179,8 @@ PLANTS = {
     "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
                           ((DeltaSinkTable, "commit", _commit_all_there_is),)),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
-    "any-format": Plant("nobody looks at the version of the format", ((jobroot, "read_format", _read_any_format),
-                        (assembly, "read_format", _read_any_format))),
+    "any-format": Plant("nobody looks at the version of the format", tuple((module, "read_format", _read_any_format)
+                        for module in (jobroot, assembly, preflight))),
     "no-seed": Plant("a start does not tell Spark up to where the sources were read",
                      ((SparkLocation, "seed", _seed_nothing),)),
     "kept-entries": Plant("a collection leaves log entries that nothing needs",

@@ -356,12 +356,12 @@ def test_a_damaged_checkpoint_is_named_before_the_job_is_claimed(early: Accounts
 
 
 def test_a_damaged_head_does_not_bar_the_way_back(early: AccountsBox) -> None:
+    checkpoint = position_at(early, 80).seq
     (early.root / disk.head(early.root).doc["manifest"]["key"]).unlink()
     assert early.run().code == 4
     planned = plan(early, "early")
     (source,) = planned["sources"]
     assert (source["then"], source["now"]) == ('{"row": 50}', '{"row": 120}')
-    checkpoint = position_at(early, 80).seq
     assert plan(early, str(checkpoint))["target_checkpoint"] == checkpoint
     refused = ask(early, "latest")
     assert refused.code == 4 and "error [missing-file]" in refused.err, str(refused)

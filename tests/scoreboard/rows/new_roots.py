@@ -60,7 +60,7 @@ def _with_kills(roots: NewRoot, dice: random.Random, own_tables: bool) -> int:
 
 ROWS = [
     Row(
-        27, "new-roots", "a run that begins a new job root with a savepoint is killed; the tables may have gone on",
+        24, "new-roots", "a run that begins a new job root with a savepoint is killed; the tables may have gone on",
         "rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused", _play,
         {Tier.SLICE: 0, Tier.HALF_HOUR: 6, Tier.NIGHTLY: 60}, plant="any-table", plant_rounds=6,
     ),
