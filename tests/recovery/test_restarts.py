@@ -31,7 +31,8 @@ def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsBox, point
     box.deliver(60)
     ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2)
     assert ended.code == 0, str(ended)
-    assert box.marker.exists() and "restart 1" in ended.err
+    # A collection that fails is no reason to fail a run: it is made up for by the next one.
+    assert box.marker.exists() and ("restart 1" in ended.err) == (not point.startswith("gc."))
     box.check_results()
     box.check_clean()
 
