@@ -306,7 +306,7 @@ class Chain:
     def check(self) -> None:
         """Hashes link, generations and ordinals are what they must be, positions grow."""
         self.look()
-        chain = [self.seen[seq] for seq in sorted(self.seen)]
+        chain = [entry for _, entry in sorted(self.seen.items()) if not self._is_stale(entry)]
         for before, after in pairwise(chain):
             _check_later(before, after)
             if after.seq == before.seq + 1:
@@ -316,6 +316,16 @@ class Chain:
             for ref in [r for r in refs if r and r["id"] in self.seen]:
                 assert self.seen[ref["id"]].sha256 == ref["sha256"], entry.seq
         self._check_history()
+
+    def _is_stale(self, entry: Entry) -> bool:
+        """Whether a COMMIT was written into the slot of a deleted ADMIN entry, and then again after the newest one."""
+        barrier = ("commit", entry.doc["generation"], entry.doc["ordinal"])
+        return any(
+            later.seq > entry.seq
+            and (later.doc["kind"], later.doc["generation"], later.doc["ordinal"]) == barrier
+            for later in self.seen.values()
+            if entry.doc["kind"] == "commit"
+        )
 
     def _check_history(self) -> None:
         records = [r for r in history(self._root) if "rows_in" in r]
