@@ -101,26 +101,14 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     progress = _progress(options["log_format"])
 
     def work() -> RunResult:
-        if job_root.startswith("memory:"):
-            raise ConfigError(
-                "a job root in memory would be gone with this command", hint="use a path", root=job_root
-            )
-        if result_file and not result_file.parent.is_dir():
-            raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
+        _check_places(job_root, result_file)
         layers = ((read_toml(config),) if config else ()) + (parse_assignments(options["assignments"]),)
         if options["drain"]:
             layers += ({"run.drain": True},)
-        request = RunRequest(
-            job,
-            job_root,
-            layers,
-            options["run_id"],
-            progress.step,
-            progress.started,
-            progress.batch,
-            _beginning(options),
-        )
-        return run_job(request)
+        return run_job(RunRequest(
+            job, job_root, layers, options["run_id"], on_step=progress.step, on_start=progress.started,
+            on_batch=progress.batch, beginning=_beginning(options),
+        ))  # fmt: skip
 
     log_within(job="", run=options["run_id"], generation=0, batch=0, checkpoint=0)
     progress.step(f"loading {job}")
@@ -135,9 +123,22 @@ def run(job: Path, job_root: str, config: Path | None, result_file: Path | None,
     assert result is not None
     if options["drain"] and result.stopped_because != DRAINED:
         click.echo("not drained: the run ended before it was caught up; run it again", err=True)
+    click.echo(_summary(result))
+
+
+def _check_places(job_root: str, result_file: Path | None) -> None:
+    if job_root.startswith("memory:"):
+        raise ConfigError(
+            "a job root in memory would be gone with this command", hint="use a path", root=job_root
+        )
+    if result_file and not result_file.parent.is_dir():
+        raise ConfigError("the result file's folder is not there", hint="make it", path=str(result_file))
+
+
+def _summary(result: RunResult) -> str:
     again = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
-    click.echo(
+    return (
         f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
         f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}{skipped}"
     )
