@@ -345,7 +345,7 @@ class _LogProgress(_Progress):
         restored, checkpoints = run.restored, run.job.settings.checkpoints
         by_interval = checkpoints.interval_batches is not None or checkpoints.interval is not None
         self._asynchronous = checkpoints.asynchronous
-        # Each batch in one line for people: a checkpoint behind every batch reports the batch as well.
+        # Each batch in one line for people: a checkpoint after every batch reports the batch as well.
         self._only_checkpoints = self._asynchronous and not by_interval and not self._as_json
         generation = run.head.entry.generation
         log_event(log, logging.INFO, "restored", text=_started_text(run), job=run.job.root.job.job, run=generation,

@@ -13,7 +13,7 @@ from stateflow.terminal import JSON, ROOT, WHO, or_fail, user, with_options
 
 @click.group()
 def source() -> None:
-    """Tell a job what happened to its sources."""
+    """Change what a job knows of its sources."""
 
 
 @source.command()
@@ -31,7 +31,7 @@ def source() -> None:
 @with_options(WHO)
 @JSON
 def relocate(job_root: str, as_json: bool, **options: str) -> None:
-    """Tell a job that the folder of a file source was moved or copied, with the files that it has read.
+    """Record that the folder of a file source was moved or copied, with the files that it has read.
 
     State, positions and tables stay as they are, and the next run reads what is new in the new folder. Then change the
     path in the job file. Savepoints and older checkpoints keep the old paths: relocate again after a restore to one.

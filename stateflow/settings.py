@@ -267,7 +267,7 @@ QUIET, FULL = "quiet", "full"
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How Spark is started when nobody else started it. ``spark.conf.NAME`` settings go to Spark as they are.
+    """How a run starts Spark, unless spark-submit has started it. ``spark.conf.NAME`` settings go to Spark as they are.
 
     Attributes:
         log: ``quiet`` shows Spark's errors in one line each and keeps all else in a file; ``full`` leaves it to Spark.

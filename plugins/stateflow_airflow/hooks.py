@@ -24,7 +24,7 @@ from stateflow_airflow.failures import TransientFailure, misconfigured
 from stateflow_airflow.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
 
-# Java options of spark-submit, beside those of the configuration: stateflow's library reads the same variable.
+# Java options of spark-submit, in addition to those of the configuration: stateflow's library reads the same variable.
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 
 

@@ -79,7 +79,7 @@ def wait_for_answer(root: JobRoot, asked: Request, patience: Patience) -> Answer
 
 
 def post_request(root: JobRoot, asked: Request, patience: Patience) -> Request:
-    """Posts a request that expires when nobody can wait for it any longer; returns it as it was posted."""
+    """Posts a request that expires when its requester stops waiting; returns it as it was posted."""
     wait = patience.sign + patience.answer
     until = (root.clock.now() + wait + _GRACE).isoformat(timespec="milliseconds")
     first = asked.id

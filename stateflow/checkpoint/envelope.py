@@ -42,7 +42,7 @@ def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
 _SHORTER = "use shorter names and texts"
 _HINTS = {
     "LogEntry": "the source positions or the notes of pins and restores take the space: read fewer partitions with one "
-    "source, and drop pins that nobody needs",
+    "source, and drop unused pins",
     "Manifest": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "
     "settings)",
     "Savepoint": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "

@@ -10,7 +10,7 @@ from stateflow.errors import Fenced, StateflowError
 
 log = logging.getLogger(__name__)
 
-HINT = "let the other run work; if nobody wants two, look which schedule or shell started it"
+HINT = "let the other run work; if it is not wanted, find the schedule or shell that started it"
 
 
 def fenced_by(job_log: CheckpointLog, generation: int) -> Fenced | None:

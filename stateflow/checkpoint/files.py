@@ -43,7 +43,7 @@ def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
 
 
 def write_document(storage: Storage, key: str, document: msgspec.Struct) -> FileHandle:
-    """Stores a document under a name that nobody else uses, and returns its handle. Raises TooLarge or StorageError."""
+    """Stores a document under a name that is unique to it, and returns its handle. Raises TooLarge or StorageError."""
     data, _ = seal(document)
     return write_bytes(storage, key, data)
 

@@ -122,7 +122,7 @@ def is_past(data: DataKey, head: LogEntry) -> bool:
 
 
 def is_old_entry(head: LogEntry, seq: int) -> bool:
-    """Whether nobody needs an entry, as far as it does not belong to a checkpoint that is read from it.
+    """Whether an entry is not needed, as far as it does not belong to a checkpoint that is read from it.
 
     The newest entry says all, and whoever stands on an older one of the same run knows it by the run's nonce. The
     present checkpoint's own entry stays nevertheless: should the newest file get lost, the job stands there. Where an

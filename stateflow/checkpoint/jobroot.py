@@ -380,7 +380,7 @@ class JobRoot:
         return False
 
     def _forget_entry(self, seq: int, head: Head) -> None:
-        """Deletes the entry that an ADMIN replaces: where no run comes, nobody else would for a long time."""
+        """Deletes the entry that an ADMIN replaces: without runs, no collection would for a long time."""
         try:
             needed = {ref.id for ref in self.kept(head) if ref.manifest is None}
             if is_old_entry(head.entry, seq) and seq not in needed:

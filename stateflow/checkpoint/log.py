@@ -2,7 +2,7 @@
 
 No lease, no lock, no clock. A run appends a CLAIM; each checkpoint is a COMMIT; outsiders append ADMIN entries. An
 entry is acknowledged only after a LIST behind it shows nothing, or nothing but ADMIN entries of the same generation
-that are linked to it; or, where entries behind it were collected already, when the newest entry says so. The algorithm
+that are linked to it; or, where entries after it were collected already, when the newest entry says so. The algorithm
 and the histories that break every simplification of it: ``docs/design/0001`` and ``0022``.
 """
 
@@ -128,7 +128,7 @@ class CheckpointLog:
             failpoints.hit("log.created")
             head = self._follow(own or base)
             if head is None:
-                # Somebody else is there, or entries in between were collected: the newest one tells.
+                # Another writer was faster, or entries in between were collected: the newest entry shows which.
                 head = self.read_head()
                 if head is not None and _has_counted(entry, head):
                     return Appended(own or Head(entry, seal(entry)[1]), head)
@@ -229,8 +229,8 @@ class CheckpointLog:
 def _has_counted(entry: LogEntry, head: Head) -> bool:
     """Whether a CLAIM or COMMIT is known to be in the log's history, by what a later entry says.
 
-    The nonce of its CLAIM tells a run from all others, also from one whose CLAIM has the same number in a slot that was
-    written again; of a run, only it commits, and a barrier once.
+    The nonce of its CLAIM identifies a run, also where a CLAIM has the same number in a slot that was written again.
+    Only the run itself commits, and each barrier once.
     """
     newest = head.entry
     if not entry.run or newest.run != entry.run or newest.seq < entry.seq:

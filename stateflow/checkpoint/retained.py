@@ -35,7 +35,7 @@ class SegmentSizes:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay restorable, beside the newest.
+    """Which checkpoints stay restorable in addition to the newest.
 
     Attributes:
         number: this many, the newest included.
@@ -92,7 +92,7 @@ class RetainedCheckpoints:
         for link, segment in self._segments(entry):
             visited[link.handle.key] = segment
             parts.append(_within(segment, link.newest, entry.oldest_retained))
-        # Of two walks: another thread may read an older entry at the same moment.
+        # Of two walks: another thread may read an older entry at the same time.
         self._before, self._known = self._known, visited
         return [ref for part in reversed(parts) for ref in part]
 

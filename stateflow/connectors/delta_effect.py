@@ -59,7 +59,7 @@ class Apart:
 
 
 def other_commit(entry: Entry) -> OtherCommit:
-    """What a commit of another writer did, told from its log entry alone."""
+    """What a commit of another writer did, according to its log entry."""
     rows = _difference(_sum(f.rows for f in entry.added), _sum(f.rows for f in entry.removed))
     paths = sorted({f.path for f in (*entry.added, *entry.removed)})
     return OtherCommit(entry.version, frozenset(entry.tokens), _sentence(entry, rows), tuple(paths))

@@ -65,7 +65,7 @@ class RelocationReport:
 
     Attributes:
         seen: files that were read, all of which are in the new place.
-        unread: files in the new place that the next run will read, as far as their names tell.
+        unread: files in the new place that the next run will read, as far as their names show.
         checkpoint_id: the checkpoint that the next run continues from.
         repeated: whether it was done before, and nothing was now.
     """

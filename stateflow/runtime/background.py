@@ -65,7 +65,7 @@ class BackgroundWork:
     """Tries the background work of one run, from any of its threads.
 
     Args:
-        root: its clock tells the time, and its history takes the records.
+        root: gives the clock, and the history that gets the records.
         recorder: counts failures.
         generation: of the run.
     """
@@ -117,19 +117,19 @@ class BackgroundWork:
 
     def _failed(self, kind: Work, error: Exception) -> None:
         known = error if isinstance(error, StateflowError) else None
-        told = known or InternalError(f"{type(error).__name__}: {error}")
+        failure = known or InternalError(f"{type(error).__name__}: {error}")
         at = self._root.clock.now().isoformat(timespec="milliseconds")
         with self._lock:
             before = self._failures[kind]
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(before.in_a_row, 20))
             now = Failures(
-                before.count + 1, before.in_a_row + 1, told, at,
+                before.count + 1, before.in_a_row + 1, failure, at,
                 self._root.clock.monotonic() + pause.total_seconds(),
             )  # fmt: skip
             self._failures[kind] = now
         self._recorder.count(kind.metric)
         # A bug is logged with its traceback, a storage that fails is not.
-        log.warning("%s failed (%d in a row), the run goes on: %s", kind.value, now.in_a_row, told,
+        log.warning("%s failed (%d in a row), the run goes on: %s", kind.value, now.in_a_row, failure,
                     exc_info=None if known or isinstance(error, OSError) else error)  # fmt: skip
         if now.count & (now.count - 1) == 0:  # 1, 2, 4, 8, …: few records, however long it lasts
             self._record(kind, now)

@@ -48,7 +48,7 @@ def _differences(job: Job, proposal: Proposal) -> list[str]:
 
 
 def table_checkpoint(rewind: Rewind | None, uid: str, table: SinkTable, checkpoint_id: int) -> int:
-    """The checkpoint whose output tells to which version a table goes back for `checkpoint_id`.
+    """The checkpoint whose output determines to which version a table goes back for `checkpoint_id`.
 
     It is another one for the target of an earlier restore that is not completed. A table that has gone back for it
     holds that target with the token of the restore; one that has yet to go back has older tokens only.

@@ -144,7 +144,7 @@ class RocksDBBackend(KeyedStateBackend):
     def _entries(self, found: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
         """The entries from where an iterator stands.
 
-        RocksDB's iterator ends at a damaged block as it ends behind the last entry; only its status differs, at which
+        RocksDB's iterator ends at a damaged block as it ends after the last entry; only its status differs, at which
         rocksdict's own iterators do not look.
 
         Args:
@@ -198,7 +198,7 @@ class RocksDBBackend(KeyedStateBackend):
         except Exception as e:
             if to_stateflow_error(e, self._folder) is None:
                 raise
-            # It writes what is in memory, which nobody needs: the folder goes now.
+            # It writes what is in memory, which is not needed: the folder goes now.
             log.warning("a store was not closed in good order: %s", e)
         remove_tree(self._folder)
 

@@ -32,7 +32,7 @@ def rocksdb_options(settings: RocksDBSettings) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_block_cache(settings.block_cache_bytes))
     table.set_bloom_filter(10, False)
-    # Else each store holds those of all its files beside the cache, and memory grows with state.
+    # Otherwise each store holds those of all its files in addition to the cache, and memory grows with state.
     table.set_cache_index_and_filter_blocks(True)
     options = Options(raw_mode=True)
     options.create_if_missing(True)

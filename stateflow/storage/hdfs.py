@@ -39,7 +39,7 @@ logging.getLogger("hdfs.client").setLevel(logging.CRITICAL)
 _ASIDE = ".aside"
 """The folder of files that have no name yet; no list shows it."""
 _ABANDONED = timedelta(days=1)
-"""A file that has been aside for so long belongs to nobody who is alive. HDFS does not change the time of a file while
+"""A file that has been aside for so long has no living writer. HDFS does not change the time of a file while
 it is written, so this is longer than any upload takes."""
 _CHUNK = 4 << 20
 _CONNECTIONS = 32

@@ -265,7 +265,7 @@ class StateflowVerifyOperator(JobRootOperator):
 
 
 def _run_dag(context: Context, dag_id: str) -> dict[str, Any]:
-    """Whether a DAG is paused, and how many of its runs are active, at this moment."""
+    """Whether a DAG is paused, and how many of its runs are active, now."""
     ti = context["ti"]
     return {
         "paused": ti.get_dag(dag_id).is_paused,
