@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from stateflow import examination, ops, verification
 from stateflow.checkpoint.collector import FileFate
@@ -284,10 +285,11 @@ for command in (plan, status, check, checkpoints, savepoint, stop, restore, fork
 
 _MUST_STAY = 6
 _UNWELL = 6
+_SPINNER = 2  # columns: the spinner and a space
 
 
 class _Progress:
-    """Tells of a run: a live line on a terminal, a log line per batch otherwise."""
+    """Reports a run: a live line on a terminal, a log line per batch otherwise."""
 
     def __init__(self) -> None:
         self._live = Console(stderr=True)
@@ -298,19 +300,25 @@ class _Progress:
 
     def step(self, what: str) -> None:
         """The run is about to do something that takes time."""
-        self._status.update(what)
+        self._show(what)
 
     def started(self, run: JobRun) -> None:
         """The job is claimed and restored."""
-        self._status.update(f"{run.job.root.job.job}: from {run.stood_at}")
+        self._show(f"{run.job.root.job.job}: from {run.stood_at}")
 
     def batch(self, result: BatchResult) -> None:
-        """A batch is worked off."""
+        """A batch is processed."""
         self._batches += 1
         self._rows += result.rows_in
         newest = f"checkpoint {result.checkpoint_id}" if result.checkpoint_id else "no checkpoint yet"
-        self._status.update(f"batch {self._batches}: {self._rows:,} rows, {newest}, "
-                            f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}")  # fmt: skip
+        self._show(f"batch {self._batches}: {self._rows:,} rows, {newest}, "
+                   f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}")  # fmt: skip
+
+    def _show(self, what: str) -> None:
+        # As text, since a path may contain what is markup; and on one line, since a second one would stay below.
+        text = Text(what)
+        text.truncate(self._live.width - _SPINNER, overflow="ellipsis")
+        self._status.update(text)
 
     def failed(self, error: StateflowError) -> None:
         """The run ends with an error."""

@@ -122,7 +122,8 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def terminal(bench: Bench) -> Iterator[Terminal]:
-    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder)
+    # Narrower than "loading" and the path of the job's file: a line that is folded stays.
+    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder, columns=60)
     yield terminal
     terminal.close()
 
