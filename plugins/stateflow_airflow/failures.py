@@ -10,8 +10,12 @@
 from __future__ import annotations
 
 import logging
+import sys
+from typing import Any
 
+import structlog
 from airflow.sdk.exceptions import AirflowException
+from structlog.typing import EventDict
 
 # What the program's exit codes say; used only when it could not write its result.
 PERMANENT_EXIT_CODES = {2: "config", 3: "fenced", 4: "data"}
@@ -47,10 +51,23 @@ class TransientFailure(StateflowTaskFailed):
 
 
 def report(failed: StateflowTaskFailed) -> StateflowTaskFailed:
-    """Puts the error into the task's log and returns it, to be raised: whatever Airflow adds, such as its traceback,
-    comes after the sentence and the hint."""
+    """Logs the error's sentence and hint and returns the error, to be raised. Airflow's own line about the failed task
+    comes after it, and without a traceback unless stateflow itself is at fault."""
     logging.getLogger("airflow.task").error("%s", failed)
+    # Airflow logs a failed task by log.exception, which offers no way to leave the traceback out. Loggers that exist
+    # share this list.
+    processors = structlog.get_config()["processors"]
+    if _without_traceback not in processors:
+        processors.insert(0, _without_traceback)
     return failed
+
+
+def _without_traceback(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: removes the traceback of a failure that its sentence explains."""
+    error = sys.exception()
+    if isinstance(error, StateflowTaskFailed) and error.code != "internal":
+        event.pop("exc_info", None)
+    return event
 
 
 def failure(code: str, message: str, hint: str, *, retryable: bool) -> StateflowTaskFailed:

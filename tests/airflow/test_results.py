@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import structlog
 
-from stateflow.errors import CorruptInput, InternalError
+from stateflow.errors import CorruptInput, InternalError, StateflowError
 from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.results import RunResult, with_offsets
 from stateflow_airflow.task_requests import told_as_failures
@@ -45,3 +48,34 @@ def test_a_mistake_of_the_library_keeps_its_stack() -> None:
     with pytest.raises(TransientFailure) as failed, told_as_failures():
         raise InternalError("should not happen")
     assert isinstance(failed.value.__cause__, InternalError)
+
+
+@pytest.fixture
+def logged() -> Iterator[list[dict[str, Any]]]:
+    """What structlog's loggers are given, as Airflow's in a task."""
+    events: list[dict[str, Any]] = []
+
+    def keep(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        events.append(dict(event))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep])
+    yield events
+    structlog.configure(**before)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(CorruptInput("garbled"), False), (InternalError("should not happen"), True)]
+)
+def test_airflow_logs_a_traceback_of_a_mistake_of_the_library_only(
+    error: StateflowError, has_traceback: bool, logged: list[dict[str, Any]]
+) -> None:
+    log = structlog.get_logger("task").bind()
+    try:
+        with told_as_failures():
+            raise error
+    except (PermanentFailure, TransientFailure):
+        log.exception("Task failed with exception")
+    (event,) = logged
+    assert (event["event"], "exc_info" in event) == ("Task failed with exception", has_traceback)
