@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from stateflow.api.graph import Graph, all_before
 from stateflow.api.input_files import reason_in
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.runtime.local import has_transform
-from stateflow.runtime.spark_log import is_quiet, quiet_spark
+from stateflow.runtime.spark_log import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark
 from stateflow.runtime.spark_settings import REQUIRED, check_master, check_required, is_local
 from stateflow.runtime.versions import check_java, check_python, check_spark
 from stateflow.settings import FULL, Settings
@@ -109,9 +108,7 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     os.environ["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
     builder = SparkSession.builder.appName(f"stateflow {settings.name}")
     if settings.spark.log != FULL:
-        # What py4j logs as a connection ends, it raises as well: the run's error says that Spark is gone.
-        logging.getLogger("py4j").addHandler(logging.NullHandler())
-        logging.getLogger("py4j").propagate = False
+        quiet_py4j()
     with quiet_spark(settings) as log_file:
         ours = defaults(traits) if settings.spark.log == FULL else defaults(traits) | _LEVEL
         if log_file is not None or is_quiet():
@@ -120,6 +117,8 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
         session = _started(_with_defaults(builder, ours, settings))
     check_spark(session.version)
     _check(session)
+    if settings.spark.log != FULL:
+        quiet_accumulators(session)
     session.sparkContext.addPyFile(str(job_file))
     return session
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from stateflow.settings import QUIET, Settings
 from stateflow.state.transfer import private_folder
@@ -59,6 +64,32 @@ def log_file(local: Path, name: str) -> Path:
     for _, path in known[: max(0, len(known) - _KEPT)]:
         path.unlink(missing_ok=True)
     return folder / f"{name}-{os.getpid()}.log"
+
+
+def quiet_py4j() -> None:
+    """Drops what py4j logs when a connection to Spark ends; it raises the same, and the run reports it."""
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    # Some of its lines are logged by the root logger itself, whose first line configures logging to standard error.
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def quiet_accumulators(session: SparkSession) -> None:
+    """Drops the traceback that the server of accumulators prints when Spark's process dies."""
+    server = session.sparkContext._accumulatorServer  # noqa: SLF001 - there is no public way
+    if "handle_error" in vars(server):  # by an earlier run of this session
+        return
+    report = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            report(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def _is_configured(settings: Settings) -> bool:

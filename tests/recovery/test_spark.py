@@ -69,6 +69,7 @@ def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: F
     run.resume()
     ended = run.wait()
     assert ended.code == 5 and "error [spark-gone]" in ended.err, str(ended)
+    assert "Traceback" not in ended.err, ended.err
     assert [e.doc["kind"] for e in disk.entries(flights.root)].count("claim") == 1
 
 
