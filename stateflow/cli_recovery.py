@@ -55,31 +55,31 @@ from stateflow.timeline import draw_timeline
 @click.option("--sinks", type=click.Choice([m.value for m in SinkMode]), show_default=SinkMode.RESTORE.value,
               help="Whether tables go back as well, or keep their content.")  # fmt: skip
 @click.option(
-    "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that the job has not."
+    "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that is no longer in the job."
 )
 @click.option("--foreign", is_flag=True, help="Take another job's savepoint; tables keep their content.")
 @click.option(
-    "--leave", multiple=True, metavar="UID", help="Leave the table of a sink that the job has not as it is."
+    "--leave", multiple=True, metavar="UID", help="Keep the table of a sink that is no longer in the job as it is."
 )
 @click.option(
     "--request-id",
     default="",
     metavar="ID",
-    help="The same one never goes back twice; by default, one plan is one.",
+    help="A repeated restore with this id does nothing; by default, each plan file has its own id.",
 )
 @with_options(SETTINGS)
 @with_options(WHO)
 @JSON
 def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None, **options: Any) -> None:
-    """Go back to a point in time: state, source positions and tables together.
+    """Restore a job to a point in time: state, source positions and tables together.
 
-    First --plan, which changes nothing; then --execute with that plan. The next run goes on from there.
+    First --plan, which changes nothing; then --execute with that plan. The next run continues from there.
     """
     code = JobCode(job, layers(options))
     if (target is None) == (plan_file is None):
-        refuse("say either --plan TARGET or --execute FILE", "stateflow restore --help")
+        refuse("give either --plan TARGET or --execute FILE", "stateflow restore --help")
     if plan_file is not None:
-        or_fail(lambda: _refuse_beside_execute(options))
+        or_fail(lambda: _refuse_with_execute(options))
         _execute(job_root, code, plan_file, options)
         return
     choice = RestoreOptions(SinkMode(options["sinks"] or SinkMode.RESTORE), frozenset(options["drop"]),
@@ -100,7 +100,7 @@ def restore(job: Path, job_root: str, target: str | None, plan_file: Path | None
 
 
 def _command(job: Path, job_root: str, options: dict[str, Any]) -> str:
-    """What carries the plan out, for a shell: with the same settings, or it would be refused."""
+    """The shell command that executes the plan, with the settings it was made with: others are refused."""
     words = ["stateflow", "restore", str(job), "--job-root", job_root]
     words += ["--config", str(options["config"])] if options["config"] else []
     for assignment in options["assignments"]:
@@ -110,15 +110,15 @@ def _command(job: Path, job_root: str, options: dict[str, Any]) -> str:
     return shlex.join([*words, "--execute", str(options["out"])])
 
 
-def _refuse_beside_execute(options: dict[str, Any]) -> None:
+def _refuse_with_execute(options: dict[str, Any]) -> None:
     given = [f"--{name}" for name in ("sinks", "drop", "foreign", "leave", "out") if options[name]]
     if given:
-        raise ConfigError("the plan says all of that already, and is carried out exactly", hint="leave them out, or "
-                          "plan again with them", options=given)  # fmt: skip
+        raise ConfigError("a plan is executed exactly as it was written", hint="omit these options, or write a new "
+                          "plan with them", options=given)  # fmt: skip
 
 
 def _asked_reason() -> str:
-    """Why, from whoever sits at the terminal: it is not made up for them, and a script is not asked."""
+    """The reason, prompted for on a terminal; empty in a script."""
     if not sys.stdin.isatty():
         return ""
     reason: str = click.prompt("why? It is kept in the job's history", err=True)
@@ -230,8 +230,8 @@ def _read_plan(path: Path) -> Proposal:
     try:
         return json_decoder(Proposal).decode(path.read_bytes())
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise ConfigError("the file is not a restore's plan", hint="stateflow restore --plan TARGET --out FILE writes "
-                          "one", path=str(path), reason=str(e)) from e  # fmt: skip
+        raise ConfigError("the file is not a restore plan", hint="write one with stateflow restore --plan TARGET --out "
+                          "FILE", path=str(path), reason=str(e)) from e  # fmt: skip
 
 
 def _count(rows: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Asking a job's run for something, waiting for its answer, and taking back what nobody waits for any more."""
+"""The client side of requests to a job's run: posts a request, waits for its answer, withdraws it on a timeout."""
 
 from __future__ import annotations
 
@@ -27,24 +27,29 @@ from stateflow.storage import Storage
 _POLL = timedelta(seconds=0.1)
 _AGAIN = "-again"
 _GRACE = timedelta(minutes=1)
-"""How much the clocks of an asker and a run may differ before a request is withdrawn too early."""
+"""How far the clocks of a requester and a run may differ before a request expires too early."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait for a sign that there is a run at all, the first one and each later one, and for its answer."""
+    """Time limits of a requester.
+
+    Attributes:
+        sign: until a run confirms that it has seen the request, at first and again and again.
+        answer: until the run has answered.
+    """
 
     sign: timedelta
     answer: timedelta
 
 
 def ask_run(root: JobRoot, asked: Request, patience: Patience) -> Answer | None:
-    """The run's answer; None when there is no run.
+    """Posts a request and returns the run's answer; None when there is no run.
 
-    Asking again with the same id, as a retried task does, gives the same answer. What was withdrawn or refused by then
-    is asked anew, under an id that is made from the first.
+    A repeated request with the same id, as a retried task sends, gets the same answer. A request that was withdrawn or
+    refused is posted again, under an id derived from the first.
 
-    Raises RequestTimeout when the run did not answer in time, DataError when it could not do it.
+    Raises RequestTimeout when the run did not answer in time, and DataError when the request failed.
     """
     return wait_for_answer(root, post_request(root, asked, patience), patience)
 
@@ -71,7 +76,7 @@ def wait_for_answer(root: JobRoot, asked: Request, patience: Patience) -> Answer
                                      seconds=patience.answer.total_seconds())  # fmt: skip
             break
         elif waited(signed) >= patience.sign:
-            # The run may have died since. One that lives says so again.
+            # The run may have died since. A live one confirms again.
             forget_seen(root.storage, asked.id)
             signed = clock.monotonic()
         clock.sleep(_POLL)
@@ -88,13 +93,13 @@ def post_request(root: JobRoot, asked: Request, patience: Patience) -> Request:
         posted = post(root.storage, asked)
         if not is_expired(posted, root.clock.now()):
             return posted
-        # An earlier try that died has asked it, and no run will look at it any more.
+        # An earlier try posted it and died; it has expired, so no run will answer it.
         if _withdraw(root, posted.id).status == DONE:
             return posted
 
 
 def is_same(asked: str, first: str) -> bool:
-    """Whether `asked` is the id of a request, or one under which that was asked anew."""
+    """Whether `asked` is the id `first` of a request, or an id under which that request was posted again."""
     base, again, number = asked.rpartition(_AGAIN)
     return asked == first or (bool(again) and base == first and number.isdigit())
 
@@ -126,7 +131,7 @@ def _good(given: Answer) -> Answer:
         return given
     if given.status == WITHDRAWN:
         raise RequestTimeout(
-            "the request was withdrawn before the run got to it", hint="ask again", id=given.id
+            "the request was withdrawn before the run answered it", hint="repeat the request", id=given.id
         )
-    raise DataError(f"the run could not do it: {given.message}", hint="ask again when the reason is gone",
+    raise DataError(f"the request failed: {given.message}", hint="fix the cause, then repeat the request",
                     code=given.code)  # fmt: skip

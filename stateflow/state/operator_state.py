@@ -38,8 +38,8 @@ class OperatorListState(Generic[T]):
     """A list of a subtask.
 
     Args:
-        kept: elements that are this subtask's to keep.
-        seen: elements that it sees, if these are more: in a union list, everybody's.
+        kept: elements that this subtask stores.
+        seen: elements that it reads, if these are more: in a union list, those of all subtasks.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class OperatorListState(Generic[T]):
         self._marked = (self._kept, len(self._kept), self._seen, len(self._seen))
 
     def get(self) -> Iterator[T]:
-        """The elements, in order, as they are now. Of a union list: everybody's as of the last checkpoint, then what
-        was added here; after `clear` or `update`, only what this subtask has."""
+        """The elements, in order, as they are now. Of a union list: the elements of all subtasks as of the last
+        checkpoint, then those added here; after `clear` or `update`, only those of this subtask."""
         return map(self._serializer.decode, list(self._seen))
 
     def add(self, value: T) -> None:
@@ -65,13 +65,13 @@ class OperatorListState(Generic[T]):
         self._append([self._encoded(value) for value in values])
 
     def update(self, values: Iterable[T]) -> None:
-        """Replaces what this subtask keeps."""
+        """Replaces the elements of this subtask."""
         data = [self._encoded(value) for value in values]
         self.clear()
         self._append(data)
 
     def clear(self) -> None:
-        """Removes what this subtask keeps. What others keep of a union list is theirs to remove."""
+        """Removes the elements of this subtask, not those of other subtasks in a union list."""
         self._kept = self._seen = []
 
     @property
@@ -106,7 +106,7 @@ class BroadcastState(MapAccess[K, V]):
     Args:
         descriptor: has the types of keys and values; a key of another type is refused by every method with StateError.
         entries: encoded.
-        side: tells whether a row of the broadcast stream is worked on.
+        side: says which input the current row comes from.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class OperatorStateStore:
         return found
 
     def get_union_list_state(self, descriptor: ListStateDescriptor[T]) -> OperatorListState[T]:
-        """A list of which every subtask sees everybody's elements; raises as `get_list_state` does."""
+        """A list of which every subtask reads the elements of all subtasks; raises as `get_list_state` does."""
         schema = _list_schema(descriptor, UNION)
         kept, seen = (of.get(descriptor.name, []) for of in (self._kept.unions, self._unions))
         found: OperatorListState[T] = self._registered(

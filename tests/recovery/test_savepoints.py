@@ -386,7 +386,7 @@ def test_a_stop_that_fails_does_not_stop(box: AccountsBox) -> None:
     run, asker = _beside(box, "stop", "--savepoint", "--name", "taken")
     run.resume()
     told, ended = asker.wait(), run.wait()
-    assert told.code == 4 and "could not do it" in told.err, str(told)
+    assert told.code == 4 and "the request failed" in told.err, str(told)
     assert ended.code == 0 and "stopped" not in ended.out, str(ended)
     assert disk.head(box.root).position == 200
     box.check_results()
