@@ -8,11 +8,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.recovery import disk
 from tests.recovery.flights import FlightsBox
-from tests.recovery.process import Running, spawn
+from tests.recovery.process import Running, spawn, wait_for
 from tests.recovery.strikes import DRIVER, JVM, WORKER, candidates, check_at_rest, kill_at_random
 
 pytestmark = [pytest.mark.spark]
@@ -109,6 +110,24 @@ def test_two_drivers(flights: FlightsBox) -> None:
     flights.deliver(13)
     flights.finish()
     check_at_rest(flights)
+
+
+def test_a_run_in_a_batch_that_does_not_end_learns_that_it_is_fenced(flights: FlightsBox) -> None:
+    """It is neither at its next batch nor at its next append: the look every five seconds interrupts Spark."""
+    flights.deliver(6)
+    first = flights.start("task.sink-closed:2:stop")
+    wait_for(lambda: any(map(_is_stopped, first.workers())), lambda: f"a stopped worker of {first}")
+    flights.finish()
+    ended = first.wait()
+    assert ended.code == 3 and "error [fenced]" in ended.err, str(ended)
+    check_at_rest(flights)
+
+
+def _is_stopped(worker: psutil.Process) -> bool:
+    try:
+        return worker.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(run: Running, chain: disk.Chain) -> int:
