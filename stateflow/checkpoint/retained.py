@@ -8,9 +8,12 @@ depend on how many checkpoints are retained. ``docs/design/0023`` has the altern
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -94,7 +97,7 @@ class RetainedCheckpoints:
             parts.append(_within(segment, link.newest, entry.oldest_retained))
         # Of two walks: another thread may read an older entry at the same time.
         self._before, self._known = self._known, visited
-        return [ref for part in reversed(parts) for ref in part]
+        return list(chain.from_iterable(reversed(parts)))
 
     def objects(self, entry: LogEntry) -> list[FileHandle]:
         """The segments that the entry needs, newest first. Raises as `of`."""
@@ -155,4 +158,8 @@ def cut_after(link: RetainedLink | None, newest: int) -> RetainedLink | None:
 
 
 def _within(segment: RetainedSegment, newest: int, oldest: int) -> list[EntryRef]:
-    return [ref for ref in segment.refs if oldest <= ref.id <= newest]
+    # Every COMMIT needs them all, so this does not look at each one.
+    refs, of = segment.refs, attrgetter("id")
+    if refs and oldest <= refs[0].id and refs[-1].id <= newest:
+        return refs
+    return refs[bisect_left(refs, oldest, key=of) : bisect_right(refs, newest, key=of)]
