@@ -59,7 +59,10 @@ from stateflow.timeline import draw_timeline
 )
 @click.option("--foreign", is_flag=True, help="Take another job's savepoint; tables keep their content.")
 @click.option(
-    "--leave", multiple=True, metavar="UID", help="Keep the table of a sink that is no longer in the job as it is."
+    "--leave",
+    multiple=True,
+    metavar="UID",
+    help="Keep the table of a sink that is no longer in the job as it is.",
 )
 @click.option(
     "--request-id",
