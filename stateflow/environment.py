@@ -23,6 +23,7 @@ from stateflow.runtime.assembly import assemble, load_job, open_job
 from stateflow.runtime.bounds import Bounds
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.drawing import Drawing, draw
+from stateflow.runtime.error_position import naming_job_line
 from stateflow.runtime.executors import Executor
 from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform
@@ -157,7 +158,8 @@ def declare(
     if not inspect.signature(build).parameters:
         raise JobDefinitionError("build must take the environment", hint="define def build(env)")
     try:
-        build(env)
+        with naming_job_line():
+            build(env)
     except StateflowError:
         raise
     except Exception as e:
