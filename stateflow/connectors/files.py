@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, reason_in, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
+from stateflow.connectors.reader_options import check_reader
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.settings import SourceSettings
 
@@ -57,7 +58,7 @@ class FileSource(Source):
     Args:
         path: the folder, or a pattern; a relative one is taken from the working folder of the run's start.
         schema: row class of the rows.
-        format: ``parquet``, ``json``, ``csv`` or ``orc``.
+        format: ``parquet``, ``json``, ``csv``, ``orc``, or ``text`` with a row class of one field ``value: str``.
         columns: what a start does about columns that appeared or vanished in Parquet files. It looks at the columns
             that Spark finds, which it takes from one of the files; the others, and those that arrive during a run, are
             not looked at: a column that they lack is null, also one that may not be, and one that they have besides is
@@ -70,6 +71,8 @@ class FileSource(Source):
             and CSV records that do not parse are no reason for Spark by default: it makes rows of nulls of them; pass
             ``mode="FAILFAST"`` to make such a file a corrupt one.
         options: further options of Spark's reader.
+
+    Raises ConfigError for a format, option or mode that Spark's readers do not have.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a reader, all but two of them with a default
@@ -90,10 +93,11 @@ class FileSource(Source):
         if refused:
             raise ConfigError("an option of the file source cannot be honoured", hint="files that are moved or deleted "
                               "cannot be read again after a restore; limits are settings", options=refused)  # fmt: skip
+        check_reader(format, options)
         # Airflow starts each run in another folder: the same relative path would be other files.
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
-        self.format = format
+        self.format = format.lower()
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
