@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, reason_in, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
+from stateflow.connectors.first_file import column_warnings, first_small_file
 from stateflow.connectors.reader_options import check_reader
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.settings import SourceSettings
@@ -129,6 +130,23 @@ class FileSource(Source):
         for column in self.schema.columns:
             if column.name in found or not column.nullable or self.columns.missing == "refuse":
                 self._check_column(column.name, column.spark_type, found)
+
+    @property
+    def unchecked(self) -> str:
+        """See `Source.unchecked`."""
+        return (
+            "" if self.format == "parquet" else f"columns of the {self.format} files, except for one file's"
+        )
+
+    def warnings(self, spark: SparkSession) -> list[str]:
+        """See `Source.warnings`: of the first local file, for formats that `check` does not look at."""
+        local = self._local
+        if self.format in ("parquet", "text") or local is None:
+            return []
+        first = first_small_file(self._files(local))
+        return (
+            [] if first is None else column_warnings(spark, first, self.schema, (self.format, self.options))
+        )
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""
