@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from stateflow.runtime.local_run import run_local
 from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root
 from stateflow.runtime.preflight import Needs, Start, not_checked, refusals, refuse, warnings, with_session
 from stateflow.runtime.quarantine import KEPT
+from stateflow.runtime.repeated import repeated
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
@@ -40,6 +42,9 @@ from stateflow.storage import Storage, open_storage
 from stateflow.telemetry import telemetry
 
 _log = logging.getLogger(__name__)
+
+_SIGN_OF_LIFE = timedelta(seconds=15)
+"""How often a run that starts Spark says so."""
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 
@@ -341,6 +346,16 @@ class _Launch:
         request.on_start(run)
         return run
 
+    def with_spark(self) -> tuple[Start, dict[str, Source]]:
+        """As `start_spark`; reports each step of it."""
+        report, now = self.request.on_step, self._outside.clock.monotonic
+        began = now()
+        report("starting Spark")
+        with repeated(_SIGN_OF_LIFE, lambda: report(f"still starting Spark, after {now() - began:.0f} s")):
+            found = start_spark(self.planned, self.request.job_file)
+        report(f"Spark started in {now() - began:.0f} s")
+        return found
+
     def result(self, reached: str, seconds: float) -> RunResult:
         """What became of it."""
         run = self._run
@@ -398,8 +413,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     from stateflow.runtime.spark_failures import is_alive, told_of_spark
     from stateflow.runtime.spark_run import SparkRun
 
-    launch.request.on_step("starting Spark")
-    start, sources = start_spark(launch.planned, launch.request.job_file)
+    start, sources = launch.with_spark()
     refuse(start, [Needs.SPARK])
     spark = start.session
     assert spark is not None
