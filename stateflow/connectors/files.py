@@ -134,19 +134,24 @@ class FileSource(Source):
     @property
     def unchecked(self) -> str:
         """See `Source.unchecked`."""
-        return (
-            "" if self.format == "parquet" else f"columns of the {self.format} files, except for one file's"
+        if self.format in ("parquet", "text"):
+            return ""
+        return f"columns of the {self.format} files" + (
+            "" if self._compared is None else ", except for one file's"
         )
 
     def warnings(self, spark: SparkSession) -> list[str]:
         """See `Source.warnings`: of the first local file, for formats that `check` does not look at."""
+        file = self._compared
+        return [] if file is None else column_warnings(spark, file, self.schema, (self.format, self.options))
+
+    @property
+    def _compared(self) -> Path | None:
+        """The file that `warnings` looks at."""
         local = self._local
         if self.format in ("parquet", "text") or local is None:
-            return []
-        first = first_small_file(self._files(local))
-        return (
-            [] if first is None else column_warnings(spark, first, self.schema, (self.format, self.options))
-        )
+            return None
+        return first_small_file(self._files(local))
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""

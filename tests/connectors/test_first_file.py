@@ -60,6 +60,19 @@ def test_csv_is_compared_by_position(spark: SparkSession, tmp_path: Path) -> Non
         _check(source.warnings(spark), words)
 
 
+def test_what_no_file_shows_is_listed_as_unchecked(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    places = [
+        ("json", tmp_path),
+        ("json", tmp_path / "*.json"),
+        ("csv", "s3a://bucket/in"),
+        ("parquet", tmp_path),
+    ]
+    found = [FileSource(path, schema=Order, format=format).unchecked for format, path in places]
+    assert ["except" in what for what in found] == [True, False, False, False]
+    assert [bool(what) for what in found] == [True, True, True, False]
+
+
 def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     large, empty, small = (tmp_path / name for name in "abc")
     with large.open("wb") as file:
