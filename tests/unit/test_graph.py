@@ -258,7 +258,7 @@ def test_parameters_are_asked_for_by_name() -> None:
     assert (env.parameter("tables"), env.parameter("none", "default")) == ("/t", "default")
     with pytest.raises(JobDefinitionError, match=r"--set job\.none=") as refused:
         env.parameter("none")
-    assert refused.value.facts == {"name": "none"}
+    assert refused.value.facts == {"name": "none", "given": ["tables"]}
 
 
 def test_defaults_in_code_have_dots() -> None:
