@@ -28,6 +28,15 @@ class Source(ABC):
     """Whether a file that cannot be read ends the run, or is skipped as a whole and recorded."""
 
     @property
+    def unchecked(self) -> str:
+        """What of its input neither `check` nor `warnings` looks at; empty when they look at all of it."""
+        return ""
+
+    def warnings(self, spark: SparkSession) -> Sequence[str]:
+        """What is likely to make a run fail and is no reason to refuse it, a sentence each."""
+        return ()
+
+    @property
     @abstractmethod
     def description(self) -> str:
         """What it reads; compared on restore, so that two sources are not mixed up."""

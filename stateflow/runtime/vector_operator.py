@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.functions import RuntimeContext, TaskInfo
+from stateflow.api.returned import WrongReturn
 from stateflow.api.schema import RowSchema
 from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
@@ -156,8 +157,16 @@ class VectorOperator:
         emitted = self._guarded("process_batch", lambda: self._function.process_batch(batch, state))
         self._state.end_stretch()
         if emitted is not None:
+            self._check_rows(emitted)
             for made in _conforming(emitted, self._emits, self._spec.uid):
                 yield rows.phase, made
+
+    def _check_rows(self, emitted: object) -> None:
+        if not isinstance(emitted, pa.RecordBatch | pa.Table):
+            wrong = WrongReturn(self._function.process_batch, emitted, "return rows as Arrow columns, or None",
+                                "return one pyarrow.RecordBatch or pyarrow.Table, and do not yield")  # fmt: skip
+            raise SchemaMismatch(str(wrong), hint=wrong.hint, operator=self._spec.uid, given=type(emitted).__name__,
+                                 where=wrong.where)  # fmt: skip
 
     def _encoded(self, keys: pa.RecordBatch) -> list[bytes]:
         try:
@@ -180,11 +189,8 @@ class VectorOperator:
             ) from e  # fmt: skip
 
 
-def _conforming(emitted: object, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
+def _conforming(emitted: pa.RecordBatch | pa.Table, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
     """What a function emitted, with the declared columns in their order. Raises SchemaMismatch."""
-    if not isinstance(emitted, pa.RecordBatch | pa.Table):
-        raise SchemaMismatch("process_batch returned no rows", hint="return a pyarrow.RecordBatch, a pyarrow.Table, or "
-                             "None", operator=uid, given=type(emitted).__name__)  # fmt: skip
     if sorted(emitted.schema.names) != sorted(schema.names):
         raise SchemaMismatch("process_batch returned other columns than those of its output class", hint="each once",
                              operator=uid, declared=list(schema.names), given=emitted.schema.names)  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -81,6 +82,9 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) < 15 and "\tat " not in ended.stderr, ended.stderr
     (log,) = (tmp_path / "local" / "spark-logs").iterdir()
     assert "FAILED_READ_FILE" in log.read_text()
+    # Spark's lines have the times of the run's own ones, in UTC; and the run says when Spark has started.
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", log.read_text())
+    assert re.search(r"Z INFO Spark started in \d+ s", ended.stderr)
     # Nothing of the batch exists; with a sound file under the same name the next run reads all.
     assert not _rows(tmp_path)
     _parquet(tmp_path, "z bad", range(5, 9))

@@ -106,6 +106,6 @@ def test_names_that_spark_or_the_runtime_could_mix_up_are_refused(names: tuple[s
 def test_a_missing_column_is_told_with_those_that_there_are() -> None:
     schema = RowSchema.of(Plain)
     assert schema.column("number").spark_type == "bigint"
-    with pytest.raises(JobDefinitionError, match="columns are key, number") as refused:
+    with pytest.raises(JobDefinitionError, match="columns are number, key") as refused:
         schema.column("Number")
     assert refused.value.facts == {"column": "Number", "row_class": "Plain"}
