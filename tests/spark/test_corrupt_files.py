@@ -118,3 +118,9 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     assert {q.source for q in found.quarantined} == {"parquet", "json"} and all(
         q.error for q in found.quarantined
     )
+    # As the runbook says: a repaired file is read under a new name, and not under its own.
+    _parquet(tmp_path, "garbled", range(60, 70))
+    _parquet(tmp_path, "repaired garbled", range(60, 70))
+    assert _run(tmp_path).returncode == 0
+    assert _rows(tmp_path) == expected + Counter([("p", n) for n in [5, 6, *range(60, 70)]])
+    assert ops.describe(str(tmp_path / "root")).quarantined_count == 4
