@@ -89,11 +89,11 @@ CORRUPT = [
 
 
 def _read(
-    spark: SparkSession, folder: Path, format: str, text: str, row_class: type[Any], **options: str
+    spark: SparkSession, folder: Path, format: str, text: str, row_class: type[Any], mode: str
 ) -> list[Any]:
     path = folder / f"file.{format}"
     path.write_text(text + "\n")
-    source = FileSource(folder, schema=row_class, format=format, **options)
+    source = FileSource(folder, schema=row_class, format=format, mode=mode)
     table = source.read_files(spark, [path.as_uri()]).toArrow()
     (batch,) = table.combine_chunks().to_batches()
     return list(to_rows(batch.columns, row_maker(source.schema)))
