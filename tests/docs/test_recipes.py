@@ -221,6 +221,24 @@ def test_an_order_waits_an_hour_for_its_customer(
     assert (len(found), len(unknown)) == ((1, 0) if is_known else (0, 1))
 
 
+def test_a_late_version_counts_for_orders_after_it_and_a_late_order_goes_aside(job: ModuleType) -> None:
+    inputs = (
+        KeyedInput(job.Order, "customer_id", ("time",), event_time="time", out_of_orderness=BOUND),
+        KeyedInput(job.Customer, "customer_id", ("since",), event_time="since", out_of_orderness=BOUND),
+    )
+    tags = [job.UNKNOWN, job.LATE]
+    with KeyedHarness(job.Enrich(), *inputs, output=job.EnrichedOrder, side_outputs=tags) as h:
+        h.push_both([_order(job, "o1", BEGIN, "a")], [job.Customer("a", BEGIN - HOUR, "old", "DE")])
+        h.push_both([_order(job, "other", BEGIN + 3 * HOUR, "b")], [])
+        h.push_both([_order(job, "late", BEGIN, "a")], [job.Customer("a", BEGIN - TICK, "late", "DE")])
+        h.push_both([_order(job, "o2", BEGIN + 3 * HOUR, "a")], [])
+        h.drain()
+        assert [(row.order_id, row.name) for row in h.output] == [("o1", "old"), ("o2", "late")]
+        assert [row.order_id for row in h.side_output(job.LATE)] == ["late"]
+        (version,) = h.state("versions", key="a").values()
+        assert version.name == "late"
+
+
 # -- mistakes -----------------------------------------------------------------------------------------------------
 
 
