@@ -325,3 +325,7 @@ def test_the_plan_of_the_job_finds_nothing_to_refuse(tmp_path: Path) -> None:
     path.write_text(_code())
     shown = invoke("plan", str(path), "--no-spark", *_settings(tmp_path))
     assert shown.exit_code == 0, shown.output
+    # Write a job explains these words.
+    guide = (PAGE.parent / "write-a-job.md").read_text(encoding="utf-8")
+    assert "| `relay of customers` |" in guide and "\n  relay of customers\n" in shown.output
+    assert "| `shuffle 1, to 2 tasks` |" in guide and "\nshuffle 1, to 4 tasks\n" in shown.output
