@@ -43,6 +43,11 @@ class Source(ABC):
     def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
         """Checks what can be checked without Spark, such as limits and folders. Raises ConfigError."""
 
+    @property
+    def has_files(self) -> bool:
+        """Whether `read_files` can read the source's rows of a batch again."""
+        return type(self).read_files is not Source.read_files
+
     def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
         """The rows of some of the source's own files, with the columns of `schema`; for a source whose
         `on_corrupt_file` is ``"quarantine"``.

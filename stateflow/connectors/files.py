@@ -21,6 +21,8 @@ from stateflow.settings import SourceSettings
 
 _FOREVER = "36500d"
 _REFUSED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
+_PARSED = {"json", "csv"}
+"""Formats whose records Spark parses from text."""
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
     "double": {"float", "int", "smallint", "tinyint"},
@@ -66,10 +68,10 @@ class FileSource(Source):
             end of the source, and fires every event-time timer. Without it more files may come.
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
             ``"quarantine"`` skips the file as a whole: none of its rows is processed, the checkpoint of its batch
-            records it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared. JSON
-            and CSV records that do not parse are no reason for Spark by default: it makes rows of nulls of them; pass
-            ``mode="FAILFAST"`` to make such a file a corrupt one.
-        options: further options of Spark's reader.
+            records it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared.
+            In a job that also has sources without files a corrupt file ends the run in any case.
+        options: further options of Spark's reader. For JSON and CSV, ``mode`` is ``FAILFAST`` unless given, not
+            ``PERMISSIVE`` as in Spark, which makes nulls of what does not parse, without an error.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a reader, all but two of them with a default
@@ -97,7 +99,8 @@ class FileSource(Source):
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
-        self.options = options
+        permissive = format in _PARSED and "mode" not in map(str.lower, options)
+        self.options = {"mode": "FAILFAST", **options} if permissive else options
 
     @property
     def description(self) -> str:

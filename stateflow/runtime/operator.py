@@ -111,12 +111,16 @@ class KeyedOperator:
         self._now = milliseconds(info.processing_time)
         refused = "" if has_timers(spec.function) else "the function has no on_timer"
         self._service = TimerService(self._timers, self._now, spec.watermark_before, refused)
-        self._key_time = KeyTime(spec, self._service, self._timers) if spec.source_times else None
+        self._clock = self._state.clock
+        self._key_time = (
+            KeyTime(spec, self._service, self._timers, self._clock) if spec.source_times else None
+        )
         side = SideOutputs()
         given_state = (
             self._operator_state if isinstance(spec.function, KeyedBroadcastProcessFunction) else None
         )
         self._context = Context(info, self._service, side, given_state)
+        self._clock.row_time = self._context.timestamp
         self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
         self._open: NamedKey | None = None
         """The last key of the Arrow batch before: whether it has more rows is not known yet."""
@@ -237,6 +241,12 @@ class KeyedOperator:
             self._state.set_namespace(timer.namespace)
         context.set_key(timer.values)
         context.set_timer(domain, timer.time)
+        self._context.row = None
+        # A timer sees the state of its own time: the batch may have come much further.
+        if domain is TimeDomain.EVENT_TIME:
+            self._clock.set(timer.time)
+        else:
+            self._clock.reset()
         try:
             out = self._function.on_timer(timer.time, context)
             if out is not None:
@@ -281,10 +291,12 @@ class KeyedOperator:
 
     def clean_up(self, limit: int) -> None:
         """Removes some of what has expired; `limit` as in `KeyedState.clean_up`."""
+        self._clock.reset()
         self._state.clean_up(self._groups, limit)
 
     def remove_expired(self) -> None:
         """Removes all that has expired, for a full snapshot."""
+        self._clock.reset()
         self._state.remove_expired(self._groups)
 
     def abandon(self) -> None:
@@ -296,6 +308,7 @@ class KeyedOperator:
         if self._open is None or self._open[:2] != group[:2]:
             self._end_open_key(emitted)
             self._open = group
+            self._clock.reset()
             if self._key_time is not None:
                 self._key_time.begin_key()
         self._make_current(group)
@@ -313,6 +326,7 @@ class KeyedOperator:
     def _end_key(self, group: NamedKey, emitted: list[Any]) -> None:
         self._make_current(group)
         self._context.row = None
+        self._clock.reset()
         try:
             out = self._function.on_batch_end(self._context)
             if out is not None:

@@ -18,12 +18,14 @@ from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.inputs import KeyedInputs, refuse_nulls
 from stateflow.runtime.operator import batch_time
-from stateflow.runtime.rows import group_starts
+from stateflow.runtime.rows import event_times, group_starts
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, UnitSpec
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.key_columns import comparable, encode_keys
 from stateflow.state.keyed import KeyedState
+from stateflow.state.timers import NO_WATERMARK
+from stateflow.time_to_live import StateTtlConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -78,7 +80,14 @@ class VectorOperator:
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._state = KeyedState(backend, spec.known_states, batch_time(info))
         self._held: list[_Rows] = []
+        self._latest: int | None = None
+        """The latest event time of the rows that the function is given."""
+        self._state.clock.row_time = lambda: self._latest
         self._guarded("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+        self._expires_by_rows = any(
+            config.ttl_time_characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
+            for config in self._state.times_to_live.values()
+        )
 
     @property
     def schemas(self) -> list[StateSchema]:
@@ -141,6 +150,9 @@ class VectorOperator:
         many = self._state.many_keys(groups, self._encoded(keys))
         state = VectorState(keys, starts, len(rows), many)
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)
+        if self._expires_by_rows and self._input.time is not None:
+            latest = int(event_times(rows.columns[self._input.time]).max())
+            self._latest = None if latest == NO_WATERMARK else latest
         emitted = self._guarded("process_batch", lambda: self._function.process_batch(batch, state))
         self._state.end_stretch()
         if emitted is not None:

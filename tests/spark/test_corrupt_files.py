@@ -126,6 +126,8 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     assert result["quarantined_count"] == 3
     assert sorted(q["file"] for q in result["quarantined"]) == sorted(map(str, bad))
     assert "3 corrupt input files skipped" in ended.stdout
+    # Neither does a worker whose connection Spark has closed say so.
+    assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr, ended.stderr
     first = ops.describe(str(tmp_path / "root")).checkpoint_id
     # A later batch does not read them, keeps the records, and adds its own.
     _parquet(tmp_path, "later", range(5, 7))
