@@ -117,7 +117,8 @@ def _column(row_class: type[Any], name: str, hint: object) -> Column:
         nullable = nullable or inner
     found = _ZONED if zoned and bare is datetime.datetime else _ARROW.get(bare)
     if found is None:
-        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}",
+        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}; for a JSON array or "
+                                 "object str, decoded in the function with msgspec; for money int (cents) or str",
                                  field=f"{row_class.__name__}.{name}", type=str(hint))  # fmt: skip
     return Column(name, *found, nullable)
 
