@@ -69,7 +69,8 @@ class BatchInput:
         if found is None:
             return False
         uid, file = self._owner(found)
-        if not uid or not found.is_corrupt:
+        is_skipped = any(s.source == uid and s.file.file == file for s in self.skipped)
+        if not uid or not found.is_corrupt or is_skipped:
             raise found.error() from error
         found = replace(found, file=file)
         self._check_again(uid, found)

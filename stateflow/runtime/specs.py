@@ -190,7 +190,7 @@ class UnitSpec:
 
     @property
     def state_watermark(self) -> int | None:
-        """What time to live goes by: draining fires every timer, and lets nothing expire."""
+        """The watermark that times to live count by: draining fires every timer, and lets nothing expire after that."""
         return self.watermark_before if self.watermark == MAX_WATERMARK else self.watermark
 
 

@@ -376,14 +376,18 @@ def test_a_row_that_becomes_a_dead_letter_knew_its_time_and_sets_no_timer(box: B
     assert sorted(note.at for note in box.notes() if note.what == "row") == [2, 4, 6]
 
 
-def test_draining_lets_nothing_expire(box: Box) -> None:
+@pytest.mark.parametrize(("after", "lives"), [(900, True), (5000, False)])
+def test_a_timer_that_draining_fires_sees_the_state_of_its_own_time(
+    box: Box, after: int, lives: bool
+) -> None:
+    """Draining takes event time to its end: state expires no sooner for that."""
     rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
-    box.events(Keeping(5000), rows)
+    box.events(Keeping(after), rows)
     _ask_to_drain(box)
-    box.events(Keeping(5000), rows)
+    box.events(Keeping(after), rows)
     assert {(n.key, n.at, n.time) for n in box.notes() if n.what == "timer"} == {
-        ("a", 5001, 1), ("b", 5002, 2), ("c", 5003, 3)
-    }  # fmt: skip
+        (row.key, row.at + after, row.at if lives else 0) for row in rows
+    }
 
 
 class Both(KeyedCoProcessFunction[Note, Event, Note]):
