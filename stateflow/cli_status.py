@@ -65,8 +65,13 @@ def _standing(found: ops.JobDescription) -> list[str]:
         f"job {found.job} ({found.job_uuid})" + (f", {kind} of {found.forked_from}" if found.forked_from else ""),
         f"at {found.stands_at}, generation {found.generation}, "
         f"kept: {', '.join(map(str, found.retained)) or 'none'}",
+        *_drained(found),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
     ]  # fmt: skip
+
+
+def _drained(found: ops.JobDescription) -> list[str]:
+    return [f"checkpoint {found.checkpoint_id} was drained: its timers fired before their time"] if found.drained else []
 
 
 def _failed(failure: ops.BackgroundFailure) -> str:
