@@ -80,7 +80,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def blocks(guide: str) -> list[str]:
     """The blocks to type, without the first, which names things."""
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
-    found = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = [block for language, block in fenced if not language]
     assert all(line.startswith("export ") for line in found[0].splitlines())
     return found[1:]
 
@@ -95,7 +96,8 @@ def test_upgrade_with_a_savepoint(desk: Desk) -> None:
     names = {"JOB": desk.write_job("v1"), "NEW": desk.write_job("v2", 3)}
     box.deliver(50)
     desk.type('stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"', **names)
-    pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
+    check, pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
+    assert "as is" in desk.type(check, **names)
     desk.type(pause, **names)
     assert "all as recorded" in desk.type(stop, **names)
     right = movements(box)

@@ -214,6 +214,29 @@ def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
 # -- tables of sinks that are gone ------------------------------------------------------------------------------------
 
 
+def test_tables_of_a_new_version_go_back_with_its_file_and_the_old_file_goes_on(box: AccountsBox) -> None:
+    old, new = {**box.settings, "job__parts": "movements"}, dict(box.settings)
+    box.settings = old
+    box.deliver(50)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "before-v2").code == 0
+    box.settings = new
+    box.deliver(80)
+    box.finish()
+    assert disk.folder_rows(box.table("totals"))
+    box.settings = old
+    refused = ask(box, "before-v2")
+    assert refused.code == 2 and "totals" in refused.err, str(refused)
+    box.settings = new
+    assert plan(box, "before-v2")["left"] == []
+    assert execute(box).code == 0
+    assert disk.folder_rows(box.table("totals")) == []
+    box.settings = old
+    box.finish()
+    assert multiset(disk.folder_rows(box.table("movements"))) == multiset(expected(box.delivered).movements)
+    assert disk.folder_rows(box.table("totals")) == []
+
+
 def test_a_table_is_left_behind_only_when_it_is_named(early: AccountsBox) -> None:
     """The job has no sink for it: it keeps its rows, and a later version with the sink would write them again."""
     totals = disk.digests(early.table("totals"))
