@@ -307,6 +307,8 @@ PLAN_BODY = """
 
 **Reason**: {{ params.reason }}
 
+**Afterwards**: {{ 'the job is run with this job file.' if params.run else 'no run follows.' }}
+
 Approving does exactly this, or nothing when a run of the job has begun since.
 """
 

@@ -135,6 +135,10 @@ class Proposal(Document, frozen=True, kw_only=True):
     run_open: bool = False
     """Whether the job's newest run had not ended: it worked, or it was killed."""
     made_at: str
+    job_file: str = ""
+    """Path of the job file that the plan was made with; empty in plans of older versions."""
+    job_file_changed_at: str = ""
+    """When that file was last modified."""
 
     @property
     def digest(self) -> str:

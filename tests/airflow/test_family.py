@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,14 @@ def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None
     assert approve.defaults == ["Reject"] and approve.retries
     assert approve.assigned_users == [{"id": "ada", "name": "ada"}]
     assert "markdown" in str(approve.body) and approve.response_timeout
+
+
+@pytest.mark.parametrize(("run", "afterwards"), [(True, "is run with this job file"), (False, "no run follows")])
+def test_the_question_says_whether_a_run_follows(dags: dict[str, DAG], run: bool, afterwards: str) -> None:
+    approve = task(dags, "orders_recovery.approve")
+    ti = SimpleNamespace(xcom_pull=lambda task_ids: {"markdown": "the plan"})
+    body = approve.render_template(approve.body, {"ti": ti, "params": {"reason": "wrong", "run": run}})
+    assert "the plan" in body and afterwards in body
 
 
 def required(dag: DAG) -> set[str]:

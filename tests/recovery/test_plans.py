@@ -201,6 +201,7 @@ def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
     config.write_text("[spark]\n")
     asked = ask(box, "early", "--out", str(plan_file(box)), "--config", str(config), "--reason", "it's wrong")
     assert asked.code == 0, str(asked)
+    assert f"job file: {box.job_file}, of 20" in asked.out
     command = asked.out.splitlines()[-1].strip()
     ended = box.shell(command)
     assert ended.code == 0, str(ended)
