@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stateflow.api.functions import TaskInfo
 from stateflow.api.sink import SinkWriter, Writing
-from stateflow.errors import StateflowError
+from stateflow.errors import SchemaMismatch, StateflowError
 from stateflow.runtime.row_steps import RowChain
 from stateflow.runtime.rows import row_maker, to_batch, to_rows
 from stateflow.runtime.specs import (
@@ -64,7 +64,7 @@ class Outlets:
             if rows and outlet.steps:
                 rows = self._chain(index, outlet).apply(rows)
             if rows:
-                yield from self._send(outlet, to_batch(rows, outlet.schema), phase)
+                yield from self._send(outlet, self._columns(outlet, rows), phase)
 
     def emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Sends, by phase, what a vectorized operator emits, which has no side outputs."""
@@ -78,7 +78,7 @@ class Outlets:
                 rows = to_rows(batch.columns, row_maker(self._unit.emits))
                 made = self._chain(index, outlet).apply(rows)
                 if made:
-                    yield from self._send(outlet, to_batch(made, outlet.schema), phase)
+                    yield from self._send(outlet, self._columns(outlet, made), phase)
 
     def end_rows(self) -> None:
         """Closes the row functions: no more rows come."""
@@ -94,6 +94,15 @@ class Outlets:
         for chain in self._chains.values():
             with contextlib.suppress(StateflowError):
                 chain.close()
+
+    def _columns(self, outlet: OutletSpec, rows: list[Any]) -> pa.RecordBatch:
+        """Columns of row objects. Raises SchemaMismatch that names the operator as well."""
+        try:
+            return to_batch(rows, outlet.schema)
+        except SchemaMismatch as e:
+            if self._unit.function is not None:
+                e.add_facts(operator=self._unit.uid)
+            raise
 
     def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
         if index not in self._chains:

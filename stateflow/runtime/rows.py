@@ -29,6 +29,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "timestamp_ntz": datetime.datetime,
 }
 """Which values a column takes."""
+_ROW_CHARACTERS = 500
 _NO_TIME = -(1 << 63)
 _UNITS = {"us": 1000, "ns": 1_000_000}
 _NO_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
@@ -83,7 +84,7 @@ def event_times(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
-    """Columns of row objects. Raises SchemaMismatch that names the column whose values do not fit."""
+    """Columns of row objects. Raises SchemaMismatch that names the column whose values do not fit, and the first row."""
     arrays = []
     for column in schema.columns:
         try:
@@ -93,12 +94,26 @@ def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
         except (AttributeError, TypeError, ValueError, OverflowError) as e:
             raise SchemaMismatch(
                 "a row that was emitted is not of its class",
-                hint="compare what the function yields with the class given as output",
+                hint=f"compare what the function yields with {schema.row_class.__name__}, the class given as output",
+                row_class=schema.row_class.__name__,
                 column=column.name,
                 declared=column.spark_type,
                 reason=str(e)[:200],
+                row=repr(_first_misfit(rows, column))[:_ROW_CHARACTERS],
             ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
+
+
+def _first_misfit(rows: Sequence[Any], column: Column) -> Any:
+    """The first row whose value does not fit into a column."""
+    for row in rows:
+        try:
+            values = [getattr(row, column.name)]
+            _check_types(values, column)
+            pa.array(values, column.arrow_type)
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            return row
+    return None
 
 
 def _check_types(values: Sequence[Any], column: Column) -> None:
