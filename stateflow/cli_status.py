@@ -71,7 +71,11 @@ def _standing(found: ops.JobDescription) -> list[str]:
 
 
 def _drained(found: ops.JobDescription) -> list[str]:
-    return [f"checkpoint {found.checkpoint_id} was drained: its timers fired before their time"] if found.drained else []
+    return (
+        [f"checkpoint {found.checkpoint_id} was drained: its timers fired before their time"]
+        if found.drained
+        else []
+    )
 
 
 def _failed(failure: ops.BackgroundFailure) -> str:

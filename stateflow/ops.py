@@ -324,7 +324,8 @@ def describe(job_root: str) -> JobDescription:
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in root.kept(head))), pins, _offsets(head.entry.sources),
-        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head), *_of_manifest(_newest(root, head)),
+        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
+        *_of_manifest(_newest(root, head)),
     )  # fmt: skip
 
 

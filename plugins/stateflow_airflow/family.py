@@ -151,7 +151,7 @@ def _run_dag(job: StateflowJob, application: str, schedule: Any) -> DAG:
     )
     params = {"drain": DRAIN, **job.params, **job.run_params}
     otherwise = as_text(job.settings.get("run.drain", False))
-    drain = "{{ 'true' if params.get('drain') is true else '%s' }}" % otherwise
+    drain = f"{{{{ 'true' if params.get('drain') is true else '{otherwise}' }}}}"
     with _dag(job, "", doc, schedule=schedule, params=params) as dag:
         _run(job, application, settings={**job.settings, "run.drain": drain})
     return dag

@@ -210,7 +210,9 @@ class FileSource(Source):
             if unreadable is not None:
                 raise unreadable.error() from e
             reason = reason_in(e)
-            hint = hint_for(reason, "are they all of the declared format, complete, and readable for this user?")
+            hint = hint_for(
+                reason, "are they all of the declared format, complete, and readable for this user?"
+            )
             file = self._nanosecond_file() if NANOSECONDS in reason else None
             named = {"file": str(file)} if file else {}
             raise ConfigError("the source's files cannot be read", hint=hint, path=self.path, format=self.format,

@@ -84,7 +84,7 @@ def event_times(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
-    """Columns of row objects. Raises SchemaMismatch that names the column whose values do not fit, and the first row."""
+    """Columns of row objects. Raises SchemaMismatch that names a column whose values do not fit, and the row."""
     arrays = []
     for column in schema.columns:
         try:
@@ -99,21 +99,30 @@ def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
                 column=column.name,
                 declared=column.spark_type,
                 reason=str(e)[:200],
-                row=repr(_first_misfit(rows, column))[:_ROW_CHARACTERS],
+                **_named_row(rows, schema),
             ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
 
 
-def _first_misfit(rows: Sequence[Any], column: Column) -> Any:
-    """The first row whose value does not fit into a column."""
-    for row in rows:
-        try:
-            values = [getattr(row, column.name)]
-            _check_types(values, column)
-            pa.array(values, column.arrow_type)
-        except (AttributeError, TypeError, ValueError, OverflowError):
-            return row
-    return None
+def first_misfit(rows: Sequence[Any], schema: RowSchema) -> int | None:
+    """The position of the first row whose values do not fit into the columns; None when each row fits by itself."""
+    misfits = (n for n, row in enumerate(rows) if not all(_fits(row, column) for column in schema.columns))
+    return next(misfits, None)
+
+
+def _named_row(rows: Sequence[Any], schema: RowSchema) -> dict[str, str]:
+    position = first_misfit(rows, schema)
+    return {} if position is None else {"row": repr(rows[position])[:_ROW_CHARACTERS]}
+
+
+def _fits(row: Any, column: Column) -> bool:
+    try:
+        values = [getattr(row, column.name)]
+        _check_types(values, column)
+        pa.array(values, column.arrow_type)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _check_types(values: Sequence[Any], column: Column) -> None:

@@ -434,7 +434,9 @@ class JobRun:
         """Whether every event-time timer has fired early; warns of rows that follow a drain."""
         drained = self.manifest is not None and self.manifest.drained
         if drained and rows_in:
-            log.warning("checkpoint %d was drained: its timers fired before their time", self.head.checkpoint_id)
+            log.warning(
+                "checkpoint %d was drained: its timers fired before their time", self.head.checkpoint_id
+            )
         return batch.drains or (drained and not rows_in)
 
     def _result(self, pending: PendingBarrier, manifest: Manifest, seconds: float) -> BatchResult:

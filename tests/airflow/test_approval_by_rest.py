@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PATCH = _answer  # noqa: N815 - the names that http.server looks for
+    do_GET = do_POST = do_PATCH = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the requests are remembered."""

@@ -65,7 +65,11 @@ def ends(box: Path) -> list[tuple[Any, ...]]:
 
 def stop(box: Path, **more: Any) -> StateflowStopOperator:
     return StateflowStopOperator(
-        task_id="stop", job_root=str(box / "root"), job=str(box / "sessions.py"), settings=settings(box), **more
+        task_id="stop",
+        job_root=str(box / "root"),
+        job=str(box / "sessions.py"),
+        settings=settings(box),
+        **more,
     )
 
 
@@ -93,9 +97,7 @@ def test_status_shows_that_the_newest_checkpoint_was_drained(box: Path) -> None:
     assert f"checkpoint {disk.head(box / 'root').checkpoint} was drained" in status()
 
 
-def test_a_drain_takes_the_spark_of_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_takes_the_spark_of_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_submit(tmp_path, monkeypatch)
     spark = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"ONE": "1"})
     before = dict(os.environ)

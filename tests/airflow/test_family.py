@@ -133,7 +133,9 @@ def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None
     assert "markdown" in str(approve.body) and approve.response_timeout
 
 
-@pytest.mark.parametrize(("run", "afterwards"), [(True, "is run with this job file"), (False, "no run follows")])
+@pytest.mark.parametrize(
+    ("run", "afterwards"), [(True, "is run with this job file"), (False, "no run follows")]
+)
 def test_the_question_says_whether_a_run_follows(dags: dict[str, DAG], run: bool, afterwards: str) -> None:
     approve = task(dags, "orders_recovery.approve")
     ti = SimpleNamespace(xcom_pull=lambda task_ids: {"markdown": "the plan"})

@@ -80,7 +80,12 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsBox
     assert states["balances"]["action"] == "matched" and 0 < states["balances"]["bytes_now"]
     # The checkpoint that the savepoint was made of is older than all that are dropped.
     assert planned["plan"]["dropped_checkpoints"] and planned["plan"]["saved"] == []
-    for fact in (ACCOUNTS, str(early.table("movements")), "| version 12 | version 5 | 70 |", "| row: 120 | row: 50 |"):
+    for fact in (
+        ACCOUNTS,
+        str(early.table("movements")),
+        "| version 12 | version 5 | 70 |",
+        "| row: 120 | row: 50 |",
+    ):
         assert fact in planned["markdown"]
 
 

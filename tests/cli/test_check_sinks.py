@@ -1,4 +1,4 @@
-"""A sink whose uid was changed on the same table: refused before it writes, and shown by a plan where it has written."""
+"""A sink whose uid was changed on the same table: refused before it writes; a plan shows it where it has written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_a_plan_says_what_a_shared_table_goes_back_to(bench: Bench) -> None:
     own = SinkLeft(uid="sums", table_id="another", checkpoint_id=9)
     shared = replace(own, table_id=sink.table_id)
     (alone,), (together,) = (
-        [c for c in cautions(replace(plan, left=[left])) if c.about == "table of sums"] for left in (own, shared)
+        [c for c in cautions(replace(plan, left=[left])) if c.about == "table of sums"]
+        for left in (own, shared)
     )
     assert "keeps what came since" in alone.says
     assert "totals" in together.says and "keeps what came since" not in together.says

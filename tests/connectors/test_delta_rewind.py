@@ -21,7 +21,18 @@ from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta_checkpoint import checkpoint
 from stateflow.connectors.delta_log import entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
-from tests.connectors.kit import Pair, Process, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
+from tests.connectors.kit import (
+    Pair,
+    Process,
+    commit_elsewhere,
+    context,
+    ids,
+    pairs,
+    put,
+    snapshot,
+    visible,
+    write,
+)
 
 _ABOUT = context()
 

@@ -144,7 +144,9 @@ def dags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     os.environ.setdefault("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
     made = tmp_path_factory.mktemp("dags")
     # The family of the guide's own job.
-    (block,) = re.findall(r"^```python\n(from stateflow_airflow\.family .*?)^```$", _text("write-a-job"), re.M | re.S)
+    (block,) = re.findall(
+        r"^```python\n(from stateflow_airflow\.family .*?)^```$", _text("write-a-job"), re.M | re.S
+    )
     (made / "payments.py").write_text(f"# airflow DAG\n{block}")
     return {**airflow_desk.load_dags(), **airflow_desk.load_dags(made)}
 

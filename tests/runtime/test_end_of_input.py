@@ -135,7 +135,9 @@ def test_a_drained_checkpoint_is_marked_until_rows_follow_it(
     assert describe(root).drained and warnings() == []
     _run(box, _growing(1, 2, 3))
     assert not describe(root).drained
-    assert warnings() == [f"checkpoint {drained.checkpoint_id} was drained: its timers fired before their time"]
+    assert warnings() == [
+        f"checkpoint {drained.checkpoint_id} was drained: its timers fired before their time"
+    ]
     _run(box, _growing(1, 2, 3, 4))
     assert len(warnings()) == 1
 

@@ -158,13 +158,16 @@ class StateflowStopOperator(StateflowSavepointOperator):
             as its configuration on the worker says.
     """
 
-    template_fields: Sequence[str] = (*StateflowSavepointOperator.template_fields, "drain", "conf", "env_vars")
+    template_fields: Sequence[str] = (
+        *StateflowSavepointOperator.template_fields,
+        "drain",
+        "conf",
+        "env_vars",
+    )
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
     ui_color = "#f7e3d4"
 
-    def __init__(
-        self, *, drain: bool | str = False, spark: SparkSubmit | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, drain: bool | str = False, spark: SparkSubmit | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("origin", "stop")
         super().__init__(**kwargs)
         self.drain = drain
