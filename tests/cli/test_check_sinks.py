@@ -48,6 +48,14 @@ def test_a_changed_uid_on_the_same_table_is_refused_and_changes_nothing(bench: B
     assert contents(Path(bench.root)) == before
 
 
+def test_a_job_whose_states_fit_and_that_is_refused_is_not_called_incompatible(bench: Bench) -> None:
+    bench.run()
+    bench.write(RENAMED)
+    sets = [part for name, value in bench.settings.items() for part in ("--set", f"{name}={value}")]
+    shown = CliRunner().invoke(main, ["check", str(bench.job), "--against", bench.root, *sets])
+    assert shown.output.splitlines()[0].endswith(": refused")
+
+
 def test_a_new_sink_with_a_table_of_its_own_and_a_sink_that_is_gone_are_no_changed_uid(bench: Bench) -> None:
     bench.run()
     bench.write(RENAMED.replace("sink()", 'FolderSink(HERE / "other")'))
