@@ -194,6 +194,8 @@ install_packages() {
     say "installing the pinned packages (1.3 GB; a few minutes the first time)"
     install -r "$ROOT/requirements.txt" -r "$ROOT/requirements-dev.txt" ||
         fail "the packages could not be installed; the lines above say why"
+    "$VENV/bin/python" "$ROOT/scripts/compile_pyspark.py" >&2 ||
+        say "going on with a PySpark that is not compiled: its workers start more slowly"
     say "installing stateflow itself, editable"
     install --no-deps --no-build-isolation --editable "$ROOT" ||
         fail "the project could not be installed; the lines above say why"

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -141,9 +142,19 @@ def _summary(result: RunResult) -> str:
     again = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     return (
-        f"{result.job}: {result.batches} batches, {result.rows_in:,} rows, from {result.started_at} to "
-        f"checkpoint {result.checkpoint_id}, {result.stopped_because}, {result.duration_s:.1f} s{again}{skipped}"
+        f"{result.job}: {result.batches} batches, {_rows(result.rows_in, result.rows_out)}, from "
+        f"{result.started_at} to checkpoint {result.checkpoint_id}, {result.stopped_because}, "
+        f"{result.duration_s:.1f} s{again}{skipped}"
     )
+
+
+def _rows(rows_in: int, rows_out: Mapping[str, int]) -> str:
+    """``4,905 rows in, 3,665 out``; of several sinks, each with its uid. Without sinks nothing is known to come out."""
+    total = f"{rows_in:,} rows in"
+    if not rows_out:
+        return total
+    each = ", ".join(f"{uid} {rows:,}" for uid, rows in rows_out.items())
+    return f"{total}, {sum(rows_out.values()):,} out" + (f" ({each})" if len(rows_out) > 1 else "")
 
 
 def _beginning(options: dict[str, Any]) -> Beginning | None:
@@ -296,7 +307,8 @@ class _Progress:
         self._live = Console(stderr=True)
         self._status = self._live.status("starting")
         self._batches = 0
-        self._rows = 0
+        self._rows_in = 0
+        self._rows_out = 0
         self._status.start()
 
     def step(self, what: str) -> None:
@@ -310,9 +322,11 @@ class _Progress:
     def batch(self, result: BatchResult) -> None:
         """A batch is processed."""
         self._batches += 1
-        self._rows += result.rows_in
+        self._rows_in += result.rows_in
+        self._rows_out += sum(result.rows_out.values())
+        out = f", {self._rows_out:,} out" if result.rows_out else ""
         newest = f"checkpoint {result.checkpoint_id}" if result.checkpoint_id else "no checkpoint yet"
-        self._show(f"batch {self._batches}: {self._rows:,} rows, {newest}, "
+        self._show(f"batch {self._batches}: {self._rows_in:,} rows in{out}, {newest}, "
                    f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}")  # fmt: skip
 
     def _show(self, what: str) -> None:
@@ -337,11 +351,7 @@ class _LogProgress(_Progress):
         self._asynchronous = False
         self._only_checkpoints = False
         self._handler = logging.StreamHandler(sys.stderr)
-        self._handler.setFormatter(
-            _JsonFormatter()
-            if as_json
-            else logging.Formatter("%(asctime)s %(levelname)s %(message)s%(where)s")
-        )
+        self._handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
         self._handler.addFilter(ContextFilter())
         log.addHandler(self._handler)
         log.setLevel(logging.INFO)
@@ -367,8 +377,8 @@ class _LogProgress(_Progress):
         # An asynchronous checkpoint logs its own "committed" event, possibly before this line.
         event = "committed" if result.committed and not self._asynchronous else "worked off"
         log_event(log, logging.INFO, event, checkpoint=result.checkpoint_id, batch=result.ordinal,
-                  rows=result.rows_in, seconds=round(result.seconds, 3), increment_bytes=result.increment_bytes,
-                  full_bytes=result.full_bytes)  # fmt: skip
+                  rows=result.rows_in, rows_out=result.rows_out, seconds=round(result.seconds, 3),
+                  increment_bytes=result.increment_bytes, full_bytes=result.full_bytes)  # fmt: skip
 
     def failed(self, error: StateflowError) -> None:
         if self._as_json:
@@ -388,12 +398,26 @@ def _started_text(run: JobRun) -> str:
     return "; ".join([begins, *(f"{what} {', '.join(uids)}" for what, uids in given if uids)])
 
 
+class _TextFormatter(logging.Formatter):
+    """One line, with its time in UTC, as every other time that the commands print."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s%(where)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _in_utc(record).replace("+00:00", "Z")
+
+
+def _in_utc(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
 class _JsonFormatter(logging.Formatter):
     """One object a line, also for records that have no facts."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": _in_utc(record),
             "level": record.levelname, "logger": record.name,
             "event": getattr(record, "event", record.getMessage()), "facts": getattr(record, "facts", {}),
             "context": getattr(record, "context", {}),

@@ -14,7 +14,7 @@ import click
 from stateflow.compatibility import CheckReport, Problem, StateCheck, check_job, problem_of
 from stateflow.environment import prepare
 from stateflow.runtime.drawing import as_text
-from stateflow.runtime.preflight import Needs, only_with_spark
+from stateflow.runtime.preflight import Needs
 from stateflow.state.evolution import Fit
 from stateflow.terminal import JSON, NO_SPARK, SETTINGS, layers, or_fail, with_options
 
@@ -76,22 +76,30 @@ def plan(job: Path, job_root: str | None, no_spark: bool, as_json: bool, **optio
     if not as_json:
         for line in as_text(drawing):
             click.echo(line)
-    problems = [problem_of(e) for e in or_fail(lambda: prepared.refusals(needs, with_spark=not no_spark))]
-    unchecked = only_with_spark(prepared.start) if no_spark else ()
+    found = or_fail(lambda: prepared.examine(needs, with_spark=not no_spark))
+    problems = [problem_of(e) for e in found.refusals]
+    unchecked = (
+        found.unchecked if job_root is not None else (*found.unchecked, "a job root (needs --job-root)")
+    )
     if as_json:
-        found = {"problems": [dataclasses.asdict(p) for p in problems], "unchecked": list(unchecked)}
-        click.echo(json.dumps({**dataclasses.asdict(drawing), **found}))
+        more = {"problems": [dataclasses.asdict(p) for p in problems], "unchecked": list(unchecked),
+                "warnings": list(found.warnings)}  # fmt: skip
+        click.echo(json.dumps({**dataclasses.asdict(drawing), **more}))
     else:
-        _print_problems(problems, unchecked)
+        _print_found(problems, found.warnings, unchecked)
+        so_far = ", as far as it was checked" if unchecked else ""
+        click.echo("a run would be refused" if problems else f"a run would start{so_far}")
     if problems:
         sys.exit(INCOMPATIBLE)
 
 
-def _print_problems(problems: Sequence[Problem], unchecked: Sequence[str]) -> None:
+def _print_found(problems: Sequence[Problem], warnings: Sequence[str], unchecked: Sequence[str]) -> None:
     for problem in problems:
         click.echo(f"  refused [{problem.code}]: {problem.message}\n    way out: {problem.hint}")
+    for warning in warnings:
+        click.echo(f"  warning: {warning}")
     for what in unchecked:
-        click.echo(f"  not checked without Spark: {what}")
+        click.echo(f"  not checked: {what}")
 
 
 def _print(report: CheckReport) -> None:
@@ -101,7 +109,7 @@ def _print(report: CheckReport) -> None:
     for column in report.columns:
         types = " -> ".join(t for t in (column.before, column.now) if t)
         click.echo(f"  source {column.source}, column {column.column}: {column.change} ({types})")
-    _print_problems(report.problems, report.unchecked)
+    _print_found(report.problems, report.warnings, report.unchecked)
 
 
 def _print_state(state: StateCheck) -> None:

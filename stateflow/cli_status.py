@@ -60,9 +60,8 @@ def status(job_root: str, job: Path | None, as_json: bool, **options: Any) -> No
 
 
 def _standing(found: ops.JobDescription) -> list[str]:
-    kind = "a shadow fork" if found.shadow else "a fork"
     return [
-        f"job {found.job} ({found.job_uuid})" + (f", {kind} of {found.forked_from}" if found.forked_from else ""),
+        f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
         f"at {found.stands_at}, generation {found.generation}, "
         f"kept: {', '.join(map(str, found.retained)) or 'none'}",
         *_drained(found),

@@ -18,7 +18,7 @@ from stateflow.errors import ConfigError, IncompatibleState, StateflowError
 from stateflow.runtime.assembly import source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
 from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.runtime.preflight import Needs, only_with_spark
+from stateflow.runtime.preflight import Needs
 from stateflow.state.evolution import Declaration, Declarations, Fit, judge
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import check_ids
@@ -85,7 +85,8 @@ class CheckReport:
         at: the point that it was compared with, in words.
         fit: the verdict over all.
         problems: everything else that a run would be refused for.
-        unchecked: what only Spark knows, when it was not to be started.
+        unchecked: what was not looked at, such as what only Spark knows, when it was not to be started.
+        warnings: what does not refuse a run, and is likely to be a mistake.
     """
 
     job: str
@@ -96,6 +97,7 @@ class CheckReport:
     columns: list[ColumnCheck] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unchecked: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def check_job(
@@ -124,12 +126,11 @@ def check_job(
     if stored.root is not None:
         prepared = replace(prepared, start=replace(prepared.start, storage=stored.root.storage))
         needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES]
-    refused = prepared.refusals(needs, with_spark=with_spark)
-    problems += [problem_of(e) for e in refused if not _is_shown(e, states)]
-    unchecked = () if with_spark else only_with_spark(prepared.start)
+    found = prepared.examine(needs, with_spark=with_spark)
+    problems += [problem_of(e) for e in found.refusals if not _is_shown(e, states)]
     return CheckReport(
         settings.name, against, stored.at, _overall(states, columns, problems), states, columns,
-        list(dict.fromkeys(problems)), unchecked,
+        list(dict.fromkeys(problems)), found.unchecked, found.warnings,
     )  # fmt: skip
 
 

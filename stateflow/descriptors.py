@@ -7,6 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
@@ -122,6 +123,31 @@ class StateDescriptor:
         if not isinstance(self.queryable, str) or len(self.queryable) > _NAME_LIMIT:
             raise JobDefinitionError("a state's queryable name must be a text of at most 100 characters",
                                      name=self.name, queryable=self.queryable)  # fmt: skip
+        if self.ttl is not None and not isinstance(self.ttl, StateTtlConfig):
+            raise JobDefinitionError("a state's ttl must be a StateTtlConfig", hint=_ttl_hint(self.ttl), name=self.name,
+                                     ttl=repr(self.ttl))  # fmt: skip
+        if self.serializer is not None and not isinstance(self.serializer, Serializer):
+            raise JobDefinitionError("a state's serializer must be an object of a Serializer class",
+                                     hint="pass an object of a class that extends stateflow.Serializer",
+                                     name=self.name, serializer=repr(self.serializer))  # fmt: skip
+
+    def _check_function(self, argument: str, function: object, base: type | None = None) -> None:
+        """Raises JobDefinitionError for an argument that is neither callable nor an object of `base`."""
+        is_object = base is not None and isinstance(function, base)
+        if not is_object and (isinstance(function, type) or not callable(function)):
+            raise JobDefinitionError(f"a state's {argument} must be a function", hint="is the order of the arguments "
+                                     f"that of {type(self).__name__}?", name=self.name,
+                                     given=repr(function))  # fmt: skip
+
+
+def _ttl_hint(given: object) -> str:
+    """How to write a time to live, with the duration that was given where it has a short form."""
+    if not isinstance(given, timedelta) or given <= timedelta(0):
+        return "StateTtlConfig.new_builder(Time.days(7)).build()"
+    units = {"days": timedelta(days=1), "hours": timedelta(hours=1), "minutes": timedelta(minutes=1),
+             "seconds": timedelta(seconds=1), "milliseconds": timedelta(milliseconds=1)}  # fmt: skip
+    unit = next((name for name, length in units.items() if not given % length), "milliseconds")
+    return f"StateTtlConfig.new_builder(Time.{unit}({given // units[unit]})).build()"
 
 
 class _Options(TypedDict, total=False):
@@ -253,6 +279,10 @@ class ReducingStateDescriptor(StateDescriptor, Generic[T]):
 
         def __init__(self, name: str, reduce_function: Any, value_type: Any, **options: Any) -> None: ...
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_function("reduce_function", self.reduce_function, ReduceFunction)
+
     @property
     def reduce(self) -> Callable[[T, T], T]:
         """The function."""
@@ -272,6 +302,13 @@ class AggregatingStateDescriptor(StateDescriptor, Generic[In, Acc, Out]):
     agg_function: AggregateFunction[In, Acc, Out]
     accumulator_type: type[Acc] | Any
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.agg_function, AggregateFunction):
+            raise JobDefinitionError("a state's agg_function must be an object of an AggregateFunction class",
+                                     hint="pass an object of a class that extends stateflow.AggregateFunction",
+                                     name=self.name, given=repr(self.agg_function))  # fmt: skip
+
 
 @dataclass(frozen=True)
 class FoldingStateDescriptor(StateDescriptor, Generic[In, Acc]):
@@ -289,6 +326,7 @@ class FoldingStateDescriptor(StateDescriptor, Generic[In, Acc]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_function("fold_function", self.fold_function)
         warnings.warn("FoldingStateDescriptor is deprecated: use AggregatingStateDescriptor, which finds the same "
                       "stored state", DeprecationWarning, stacklevel=3)  # fmt: skip
 

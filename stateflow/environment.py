@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from stateflow.api.streams import DataStream
 from stateflow.clock import Clock, SystemClock
 from stateflow.config import resolve
 from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.events import log_event
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
 from stateflow.metrics import Recorder
@@ -23,18 +26,25 @@ from stateflow.runtime.assembly import assemble, load_job, open_job
 from stateflow.runtime.bounds import Bounds
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.drawing import Drawing, draw
+from stateflow.runtime.error_position import naming_job_line
 from stateflow.runtime.executors import Executor
 from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root
-from stateflow.runtime.preflight import Needs, Start, refusals, refuse, with_session
+from stateflow.runtime.preflight import Needs, Start, not_checked, refusals, refuse, warnings, with_session
 from stateflow.runtime.quarantine import KEPT
+from stateflow.runtime.repeated import repeated
 from stateflow.runtime.restarts import restart_strategy, with_restarts
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
 from stateflow.storage import Storage, open_storage
 from stateflow.telemetry import telemetry
+
+_log = logging.getLogger(__name__)
+
+_SIGN_OF_LIFE = timedelta(seconds=15)
+"""How often a run that starts Spark says so."""
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 
@@ -100,7 +110,8 @@ class StreamExecutionEnvironment:
 
     def __init__(self, parameters: Mapping[str, str] | None = None) -> None:
         self.graph = Graph()
-        self.parameters = dict(parameters or {})
+        self._parameters = dict(parameters or {})
+        self._asked: dict[str, None] = {}
         self.defaults: dict[str, Any] = {}
 
     def from_source(self, source: Source | LocalSource, *, uid: str = "") -> DataStream:
@@ -120,10 +131,24 @@ class StreamExecutionEnvironment:
 
     def parameter(self, name: str, default: str | None = None) -> str:
         """A ``job.NAME`` setting. Raises JobDefinitionError when it has no value and no default."""
-        value = self.parameters.get(name, default)
+        self._asked[name] = None
+        value = self._parameters.get(name, default)
         if value is None:
-            raise JobDefinitionError("the job needs a parameter", hint=f"pass --set job.{name}=…", name=name)
+            raise JobDefinitionError("the job needs a parameter", hint=f"pass --set job.{name}=…", name=name,
+                                     given=sorted(self._parameters))  # fmt: skip
         return value
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """All ``job.NAME`` settings. A job that reads this is taken to use each of them."""
+        self._asked |= dict.fromkeys(self._parameters)
+        return dict(self._parameters)
+
+    def unused_parameters(self) -> tuple[str, ...]:
+        """A sentence for each ``job.NAME`` setting that `build` has not asked for."""
+        asked = f"the job reads {', '.join(self._asked)}" if self._asked else "the job reads no parameter"
+        unused = [name for name in self._parameters if name not in self._asked]
+        return tuple(f"parameter job.{name} is not used; {asked}" for name in unused)
 
     def configure(self, **settings: Any) -> None:
         """Default settings of this job, in code; a settings file and the command line win over them.
@@ -157,7 +182,8 @@ def declare(
     if not inspect.signature(build).parameters:
         raise JobDefinitionError("build must take the environment", hint="define def build(env)")
     try:
-        build(env)
+        with naming_job_line():
+            build(env)
     except StateflowError:
         raise
     except Exception as e:
@@ -181,18 +207,38 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[dict[str, Any], .
 
 
 @dataclass(frozen=True)
+class Findings:
+    """What is known of a run before it.
+
+    Attributes:
+        refusals: what it would be refused for: all of it.
+        warnings: what does not refuse it, and is likely to be a mistake.
+        unchecked: what was not looked at.
+    """
+
+    refusals: tuple[StateflowError, ...]
+    warnings: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PreparedJob:
-    """A job file's job, as far as a start knows it before it claims anything."""
+    """A job file's job, as far as a start knows it before it claims anything.
+
+    Attributes:
+        warnings: what does not refuse a run, and is likely to be a mistake.
+    """
 
     start: Start
     job_file: Path
+    warnings: tuple[str, ...] = ()
 
     def drawing(self) -> Drawing:
         """How the job would run."""
         return draw(self.start.graph, self.start.settings, self.start.on_spark)
 
-    def refusals(self, needs: Sequence[Needs], *, with_spark: bool) -> tuple[StateflowError, ...]:
-        """What a run would be refused for: all of it, as far as it can be found without changing anything.
+    def examine(self, needs: Sequence[Needs], *, with_spark: bool) -> Findings:
+        """What a run would be refused for, and what else is known of it, without changing anything.
 
         Args:
             needs: what else may be looked at.
@@ -201,12 +247,14 @@ class PreparedJob:
         found = tuple(refusals(self.start, needs))
         # Spark would report what is refused already, such as a folder that is not there, in other words.
         if found or not (with_spark and self.start.on_spark):
-            return found
+            return Findings(found, self.warnings, not_checked(self.start))
         try:
             started, _ = start_spark(self.start, self.job_file)
         except StateflowError as e:
-            return (*found, e)
-        return (*found, *refusals(started, [Needs.SPARK]))
+            return Findings((e,), self.warnings, not_checked(self.start))
+        refused = tuple(refusals(started, [Needs.SPARK]))
+        more = () if refused else warnings(started)
+        return Findings(refused, (*self.warnings, *more), not_checked(started))
 
 
 def prepare(
@@ -222,7 +270,8 @@ def prepare(
     env, settings = declare(load_job(job_file).build, job_file.stem, layers)
     env.graph.check()
     storage = None if job_root is None else open_storage(job_root)
-    return PreparedJob(Start(env.graph, settings, needs_spark(env.graph), SystemClock(), storage), job_file)
+    start = Start(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
+    return PreparedJob(start, job_file, env.unused_parameters())
 
 
 def run_job(request: RunRequest) -> RunResult:
@@ -233,8 +282,10 @@ def run_job(request: RunRequest) -> RunResult:
     """
     clock = SystemClock()
     began = clock.monotonic()
-    start = prepare(request.job_file, request.job_root, request.layers).start
-    settings = start.settings
+    prepared = prepare(request.job_file, request.job_root, request.layers)
+    start, settings = prepared.start, prepared.start.settings
+    for warning in prepared.warnings:
+        log_event(_log, logging.WARNING, "warning", text=warning, warning=warning)
     assert start.storage is not None
     if request.beginning:
         refuse(start, [Needs.NOTHING])
@@ -295,6 +346,16 @@ class _Launch:
         request.on_start(run)
         return run
 
+    def with_spark(self) -> tuple[Start, dict[str, Source]]:
+        """As `start_spark`; reports each step of it."""
+        report, now = self.request.on_step, self._outside.clock.monotonic
+        began = now()
+        report("starting Spark")
+        with repeated(_SIGN_OF_LIFE, lambda: report(f"still starting Spark, after {now() - began:.0f} s")):
+            found = start_spark(self.planned, self.request.job_file)
+        report(f"Spark started in {now() - began:.0f} s")
+        return found
+
     def result(self, reached: str, seconds: float) -> RunResult:
         """What became of it."""
         run = self._run
@@ -352,8 +413,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     from stateflow.runtime.spark_failures import is_alive, told_of_spark
     from stateflow.runtime.spark_run import SparkRun
 
-    launch.request.on_step("starting Spark")
-    start, sources = start_spark(launch.planned, launch.request.job_file)
+    start, sources = launch.with_spark()
     refuse(start, [Needs.SPARK])
     spark = start.session
     assert spark is not None

@@ -39,8 +39,13 @@ def log_event(log: logging.Logger, level: int, event: str, *, text: str = "", **
     Args:
         text: the line for people, instead of the event and its facts.
     """
-    line = text or " ".join([event, *(f"{name}={value}" for name, value in facts.items())])
+    line = text or " ".join([event, *(f"{name}={_plain(value)}" for name, value in facts.items())])
     log.log(level, "%s", line, extra={"event": event, "facts": facts})
+
+
+def _plain(value: object) -> str:
+    """For people: a dictionary as ``visits:12,late:3``."""
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
 def log_within(**facts: Any) -> None:

@@ -19,6 +19,7 @@ from stateflow.checkpoint.history import (
     CheckpointRecord,
     Record,
     background_failures,
+    beginning,
     read_history,
     read_records,
     run_numbers,
@@ -111,6 +112,7 @@ class JobDescription:
         quarantined: corrupt input files that were skipped, oldest first; the newest ones when there are many.
         quarantined_count: how many were skipped.
         drained: whether the newest checkpoint was drained: its timers fired before their time.
+        origin: in words, what a fork was made from, or a job root began with; empty for any other job.
     """
 
     job: str
@@ -129,6 +131,7 @@ class JobDescription:
     quarantined: tuple[Quarantined, ...] = ()
     quarantined_count: int = 0
     drained: bool = False
+    origin: str = ""
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -326,7 +329,24 @@ def describe(job_root: str) -> JobDescription:
         tuple(dict.fromkeys(ref.id for ref in root.kept(head))), pins, _offsets(head.entry.sources),
         root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
         *_of_manifest(_newest(root, head)),
+        origin=_origin(root),
     )  # fmt: skip
+
+
+def _origin(root: JobRoot) -> str:
+    """In words, as far as it is known: the record of how the root began, which may have been trimmed, has the names."""
+    job = root.job
+    if not job.forked_from:
+        return ""
+    record = beginning(root.storage)
+    if job.begun_with:
+        at = record.facts.get("at", "") if record else ""
+        return f"begun with {at or f'the savepoint at {job.begun_with}'}"
+    kind = "a shadow fork of" if job.shadow else "a fork of"
+    parent = record.facts.get("parent_job", "").partition(" ")[0] if record else ""
+    if record is None or not parent:
+        return f"{kind} {job.forked_from}"
+    return f"{kind} {parent} at {record.facts.get('at', job.forked_from)}"
 
 
 def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:

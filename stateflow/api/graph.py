@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -286,11 +287,30 @@ def keying(parent: Node, columns: tuple[str, ...], order_by: tuple[str, ...]) ->
     """Checks the columns of a `key_by`. Raises JobDefinitionError or ConfigError."""
     if not columns:
         raise JobDefinitionError("key_by needs at least one column", hint="name the columns of the key")
-    found = [parent.schema.column(name) for name in columns]
-    for name in order_by:
-        parent.schema.column(name)
+    with naming_stream("key_by", parent):
+        found = [parent.schema.column(name) for name in columns]
+    with naming_stream("order_by", parent):
+        for name in order_by:
+            parent.schema.column(name)
     types = tuple(check_key_type(c.spark_type, c.name) for c in found)
     return Keying(columns, order_by, types)
+
+
+@contextmanager
+def naming_stream(called: str, node: Node) -> Iterator[None]:
+    """Adds to a JobDefinitionError of the body which call on which stream it is about."""
+    try:
+        yield
+    except JobDefinitionError as e:
+        e.add_facts(called=called, stream=_named_before(node))
+        raise
+
+
+def _named_before(node: Node) -> str:
+    """The uids of the nearest operators or sources that the rows of `node` come from."""
+    if isinstance(node, SourceNode | ProcessNode):
+        return node.uid
+    return ", ".join(dict.fromkeys(map(_named_before, parents_of(node))))
 
 
 def in_time_order(edge: Edge, function: KeyedFunction[Any]) -> Edge:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar
 
 from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext
+from stateflow.api.returned import WrongReturn
 from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.descriptors import ValueStateDescriptor
 
@@ -59,6 +60,15 @@ def hooks_of(function: KeyedFunction[Any]) -> object:
     return function.step.function if isinstance(function, StepRows) else function
 
 
+def written_function(function: KeyedFunction[Any], method: str) -> Any:
+    """What the user wrote that gives the rows of `method`."""
+    if isinstance(function, StepRows):
+        return function.step.call
+    if isinstance(function, _WithValue):
+        return function.given
+    return getattr(function, method)
+
+
 class _WithValue(KeyedProcessFunction[Any, Any]):
     """A function with one value per key."""
 
@@ -66,8 +76,17 @@ class _WithValue(KeyedProcessFunction[Any, Any]):
         self._function = function
         self._value_type = value_type
 
+    @property
+    def given(self) -> Any:
+        """The user's function."""
+        return self._function
+
     def open(self, ctx: RuntimeContext) -> None:
         self._value = ctx.get_state(ValueStateDescriptor(_NAME, self._value_type))
+
+    def _no_pair(self, returned: object) -> WrongReturn:
+        return WrongReturn(self._function, returned, "return two values, the result and the new state",
+                           "return (result, state)")  # fmt: skip
 
 
 class ReduceRows(_WithValue):
@@ -94,7 +113,11 @@ class MapRowsWithState(_WithValue):
     """One row for each."""
 
     def process_element(self, row: Any, ctx: Context) -> Iterable[Any]:
-        result, after = self._function(row, self._value.value())
+        returned = self._function(row, self._value.value())
+        try:
+            result, after = returned
+        except (TypeError, ValueError) as e:
+            raise self._no_pair(returned) from e
         self._value.update(after)
         return (result,)
 
@@ -103,7 +126,11 @@ class FlatMapRowsWithState(_WithValue):
     """Any number of rows for each."""
 
     def process_element(self, row: Any, ctx: Context) -> Iterable[Any] | None:
-        results, after = self._function(row, self._value.value())
+        returned = self._function(row, self._value.value())
+        try:
+            results, after = returned
+        except (TypeError, ValueError) as e:
+            raise self._no_pair(returned) from e
         self._value.update(after)
         return results  # type: ignore[no-any-return]
 
@@ -112,6 +139,10 @@ class FilterRowsWithState(_WithValue):
     """Keeps some rows."""
 
     def process_element(self, row: Any, ctx: Context) -> Iterable[Any] | None:
-        stays, after = self._function(row, self._value.value())
+        returned = self._function(row, self._value.value())
+        try:
+            stays, after = returned
+        except (TypeError, ValueError) as e:
+            raise self._no_pair(returned) from e
         self._value.update(after)
         return (row,) if stays else None

@@ -186,7 +186,11 @@ class KeyedStream:
             JobDefinitionError: an aggregate, its column or the output class does not fit.
         """
         schema = RowSchema.of(output)
-        function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
+        try:
+            function = ColumnAggregates(aggregates, self._keys.columns, self._node.schema, schema)
+        except JobDefinitionError as e:
+            e.add_facts(operator=uid)
+            raise
         name = f"aggregate {', '.join(aggregates)}"
         # Watermarks are found in the rows, by the tasks: with an event time, all rows must get there.
         partial = None if event_time_of(self._node) else function.split(divide_floats)

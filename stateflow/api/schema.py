@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.errors import JobDefinitionError
+from stateflow.similar_names import closest_first
 
 _ARROW: dict[object, tuple[str, pa.DataType]] = {
     int: ("bigint", pa.int64()),
@@ -77,12 +78,13 @@ class RowSchema:
         return ", ".join(f"`{c.name}` {c.spark_type}" for c in self.columns)
 
     def column(self, name: str) -> Column:
-        """The column called `name`; raises JobDefinitionError with the names that there are."""
+        """The column called `name`. Raises JobDefinitionError with the names that there are, the closest first."""
         for column in self.columns:
             if column.name == name:
                 return column
-        raise JobDefinitionError("there is no such column", hint=f"columns are {', '.join(self.names)}",
-                                 column=name, row_class=self.row_class.__name__)  # fmt: skip
+        raise JobDefinitionError("there is no such column", 
+                                 hint=f"columns are {', '.join(closest_first(str(name), self.names))}", column=name,
+                                 row_class=self.row_class.__name__)  # fmt: skip
 
 
 def _field_names(row_class: type[Any]) -> list[str]:
@@ -115,7 +117,8 @@ def _column(row_class: type[Any], name: str, hint: object) -> Column:
         nullable = nullable or inner
     found = _ZONED if zoned and bare is datetime.datetime else _ARROW.get(bare)
     if found is None:
-        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}",
+        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}; for a JSON array or "
+                                 "object str, decoded in the function with msgspec; for money int (cents) or str",
                                  field=f"{row_class.__name__}.{name}", type=str(hint))  # fmt: skip
     return Column(name, *found, nullable)
 

@@ -28,6 +28,15 @@ class Source(ABC):
     """Whether a file that cannot be read ends the run, or is skipped as a whole and recorded."""
 
     @property
+    def unchecked(self) -> str:
+        """What of its input neither `check` nor `warnings` looks at; empty when they look at all of it."""
+        return ""
+
+    def warnings(self, spark: SparkSession) -> Sequence[str]:
+        """What is likely to make a run fail and is no reason to refuse it, a sentence each."""
+        return ()
+
+    @property
     @abstractmethod
     def description(self) -> str:
         """What it reads; compared on restore, so that two sources are not mixed up."""
@@ -42,6 +51,11 @@ class Source(ABC):
 
     def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
         """Checks what can be checked without Spark, such as limits and folders. Raises ConfigError."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether `read_files` can read the source's rows of a batch again."""
+        return type(self).read_files is not Source.read_files
 
     def read_files(self, spark: SparkSession, files: Sequence[str]) -> DataFrame:
         """The rows of some of the source's own files, with the columns of `schema`; for a source whose

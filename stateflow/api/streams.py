@@ -19,6 +19,7 @@ from stateflow.api.graph import (
     WatermarkNode,
     keying,
     level_of,
+    naming_stream,
     sources_of,
     strategies,
 )
@@ -136,7 +137,8 @@ class DataStream:
         if level_of(self._node) or len(sources) != 1:
             raise JobDefinitionError("event time is declared on the stream of one source", hint="before union and "
                                      "before key_by", sources=sources)  # fmt: skip
-        strategy.check(self.schema)
+        with naming_stream("assign_timestamps_and_watermarks", self._node):
+            strategy.check(self.schema)
         node = WatermarkNode(self._node, strategy)
         strategies([node])
         return DataStream(self._graph, node)

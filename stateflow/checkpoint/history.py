@@ -24,6 +24,8 @@ LIMIT = 16 << 20
 """Largest object of the history that is written, and that is read, in bytes."""
 COMPLETED, ABORTED = "completed", "aborted"
 BACKGROUND = "background"
+MADE = "made"
+"""Tells the record of how a fork began from others at its first entry; part of the stored format."""
 """The kind of the records of background work that failed."""
 
 
@@ -227,6 +229,12 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
                 name = record.facts.get("work", "")
                 found[name] = max(record, found.get(name, record), key=lambda r: int(r.facts["failures"]))
     return [found[name] for name in sorted(found)]
+
+
+def beginning(storage: Storage) -> ActionRecord | None:
+    """What a fork, or a job root that began with a savepoint, was made from; None for another job, and once trimmed."""
+    found = _read(storage, history(1, f"fork-{MADE}"))
+    return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
 def _superfluous(storage: Storage, keep: int) -> list[str]:

@@ -24,11 +24,15 @@ from stateflow.api.input_files import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
+from stateflow.connectors.first_file import column_warnings, first_small_file
+from stateflow.connectors.reader_options import check_reader
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.settings import SourceSettings
 
 _FOREVER = "36500d"
 _REFUSED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
+_PARSED = {"json", "csv"}
+"""Formats whose records Spark parses from text."""
 _WIDER = {
     "bigint": {"int", "smallint", "tinyint"},
     "double": {"float", "int", "smallint", "tinyint"},
@@ -65,7 +69,7 @@ class FileSource(Source):
     Args:
         path: the folder, or a pattern; a relative one is taken from the working folder of the run's start.
         schema: row class of the rows.
-        format: ``parquet``, ``json``, ``csv`` or ``orc``.
+        format: ``parquet``, ``json``, ``csv``, ``orc``, or ``text`` with a row class of one field ``value: str``.
         columns: what a start does about columns that appeared or vanished in Parquet files. It looks at the columns
             that Spark finds, which it takes from one of the files; the others, and those that arrive during a run, are
             not looked at: a column that they lack is null, also one that may not be, and one that they have besides is
@@ -74,10 +78,12 @@ class FileSource(Source):
             end of the source, and fires every event-time timer. Without it more files may come.
         on_corrupt_file: ``"fail"`` ends the run with `CorruptInput`, which names the file and is not retried.
             ``"quarantine"`` skips the file as a whole: none of its rows is processed, the checkpoint of its batch
-            records it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared. JSON
-            and CSV records that do not parse are no reason for Spark by default: it makes rows of nulls of them; pass
-            ``mode="FAILFAST"`` to make such a file a corrupt one.
-        options: further options of Spark's reader.
+            records it, and ``stateflow status`` lists it. A file is corrupt when Spark cannot read it as declared.
+            In a job that also has sources without files a corrupt file ends the run in any case.
+        options: further options of Spark's reader. For JSON and CSV, ``mode`` is ``FAILFAST`` unless given, not
+            ``PERMISSIVE`` as in Spark, which makes nulls of what does not parse, without an error.
+
+    Raises ConfigError for a format, option or mode that Spark's readers do not have.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a reader, all but two of them with a default
@@ -98,14 +104,16 @@ class FileSource(Source):
         if refused:
             raise ConfigError("an option of the file source cannot be honoured", hint="files that are moved or deleted "
                               "cannot be read again after a restore; limits are settings", options=refused)  # fmt: skip
+        check_reader(format, options)
         # Airflow starts each run in another folder: the same relative path would be other files.
         self.path = str(path) if "://" in str(path) else os.path.abspath(path)
         self.schema = RowSchema.of(schema)
-        self.format = format
+        self.format = format.lower()
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
-        self.options = options
+        permissive = self.format in _PARSED and "mode" not in map(str.lower, options)
+        self.options = {"mode": "FAILFAST", **options} if permissive else options
 
     @property
     def description(self) -> str:
@@ -133,6 +141,28 @@ class FileSource(Source):
         for column in self.schema.columns:
             if column.name in found or not column.nullable or self.columns.missing == "refuse":
                 self._check_column(column.name, column.spark_type, found)
+
+    @property
+    def unchecked(self) -> str:
+        """See `Source.unchecked`."""
+        if self.format in ("parquet", "text"):
+            return ""
+        return f"columns of the {self.format} files" + (
+            "" if self._compared is None else ", except for one file's"
+        )
+
+    def warnings(self, spark: SparkSession) -> list[str]:
+        """See `Source.warnings`: of the first local file, for formats that `check` does not look at."""
+        file = self._compared
+        return [] if file is None else column_warnings(spark, file, self.schema, (self.format, self.options))
+
+    @property
+    def _compared(self) -> Path | None:
+        """The file that `warnings` looks at."""
+        local = self._local
+        if self.format in ("parquet", "text") or local is None:
+            return None
+        return first_small_file(self._files(local))
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Raises ConfigError for a limit that would have no effect."""

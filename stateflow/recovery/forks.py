@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stateflow import failpoints
 from stateflow.checkpoint.documents import JobFormat
 from stateflow.checkpoint.entries import Adoption
-from stateflow.checkpoint.history import ActionRecord, write_action
+from stateflow.checkpoint.history import MADE, ActionRecord, write_action
 from stateflow.checkpoint.job_format import check_vacant, read_format
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
@@ -95,7 +95,7 @@ def _note_fork(root: JobRoot, source: JobRoot, point: Target, ask: ForkAsk, took
         bytes=point.manifest.full_bytes,
         facts={"of": root.job.forked_from, "at": point.label, "shadow": str(ask.shadow), **_parent(source, point)},
     )  # fmt: skip
-    write_action(root.storage, record, "made")
+    write_action(root.storage, record, MADE)
     own = point.job_uuid == source.job.job_uuid
     here = ActionRecord(
         seq=point.checkpoint_id if own else source.head().entry.seq, kind="fork",

@@ -3,6 +3,7 @@ place."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def relocate_source(job_root: str, wanted: Relocation) -> RelocationReport:
                                 wanted.dry_run, repeated=True)  # fmt: skip
     assert description is not None
     plan = _plan(root.storage, manifest, wanted.source, move)
-    unread = check_files(plan.seen, move, wanted.check)
+    known = check_files(plan.seen, move, wanted.check)
+    unread = len(set(files_of_source(description)) - known)
     if not wanted.dry_run:
         head = _carry_out(root, head, replace(manifest, sources=[
             replace(p, description=description) if p.uid == wanted.source else p for p in manifest.sources
@@ -176,8 +178,8 @@ def _plan(storage: Storage, manifest: Manifest, uid: str, move: Move) -> _Plan:
     return plan
 
 
-def check_files(seen: list[SeenFile], move: Move, check: Check) -> int:
-    """Raises ConfigError unless every file that was read is in the new place; returns how many others there are."""
+def check_files(seen: list[SeenFile], move: Move, check: Check) -> set[Path]:
+    """Where the files that were read are now. Raises ConfigError unless every one of them is there."""
     if not Path(move.new).is_dir():
         raise ConfigError(
             "the new folder is not there", hint="move or copy the files first", folder=str(move.new)
@@ -193,8 +195,18 @@ def check_files(seen: list[SeenFile], move: Move, check: Check) -> int:
         raise ConfigError("files that the job has read are others in the new folder", hint="restore them; or, if only "
                           "their times differ, compare names: --check names", changed=len(changed),
                           files=changed[:3])  # fmt: skip
-    known = set(places.values())
-    return sum(path not in known for path in _files_below(Path(move.new)))
+    return set(places.values())
+
+
+def files_of_source(description: str) -> Iterator[Path]:
+    """The files that a file source would read, by its description: those of its folder, or that its pattern matches."""
+    path = str(_local(description.removesuffix("]").partition(":")[2]))
+    places = glob.glob(path) if any(c in path for c in "*?[") else [path]
+    for place in map(Path, places):
+        if place.is_file():
+            yield place
+        else:
+            yield from _files_below(place)
 
 
 def _is_same(file: SeenFile, new: Path) -> bool:

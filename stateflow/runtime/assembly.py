@@ -20,6 +20,7 @@ from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.probe import probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import JobDefinitionError, MissingFile, StateflowError
+from stateflow.runtime.error_position import naming_job_line
 from stateflow.runtime.job import Job
 from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.runtime.publishing import BoundSink
@@ -57,7 +58,8 @@ def load_job(path: Path) -> ModuleType:
     sys.modules[name] = module
     _loaded.add(name)
     try:
-        spec.loader.exec_module(module)
+        with naming_job_line():
+            spec.loader.exec_module(module)
     except StateflowError:
         raise
     except Exception as e:

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.graph import SourceNode
 from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
 from stateflow.api.source import Source
-from stateflow.errors import BatchFailed
-from stateflow.runtime.frames import source_frame, split_sources
+from stateflow.errors import BatchFailed, CorruptInput
+from stateflow.runtime.frames import source_frame
 from stateflow.runtime.quarantine import SkippedFile
 
 log = logging.getLogger(__name__)
@@ -49,15 +49,15 @@ class BatchInput:
         """The frame without the skipped files."""
         if not self.skipped:
             return self._frame
-        frames = split_sources(self._nodes, self._frame)
+        # Of Spark's frame nothing can be used, not even the rows of other sources: all of it is computed together.
         spark, files = self._frame.sparkSession, self._files()
         gone = {(s.source, s.file.file) for s in self.skipped}
-        for node in self._nodes:
-            uid = node.uid
-            if any(source == uid for source, _ in gone):
-                left = [file for file in files[uid] if (uid, file) not in gone]
-                frames[node] = self._rows_of(spark, node, left)
-        return source_frame([(node, frames[node]) for node in self._nodes])
+        return source_frame(
+            [
+                (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in gone]))
+                for node in self._nodes
+            ]
+        )
 
     def skip_corrupt(self, error: Exception) -> bool:
         """Looks which file a batch failed on; returns whether the batch can be tried again without it.
@@ -75,8 +75,17 @@ class BatchInput:
         self._check_again(uid, found)
         if self._sources[uid].on_corrupt_file != QUARANTINE:
             raise found.error() from error
+        self._check_others(found)
         self._skip(uid, found)
         return True
+
+    def _check_others(self, found: UnreadableFile) -> None:
+        """Raises CorruptInput when the batch cannot be made anew without the file."""
+        others = sorted(uid for uid, source in self._sources.items() if not source.has_files)
+        if others:
+            raise CorruptInput("an input file cannot be read, and cannot be skipped: the rows of sources without files "
+                               "are read with it", hint="replace or remove the file and start again",
+                               file=found.path, reason=found.reason, sources=others)  # fmt: skip
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
         """The source whose file it is, and how its log spells the file; nothing for one that a transform reads."""

@@ -364,7 +364,7 @@ class Committer:
         record_checkpoint(self._job.recorder, record)
         if self._pool is not None:
             log_event(log, logging.INFO, "committed", checkpoint=record.checkpoint_id, batch=record.ordinal,
-                      rows=record.rows_in, seconds=round(record.duration_ms / 1000, 3),
+                      rows=record.rows_in, rows_out=record.rows_out, seconds=round(record.duration_ms / 1000, 3),
                       increment_bytes=record.increment_bytes, full_bytes=record.full_bytes)  # fmt: skip
         if len(self._untold) >= _TELL_EVERY:
             self.tell_history()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stateflow.api.dead_letters import DeadLetter, DeadLetters
+from stateflow.api.returned import WrongReturn
 from stateflow.checkpoint.reports import Failure, TaskReport
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.plan import JobPlan
@@ -17,7 +18,9 @@ _HINT = "nothing of this batch was committed; mend the function or its input, or
 
 
 def innermost(error: BaseException) -> str:
-    """File and line where an error was raised."""
+    """File and line where an error was raised; of a function that returned the wrong thing, its own."""
+    if isinstance(error, WrongReturn):
+        return error.where
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -47,7 +50,7 @@ class LetterBox:
     def take(self, key: Mapping[str, Any] | None, row: Any, error: Exception) -> DeadLetter:
         """The letter for a row that the function raised for. Raises UserCodeError beyond the budget."""
         self.count += 1
-        what = f"{type(error).__name__}: {error}"
+        what = str(error) if isinstance(error, WrongReturn) else f"{type(error).__name__}: {error}"
         letter = DeadLetter(
             self._operator, _json(key) if key else "", _json(row), what, innermost(error), self._batch
         )

@@ -215,6 +215,13 @@ def required_indexes(schema: RowSchema) -> tuple[int, ...]:
     return tuple(at for at, column in enumerate(schema.columns) if not column.nullable)
 
 
+_NULL_HINT = (
+    "declare it as … | None, or filter such rows in a transform. A column that a file lacks is null; with "
+    'mode="PERMISSIVE" a JSON or CSV value that does not parse is null, too. A time with Z or an offset needs the type '
+    "Annotated[datetime, msgspec.Meta(tz=True)]"
+)
+
+
 def refuse_nulls(spec: UnitSpec, given: Input, columns: Sequence[pa.Array]) -> None:
     """Raises StateError for a row whose key has a null, and SchemaMismatch for one in another column that its class
     declares without: a file that lacks the column may have come, or a transform have made it."""
@@ -225,8 +232,7 @@ def refuse_nulls(spec: UnitSpec, given: Input, columns: Sequence[pa.Array]) -> N
                              row=_row_with_null(given, columns, index))  # fmt: skip
     for index in given.required:
         if columns[index].null_count:
-            raise SchemaMismatch("a null in a column that is declared without it", hint="declare it as … | None, or "
-                                 "filter such rows in a transform; a file that lacks the column has only nulls",
+            raise SchemaMismatch("a null in a column that is declared without it", hint=_NULL_HINT,
                                  operator=spec.uid, column=given.names[index],
                                  row=_row_with_null(given, columns, index))  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 from stateflow.api.timers import TimerService
 from stateflow.runtime.inputs import KeyedRows
 from stateflow.runtime.specs import UnitSpec
+from stateflow.state.current import EventClock
 from stateflow.state.timers import NO_WATERMARK, Timer, Timers
 
 Array = np.ndarray[Any, Any]
@@ -26,15 +27,17 @@ class KeyTime:
 
     Args:
         service: shows the watermark to functions.
+        clock: by which state expires.
     """
 
-    def __init__(self, spec: UnitSpec, service: TimerService, timers: Timers) -> None:
+    def __init__(self, spec: UnitSpec, service: TimerService, timers: Timers, clock: EventClock) -> None:
         self._before = {each.number: each.watermark for each in spec.source_times}
         self._bounds = {each.number: each.out_of_orderness for each in spec.source_times}
         self._start = NO_WATERMARK if spec.watermark is None else spec.watermark
         self._at_start = spec.watermark
         self._service = service
         self._timers = timers
+        self._clock = clock
         self._known = dict(self._before)
         self._watermark = self._start
         self._sources: list[int] = []
@@ -85,11 +88,13 @@ class KeyTime:
             return False
         self._watermark = watermark
         self._service.advance(watermark)
+        self._clock.set(watermark)
         return self._timers.is_due_of_key(watermark)
 
     def due(self) -> Iterator[Timer]:
-        """The key's timers that are due, in order of time."""
-        return self._timers.due_of_key(self._watermark)
+        """The key's timers that are due, in order of time; sets the clock back to the watermark after them."""
+        yield from self._timers.due_of_key(self._watermark)
+        self._clock.set(self._watermark)
 
     def _latest(self, reached: Array, sources: Array, starts: Sequence[int]) -> Array:
         """How far the rows of each key may take event time. The first key may have had rows before."""

@@ -11,7 +11,7 @@ from stateflow.api.graph import Graph, SinkNode
 from stateflow.api.sink import SinkContext, SinkTable
 from stateflow.checkpoint.documents import FORMAT_VERSION, JobFormat, Manifest, PublishedOutput, Savepoint
 from stateflow.checkpoint.entries import Adoption
-from stateflow.checkpoint.history import ActionRecord, write_action
+from stateflow.checkpoint.history import MADE, ActionRecord, write_action
 from stateflow.checkpoint.job_format import NewJob, check_same_job, check_vacant, read_format
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.probe import probe_storage
@@ -187,7 +187,7 @@ def _fill(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, noted: _No
         took_ms=round((root.clock.monotonic() - noted.began) * 1000, 1), bytes=manifest.full_bytes,
         facts={"of": document.id, "at": label, "shadow": "False", "parent_job": f"{document.job} {document.job_uuid}",
                "savepoint_path": stored.uri},
-    ), "made")  # fmt: skip
+    ), MADE)  # fmt: skip
     adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label)
     root.adopt(None, adoption, f"begins with {label}" + (f": {noted.note}" if noted.note else ""))
     failpoints.hit("begin.adopted")

@@ -32,7 +32,8 @@ from stateflow.api.functions import (
     TaskInfo,
     has_timers,
 )
-from stateflow.api.keyed_rows import hooks_of
+from stateflow.api.keyed_rows import hooks_of, written_function
+from stateflow.api.returned import message_and_hint, named_if_no_rows
 from stateflow.api.side_outputs import SideOutputs
 from stateflow.api.timers import TimerService
 from stateflow.checkpoint.redistribution import Assigned
@@ -112,12 +113,16 @@ class KeyedOperator:
         self._now = milliseconds(info.processing_time)
         refused = "" if has_timers(spec.function) else "the function has no on_timer"
         self._service = TimerService(self._timers, self._now, spec.watermark_before, refused)
-        self._key_time = KeyTime(spec, self._service, self._timers) if spec.source_times else None
+        self._clock = self._state.clock
+        self._key_time = (
+            KeyTime(spec, self._service, self._timers, self._clock) if spec.source_times else None
+        )
         side = SideOutputs()
         given_state = (
             self._operator_state if isinstance(spec.function, KeyedBroadcastProcessFunction) else None
         )
         self._context = Context(info, self._service, side, given_state)
+        self._clock.row_time = self._context.timestamp
         self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
         self._emitters = Emitters()
         self._open: NamedKey | None = None
@@ -249,6 +254,13 @@ class KeyedOperator:
             self._state.set_namespace(timer.namespace)
         context.set_key(timer.values)
         context.set_timer(domain, timer.time)
+        self._context.row = None
+        # A timer sees the state of its own time: the batch may have come much further.
+        if domain is TimeDomain.EVENT_TIME:
+            self._clock.set(timer.time)
+        else:
+            self._clock.reset()
+        out = None
         try:
             out = self._function.on_timer(timer.time, context)
             if out is not None:
@@ -256,7 +268,7 @@ class KeyedOperator:
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error("on_timer", None, e, timer.values) from e
+            raise self._user_error("on_timer", None, self._named("on_timer", e, out), timer.values) from e
 
     def finish(self) -> list[Any]:
         """Ends the batch: the end of each key that had rows, then `close`."""
@@ -294,10 +306,12 @@ class KeyedOperator:
 
     def clean_up(self, limit: int) -> None:
         """Removes some of what has expired; `limit` as in `KeyedState.clean_up`."""
+        self._clock.reset()
         self._state.clean_up(self._groups, limit)
 
     def remove_expired(self) -> None:
         """Removes all that has expired, for a full snapshot."""
+        self._clock.reset()
         self._state.remove_expired(self._groups)
 
     def abandon(self) -> None:
@@ -309,6 +323,7 @@ class KeyedOperator:
         if self._open is None or self._open[:2] != group[:2]:
             self._end_open_key(emitted)
             self._open = group
+            self._clock.reset()
             if self._key_time is not None:
                 self._key_time.begin_key()
         self._make_current(group)
@@ -327,6 +342,8 @@ class KeyedOperator:
         self._emitters.enter(len(emitted), group[2])
         self._make_current(group)
         self._context.row = None
+        self._clock.reset()
+        out = None
         try:
             out = self._function.on_batch_end(self._context)
             if out is not None:
@@ -334,7 +351,7 @@ class KeyedOperator:
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error("on_batch_end", None, e, group[2]) from e
+            raise self._user_error("on_batch_end", None, self._named("on_batch_end", e, out), group[2]) from e
 
     def _make_current(self, group: NamedKey) -> None:
         if self._state.current != group[:2]:
@@ -369,7 +386,7 @@ class KeyedOperator:
             self._feed_apart(self._letters, function, rows, emitted)
             return
         context = self._context
-        row = None
+        row = out = None
         try:
             for row in rows:
                 context.row = row
@@ -379,7 +396,8 @@ class KeyedOperator:
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error(function.__name__, row, e) from e
+            name = function.__name__
+            raise self._user_error(name, row, self._named(name, e, out)) from e
 
     def _feed_apart(self, letters: LetterBox, function: Caller, rows: list[Any], emitted: list[Any]) -> None:
         """As `_feed`; a row that fails becomes a dead letter, and leaves nothing else behind."""
@@ -389,8 +407,10 @@ class KeyedOperator:
             self._state.mark()
             self._operator_state.mark()
             context.row = row
+            out = None
             try:
-                emitted.extend(function(row, context) or ())
+                out = function(row, context)
+                emitted.extend(out or ())
                 self._state.keep()
             except Exception as e:
                 if not is_the_rows_fault(e):
@@ -400,7 +420,8 @@ class KeyedOperator:
                 self._operator_state.take_back()
                 del emitted[count:]
                 context.take_back_side_outputs(side)
-                context.output(DEAD_LETTERS, letters.take(self._named_key(), row, e))
+                named = self._named(function.__name__, e, out)
+                context.output(DEAD_LETTERS, letters.take(self._named_key(), row, named))
 
     def _named_key(self, values: Key | None = None) -> dict[str, Any] | None:
         if values is None and self._open is not None:
@@ -418,11 +439,15 @@ class KeyedOperator:
         except Exception as e:
             raise self._user_error(name, None, e, key) from e
 
+    def _named(self, method: str, error: Exception, returned: object) -> Exception:
+        """The error; what the user returned from `method` is named in it when it is no rows."""
+        return named_if_no_rows(error, returned, written_function(self._function, method))
+
     def _user_error(self, name: str, row: Any, error: Exception, values: Key | None = None) -> UserCodeError:
+        what, hint = message_and_hint(error, f"{name} of an operator")
         return UserCodeError(
-            f"{name} of an operator raised {type(error).__name__}: {error}", hint="mend the function; nothing of "
-            "this batch was committed", operator=self._spec.uid, key=repr(self._named_key(values)), row=repr(row)[:500],
-            where=innermost(error),
+            what, hint=f"{hint}; nothing of this batch was committed", operator=self._spec.uid,
+            key=repr(self._named_key(values)), row=repr(row)[:500], where=innermost(error),
         )  # fmt: skip
 
 

@@ -231,13 +231,28 @@ CHECKS = (
 """In the order in which a run goes through them: what is fast and needs little first."""
 
 
-def only_with_spark(start: Start) -> tuple[str, ...]:
-    """What cannot be checked without Spark, for people; nothing for a job that runs without it."""
+def not_checked(start: Start) -> tuple[str, ...]:
+    """What no check has looked at, for people: what only Spark knows, without a session, and what nothing looks at."""
     if not start.on_spark:
         return ()
-    files = [n.uid for n in start.graph.sources if isinstance(n.source, Source)]
-    found = [f"columns of the files of {uid}" for uid in files]
-    return (*found, "what transforms return", "Spark's own settings")
+    sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
+    if start.session is not None:
+        return tuple(f"source {uid}: {source.unchecked}" for uid, source in sources if source.unchecked)
+    found = [f"source {uid}: {source.unchecked or 'columns of the files'}" for uid, source in sources]
+    return tuple(
+        f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings")
+    )
+
+
+def warnings(start: Start) -> tuple[str, ...]:
+    """What is likely to make a run fail, and does not refuse it; without a session nothing is known of it."""
+    session = start.session
+    if session is None:
+        return ()
+    sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
+    return tuple(
+        f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)
+    )
 
 
 def with_session(start: Start, session: SparkSession, reads: Sequence[Source]) -> Start:

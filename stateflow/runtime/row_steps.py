@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec import DecodeError
 
 from stateflow.api.functions import RuntimeContext, TaskInfo
+from stateflow.api.returned import message_and_hint, named_if_no_rows
 from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.reports import Failure
@@ -76,20 +77,21 @@ class RowChain:
             raise
 
     def _step(self, step: RowStep, rows: Iterable[Any]) -> list[Any]:
-        call, row = step.call, None
+        call, row, made = step.call, None, None
         result: list[Any] = []
         try:
             for row in rows:
                 if step.kind is StepKind.MAP:
                     result.append(call(row))
                 elif step.kind is StepKind.FLAT_MAP:
-                    result += call(row) or ()
+                    made = call(row)
+                    result += made or ()
                 elif call(row):
                     result.append(row)
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error(step, step.kind.value, e, row) from e
+            raise self._user_error(step, step.kind.value, named_if_no_rows(e, made, call), row) from e
         return result
 
     def _guarded(self, step: RowStep, name: str, call: Any, *arguments: Any) -> None:
@@ -102,9 +104,10 @@ class RowChain:
 
     def _user_error(self, step: RowStep, name: str, error: Exception, row: Any = None) -> UserCodeError:
         behind = {"operator": self._info.uid} if self._info.uid else {}
+        what, hint = message_and_hint(error, name)
         return UserCodeError(
-            f"{name} raised {type(error).__name__}: {error}", hint="mend the function; nothing of this batch was "
-            "committed", function=step.name, row=repr(row)[:500], where=innermost(error), **behind,
+            what, hint=f"{hint}; nothing of this batch was committed", function=step.name, row=repr(row)[:500],
+            where=innermost(error), **behind,
         )  # fmt: skip
 
 
@@ -114,7 +117,10 @@ def _made(step: RowStep, row: Any) -> Iterable[Any]:
     if step.kind is StepKind.MAP:
         return (made,)
     if step.kind is StepKind.FLAT_MAP:
-        return made or ()
+        try:
+            return iter(made or ())
+        except TypeError as e:
+            raise named_if_no_rows(e, made, step.call) from e
     return (row,) if made else ()
 
 

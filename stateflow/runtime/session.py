@@ -16,7 +16,7 @@ from stateflow.api.graph import Graph, all_before
 from stateflow.api.input_files import reason_in
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.runtime.local import has_transform
-from stateflow.runtime.spark_log import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark
+from stateflow.runtime.spark_log import is_quiet, quiet_accumulators, quiet_py4j, quiet_spark, quiet_workers
 from stateflow.runtime.spark_settings import REQUIRED, check_master, check_required, is_local
 from stateflow.runtime.versions import check_java, check_python, check_spark
 from stateflow.settings import FULL, Settings
@@ -97,7 +97,8 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
     """
     check_python()
     check_java()
-    if is_local(SparkConf().get("spark.master", settings.spark.master)):
+    local = is_local(SparkConf().get("spark.master", settings.spark.master))
+    if local:
         # Local workers are this very Python, not whichever python3 comes first on the path.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if python := settings.spark.conf.get("spark.pyspark.python"):
@@ -114,6 +115,8 @@ def open_session(settings: Settings, job_file: Path, traits: Traits) -> SparkSes
         if log_file is not None or is_quiet():
             # Our log configuration has the levels; setting one would let Spark announce it.
             ours.pop("spark.log.level", None)
+        if local and settings.spark.log != FULL:
+            ours |= quiet_workers({**dict(SparkConf().getAll()), **settings.spark.conf})
         session = _started(_with_defaults(builder, ours, settings))
     check_spark(session.version)
     _check(session)

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 from stateflow.settings import QUIET, Settings
 from stateflow.state.transfer import private_folder
 
+_DAEMON = Path(__file__).with_name("worker_daemon") / "stateflow_worker_daemon.py"
+_MODULE, _PATH = "spark.python.daemon.module", "spark.executorEnv.PYTHONPATH"
 CONFIGURATION = Path(__file__).with_name("log4j2-quiet.properties")
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _FILE = "-Dstateflow.spark.log="
@@ -90,6 +92,17 @@ def quiet_accumulators(session: SparkSession) -> None:
             report(request, client_address)
 
     server.handle_error = handle_error  # type: ignore[method-assign]
+
+
+def quiet_workers(given: Mapping[str, str]) -> dict[str, str]:
+    """Spark settings for Python workers that print no traceback when Spark closes their connection.
+
+    Args:
+        given: the user's Spark settings; nothing is set when they have a daemon or a Python path of their own.
+    """
+    if _MODULE in given or _PATH in given:
+        return {}
+    return {_MODULE: _DAEMON.stem, _PATH: str(_DAEMON.parent)}
 
 
 def _is_configured(settings: Settings) -> bool:

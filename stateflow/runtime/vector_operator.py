@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.functions import RuntimeContext, TaskInfo
+from stateflow.api.returned import WrongReturn
 from stateflow.api.schema import RowSchema
 from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
@@ -18,12 +19,14 @@ from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import innermost
 from stateflow.runtime.inputs import KeyedInputs, refuse_nulls
 from stateflow.runtime.operator import batch_time
-from stateflow.runtime.rows import group_starts
+from stateflow.runtime.rows import event_times, group_starts
 from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, UnitSpec
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.key_columns import comparable, encode_keys
 from stateflow.state.keyed import KeyedState
+from stateflow.state.timers import NO_WATERMARK
+from stateflow.time_to_live import StateTtlConfig
 
 Array = np.ndarray[Any, Any]
 
@@ -78,7 +81,14 @@ class VectorOperator:
         self._groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self._state = KeyedState(backend, spec.known_states, batch_time(info))
         self._held: list[_Rows] = []
+        self._latest: int | None = None
+        """The latest event time of the rows that the function is given."""
+        self._state.clock.row_time = lambda: self._latest
         self._guarded("open", lambda: self._function.open(RuntimeContext(self._state, info)))
+        self._expires_by_rows = any(
+            config.ttl_time_characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
+            for config in self._state.times_to_live.values()
+        )
 
     @property
     def schemas(self) -> list[StateSchema]:
@@ -141,11 +151,22 @@ class VectorOperator:
         many = self._state.many_keys(groups, self._encoded(keys))
         state = VectorState(keys, starts, len(rows), many)
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)
+        if self._expires_by_rows and self._input.time is not None:
+            latest = int(event_times(rows.columns[self._input.time]).max())
+            self._latest = None if latest == NO_WATERMARK else latest
         emitted = self._guarded("process_batch", lambda: self._function.process_batch(batch, state))
         self._state.end_stretch()
         if emitted is not None:
+            self._check_rows(emitted)
             for made in _conforming(emitted, self._emits, self._spec.uid):
                 yield rows.phase, made
+
+    def _check_rows(self, emitted: object) -> None:
+        if not isinstance(emitted, pa.RecordBatch | pa.Table):
+            wrong = WrongReturn(self._function.process_batch, emitted, "return rows as Arrow columns, or None",
+                                "return one pyarrow.RecordBatch or pyarrow.Table, and do not yield")  # fmt: skip
+            raise SchemaMismatch(str(wrong), hint=wrong.hint, operator=self._spec.uid, given=type(emitted).__name__,
+                                 where=wrong.where)  # fmt: skip
 
     def _encoded(self, keys: pa.RecordBatch) -> list[bytes]:
         try:
@@ -168,11 +189,8 @@ class VectorOperator:
             ) from e  # fmt: skip
 
 
-def _conforming(emitted: object, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
+def _conforming(emitted: pa.RecordBatch | pa.Table, schema: RowSchema, uid: str) -> Iterator[pa.RecordBatch]:
     """What a function emitted, with the declared columns in their order. Raises SchemaMismatch."""
-    if not isinstance(emitted, pa.RecordBatch | pa.Table):
-        raise SchemaMismatch("process_batch returned no rows", hint="return a pyarrow.RecordBatch, a pyarrow.Table, or "
-                             "None", operator=uid, given=type(emitted).__name__)  # fmt: skip
     if sorted(emitted.schema.names) != sorted(schema.names):
         raise SchemaMismatch("process_batch returned other columns than those of its output class", hint="each once",
                              operator=uid, declared=list(schema.names), given=emitted.schema.names)  # fmt: skip

@@ -40,6 +40,9 @@ class Cell(Generic[T]):
         self._value: T | None = None
         self._stored_key: bytes | None = None
         self._changed = False
+        if ttl is not None and ttl.clock is not None:
+            # What lives by event time may expire between two rows of its key.
+            ttl.clock.before_move(self.give_back)
 
     @property
     def default(self) -> bytes | None:

@@ -7,7 +7,7 @@ state's name: two subtasks agree on it without talking, and it stays when other 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -49,6 +49,46 @@ class BatchTime:
     watermark: int | None = None
 
 
+class EventClock:
+    """The event time that a time to live counts by: the watermark of what is processed, and the time of its row.
+
+    An entry is written at the later one of both: a batch may be long, and the watermark of an operator may only move
+    between batches. It has expired by the watermark alone, so never earlier than its time to live after its row.
+
+    Args:
+        watermark: of the batch, in milliseconds since 1970; None before there is one.
+    """
+
+    def __init__(self, watermark: int | None) -> None:
+        self._batch = watermark
+        self._before_move: list[Callable[[], None]] = []
+        self.now = watermark
+        self.row_time: Callable[[], int | None] | None = None
+        """Returns the event time of the current row; None without a row."""
+
+    def before_move(self, act: Callable[[], None]) -> None:
+        """Lets `act` be called each time before the clock moves: what is held back was written by then."""
+        self._before_move.append(act)
+
+    def set(self, now: int | None) -> None:
+        """Sets the event time of the next row or timer of the current key."""
+        if now != self.now:
+            for act in self._before_move:
+                act()
+            self.now = now
+
+    def reset(self) -> None:
+        """Goes back to the watermark of the batch: another key comes, or none."""
+        self.set(self._batch)
+
+    def of_write(self) -> int | None:
+        """The event time of what is written now."""
+        row = None if self.row_time is None else self.row_time()
+        if row is None or self.now is None:
+            return self.now if row is None else row
+        return max(self.now, row)
+
+
 class CurrentKey:
     """The current key of a subtask, and how its entries are read and changed.
 
@@ -59,6 +99,7 @@ class CurrentKey:
     def __init__(self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False) -> None:
         self.backend = backend
         self.time = time
+        self.clock = EventClock(time.watermark)
         self.marked = Changes() if undoable else None
         self.pending: dict[bytes, bytes | None] = {} if self.marked is None else self.marked
         """Changes of this stretch, by stored key; None removes."""

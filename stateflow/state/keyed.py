@@ -28,7 +28,14 @@ from stateflow.state.aggregating_state import AggregatingState
 from stateflow.state.backend import KeyedStateBackend
 from stateflow.state.cell import Cell
 from stateflow.state.changes import Changes
-from stateflow.state.current import VOID_NAMESPACE, BatchTime, CurrentKey, encode_namespace, state_id
+from stateflow.state.current import (
+    VOID_NAMESPACE,
+    BatchTime,
+    CurrentKey,
+    EventClock,
+    encode_namespace,
+    state_id,
+)
 from stateflow.state.evolution import Declaration, check_state, with_history
 from stateflow.state.expiry import CleanUp
 from stateflow.state.handles import StateSchema
@@ -88,6 +95,11 @@ class KeyedState:
     def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
         """The timers beside the states, for the same current key and namespace."""
         return Timers(self._entries, owned, index)
+
+    @property
+    def clock(self) -> EventClock:
+        """The event time that times to live count by."""
+        return self._entries.clock
 
     def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
         """The state that `descriptor` declares; the same object when it is asked for again.

@@ -11,10 +11,11 @@ from __future__ import annotations
 import struct
 
 from stateflow.serializers import moment_of, with_moment
-from stateflow.state.current import ADDRESS_BYTES, BatchTime, CurrentKey, state_id
+from stateflow.state.current import ADDRESS_BYTES, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.time_to_live import StateTtlConfig
 
+_EVENT = StateTtlConfig.TtlTimeCharacteristic.EventTime.value
 _GROUP_BYTES, _MOMENT_BYTES = 2, 8
 _ZERO = 1 << 63
 
@@ -52,7 +53,9 @@ class Ttl:
         (self.other_id,) = set(expiry_ids(name)) - {self.id}
         self.has_other_index = _has_other_index(stored, self.characteristic)
         """Whether there may be expiry entries from when it lived in the other kind of time."""
-        self.now = _now(entries.time, config.ttl_time_characteristic)
+        self.clock = entries.clock if self.characteristic == _EVENT else None
+        """By which entries live; None for those that live by processing time."""
+        self._processing_time = entries.time.processing_time
         self.since = self.now
         """No entry lives from an earlier moment: since then the state has had a time to live, in this kind of time.
         What was written before, with a moment or without, counts from here."""
@@ -64,6 +67,15 @@ class Ttl:
         self._renews = config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
         self._milliseconds = config.milliseconds
         self._entries = entries
+
+    @property
+    def now(self) -> int | None:
+        """The time that decides whether an entry has expired."""
+        return self._processing_time if self.clock is None else self.clock.now
+
+    def _now_written(self) -> int | None:
+        """The time from which an entry lives that is written now."""
+        return self._processing_time if self.clock is None else self.clock.of_write()
 
     def lives_from(self, data: bytes) -> int | None:
         """The moment from which an entry counts; None while there is no time."""
@@ -82,7 +94,8 @@ class Ttl:
 
     def is_over(self, begin: int) -> bool:
         """Whether the time of what lives from `begin` is over."""
-        return self.now is not None and begin + self._milliseconds <= self.now
+        now = self.now
+        return now is not None and begin + self._milliseconds <= now
 
     def admit(self, key: bytes, data: bytes) -> bool:
         """Reads an entry: whether it may be seen. An expired one is removed; one that lives may live on for it."""
@@ -109,11 +122,15 @@ class Ttl:
         Args:
             old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
         """
-        begin = self.since if self.now is None else self.now
+        now = self._now_written()
+        begin = self.since if now is None else now
         before = None if old is None else self._moment_of(old)
         if begin is None:
             self._entries.pending[key] = data
             return
+        if self.clock is not None and before is not None:
+            # A timer may fire after later rows of its key: they count as well.
+            begin = max(begin, before)
         self._entries.pending[key] = with_moment(data, begin, self.characteristic)
         if before != begin:
             self._forget(key, before)
@@ -130,7 +147,8 @@ class Ttl:
 
     def _renew(self, key: bytes, data: bytes) -> None:
         moment = self._moment_of(data)
-        if self.now is not None and (moment is None or moment < self.now):
+        now = self._now_written()
+        if now is not None and (moment is None or moment < now):
             self.write(key, data, data)
 
     def _forget(self, key: bytes, moment: int | None) -> None:
@@ -147,11 +165,3 @@ def indexed(index_key: bytes, state: bytes) -> tuple[int, bytes]:
 
 def _has_other_index(stored: StateSchema | None, time: str) -> bool:
     return stored is not None and stored.ttl_index and (stored.ttl_other_index or stored.ttl_time != time)
-
-
-def _now(time: BatchTime, characteristic: StateTtlConfig.TtlTimeCharacteristic) -> int | None:
-    return (
-        time.watermark
-        if characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
-        else time.processing_time
-    )

@@ -23,7 +23,7 @@ from stateflow.clock import SystemClock
 from stateflow.config import resolve
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import ConfigError, WrongJobRoot
+from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
 from stateflow.query.state import StateEntry
 from stateflow.runtime import stores
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -37,7 +37,7 @@ from stateflow.settings import Settings
 from stateflow.state.timers import MAX_WATERMARK
 from stateflow.state.transfer import remove_tree
 from stateflow.storage import Storage, forget_memory, open_storage
-from stateflow.testing.harness_job import Definition, Input, declare_graph, source_uid, typed_rows
+from stateflow.testing.harness_job import OPERATOR, Definition, Input, declare_graph, source_uid, typed_rows
 from stateflow.testing.harness_state import OperatorView, PendingTimer
 
 Moment = datetime | int
@@ -315,6 +315,9 @@ class KeyedHarness:
             pending = run_to_barrier(self._executor, rows, work)
             limit = self._settings.state.memory_limit_bytes
             operators = operators_behind(pending, at.operators, committed, limit)
+        except StateflowError as e:
+            self._name_function(e)
+            raise
         finally:
             emitted = {sink: sink.take() for sink in self._job.sinks}
         at = self._moved(at, pending.event_times())
@@ -326,6 +329,11 @@ class KeyedHarness:
             self._side[name] += emitted[sink]
         self._collect()
         return emitted[self._job.main]
+
+    def _name_function(self, error: StateflowError) -> None:
+        """Puts the function's class where an error has the harness's own uid, which the user has not given."""
+        if error.facts.get("operator") == OPERATOR:
+            error.facts = {**error.facts, "operator": type(self._definition.function).__qualname__}
 
     def _moved(self, at: Point, latest: Mapping[str, int]) -> Point:
         """The times after a batch with rows of these event times."""

@@ -88,6 +88,8 @@ def test_gives_its_job_what_it_asks_for(loaded: dict[str, Any], name: str) -> No
     assert found["job"] == name
     # The demo makes the folder of the flights.
     assert [p["code"] for p in found["problems"] if "landing" not in p["message"]] == [], done.stderr
+    # No setting of the family is one that the job does not read.
+    assert found["warnings"] == []
 
 
 def test_no_two_jobs_share_a_job_root_or_a_table(loaded: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -159,16 +160,16 @@ def test_a_run_tells_what_it_did(bench: Bench) -> None:
     shown = invoke(*bench.command(*SYNCHRONOUS))
     assert shown.exit_code == 0
     assert re.fullmatch(
-        r"job: 3 batches, 12 rows, from the beginning to checkpoint \d+, caught-up, [\d.]+ s\n", shown.stdout
+        r"job: 3 batches, 12 rows in, 12 out, from the beginning to checkpoint \d+, caught-up, [\d.]+ s\n",
+        shown.stdout,
     )
     assert len(FolderSink(bench.folder / "table").rows()) == 12
     lines = shown.stderr.splitlines()
     # Before anything that takes time, what it is; then where it starts from, and each batch once.
     assert len(lines) == 6 and "INFO loading" in lines[0] and lines[0].endswith("job.py")
     assert "INFO starts from the beginning; new sum" in lines[2]
-    assert [re.findall(r"INFO committed checkpoint=\d+ batch=(\d) rows=4", line) for line in lines[3:]] == [
-        ["1"], ["2"], ["3"],
-    ]  # fmt: skip
+    committed = r"INFO committed checkpoint=\d+ batch=(\d) rows=4 rows_out=totals:4 "
+    assert [re.findall(committed, line) for line in lines[3:]] == [["1"], ["2"], ["3"]]
 
 
 def test_checkpoints_beside_the_batches_are_told_of_by_themselves(bench: Bench) -> None:
@@ -180,6 +181,8 @@ def test_checkpoints_beside_the_batches_are_told_of_by_themselves(bench: Bench) 
     assert len(worked_off) + len(committed) == len(told)
     # Two batches may share a checkpoint, when the one before is still on its way.
     assert [f["batch"] for f in worked_off] == [1, 2, 3] and committed[-1]["batch"] == 3
+    assert sum(f["rows_out"]["totals"] for f in committed) == 12
+    assert [f["rows_out"] for f in worked_off] == [{"totals": 4}] * 3
     assert sum(f["rows"] for f in committed) == sum(f["rows"] for f in worked_off) == 12
     assert f"to checkpoint {committed[-1]['checkpoint']}, caught-up" in shown.stdout
 
@@ -203,9 +206,12 @@ def test_a_checkpoint_committed_before_its_batch_is_told_of_is_told_once(
 
 def test_a_run_goes_on_where_the_last_one_ended(bench: Bench) -> None:
     first = invoke(*bench.command("--set", "run.max_batches=1"))
-    assert "1 batches, 4 rows" in first.stdout and ", batches, " in first.stdout
+    assert "1 batches, 4 rows in, 4 out" in first.stdout and ", batches, " in first.stdout
     second = invoke(*bench.command())
-    assert "2 batches, 8 rows" in second.stdout and "resumes from checkpoint 2; state of sum" in second.stderr
+    assert (
+        "2 batches, 8 rows in, 8 out" in second.stdout
+        and "resumes from checkpoint 2; state of sum" in second.stderr
+    )
     assert len(FolderSink(bench.folder / "table").rows()) == 12
 
 
@@ -220,7 +226,7 @@ def test_the_command_line_wins_over_a_file_and_a_file_over_the_job(bench: Bench)
     config.write_text('job.who = "file"\n[run]\nmax_batches = 2\n')
     shown = invoke(*bench.command("--config", str(config), "--set", "job.who=line"))
     assert shown.exit_code == 0, shown.output
-    assert "2 batches, 6 rows" in shown.stdout
+    assert "2 batches, 6 rows in, from" in shown.stdout
 
 
 def _json_lines(text: str) -> list[dict[str, Any]]:
@@ -239,6 +245,27 @@ def test_a_run_of_asynchronous_checkpoints_shows_people_each_batch_once(bench: B
     assert all("committed" in line for line in lines[3:]) and 1 <= len(lines[3:]) <= 3
     rows = sum(int(found) for line in lines for found in re.findall(r" rows=(\d+)", line))
     assert rows == 12
+
+
+def test_each_sink_s_rows_are_in_the_closing_line(bench: Bench) -> None:
+    bench.write("""
+    def build(env):
+        totals = env.from_source(source(), uid="rows").key_by("key").process(Sum(), output=Total, uid="sum")
+        totals.sink_to(sink(), uid="all")
+        totals.filter(lambda row: row.total > 20).sink_to(FolderSink(HERE.parent / "large"), uid="large")
+    """)
+    shown = invoke(*bench.command())
+    large = len(FolderSink(bench.folder / "large").rows())
+    assert large
+    assert f", 12 rows in, {12 + large} out (all 12, large {large}), from " in shown.stdout
+
+
+def test_times_of_text_logs_are_in_utc(bench: Bench) -> None:
+    before = datetime.now(UTC).replace(microsecond=0)
+    ended = stateflow(bench.command(), bench.folder, {"TZ": "America/New_York"})
+    times = [line.partition(" ")[0] for line in ended.stderr.splitlines()]
+    assert times and all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
+    assert all(before <= datetime.fromisoformat(time) <= datetime.now(UTC) for time in times)
 
 
 def test_json_logs_are_one_object_a_line(bench: Bench) -> None:

@@ -133,14 +133,14 @@ def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal
     terminal.wait_for("job: from the beginning")
     for batch in (1, 2, 3):
         terminal.go_on()
-        terminal.wait_for(f"batch {batch}: {4 * batch} rows, checkpoint {batch + 1}, ")
+        terminal.wait_for(f"batch {batch}: {4 * batch} rows in, {4 * batch} out, checkpoint {batch + 1}, ")
     terminal.go_on()
     assert terminal.end() == 0
-    assert re.search(r"batch 3: 12 rows, checkpoint 4, [\d.]+ s, \+[\d.]+ kB", terminal.text)
+    assert re.search(r"batch 3: 12 rows in, 12 out, checkpoint 4, [\d.]+ s, \+[\d.]+ kB", terminal.text)
     # The line was drawn anew each time, never below itself, and is gone; so is the log, and the cursor is back.
     *above, last, end = terminal.screen
     assert re.fullmatch(
-        r"job: 3 batches, 12 rows, from the beginning to checkpoint 4, caught-up, [\d.]+ s", last
+        r"job: 3 batches, 12 rows in, 12 out, from the beginning to checkpoint 4, caught-up, [\d.]+ s", last
     )
     assert (end, above) == ("", [])
     assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
@@ -151,7 +151,7 @@ def test_an_error_stays_and_the_line_goes(bench: Bench) -> None:
     terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder)
     try:
         terminal.go_on()
-        terminal.wait_for("batch 1: 4 rows, ")
+        terminal.wait_for("batch 1: 4 rows in, ")
         terminal.go_on()
         assert terminal.end() == 4
     finally:

@@ -10,22 +10,22 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import msgspec
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 
-import stateflow
 from stateflow.config import resolve
 from stateflow.environment import declare
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
@@ -83,6 +83,41 @@ def test_the_plan_is_drawn_as_the_guide_shows(job: Path, tmp_path: Path) -> None
     assert shown.exit_code == 0, shown.output
     (drawn,) = _blocks("write-a-job", "text")
     assert shown.output.replace(str(tmp_path), "/data") == drawn
+
+
+def _expected_visits(payments: list[tuple[str, datetime]], gap: timedelta) -> Counter[tuple[str, int]]:
+    """Cards with the numbers of payments that have less than the gap between them."""
+    found: Counter[tuple[str, int]] = Counter()
+    for card in {card for card, _ in payments}:
+        times = sorted(at for of, at in payments if of == card)
+        ends = [n for n, at in enumerate(times, 1) if n == len(times) or times[n] - at >= gap]
+        found.update((card, end - start) for start, end in pairwise([0, *ends]))
+    return found
+
+
+def test_visits_do_not_depend_on_batches(job: Path) -> None:
+    module, minute = _load(job), timedelta(minutes=1)
+    noon, bound = datetime(2026, 3, 1, 12), 5 * minute  # noqa: DTZ001
+    by_card = KeyedInput(module.Payment, "card", ("at",), event_time="at", out_of_orderness=bound)
+    arrivals = st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 60).map(lambda n: n * 5), st.integers(0, 5)),
+        max_size=20,
+    )
+
+    @given(arrivals, st.lists(st.integers(0, 20), max_size=5))
+    def check(arrivals: list[tuple[str, int, int]], cuts: list[int]) -> None:
+        arrivals = sorted(arrivals, key=lambda each: each[1] + each[2])
+        payments = [(card, noon + at * minute) for card, at, _ in arrivals]
+        places = [0, *sorted(min(cut, len(payments)) for cut in cuts), len(payments)]
+        with KeyedHarness(module.Visits(), by_card, output=module.Visit, side_outputs=[module.LATE]) as h:
+            for start, end in pairwise(places):
+                h.push(*((card, at, 1.0) for card, at in payments[start:end]))
+            h.drain()
+            assert h.side_output(module.LATE) == [] and h.state_entries() == []
+            visits = Counter((row.card, row.payments) for row in h.output)
+        assert visits == _expected_visits(payments, 30 * minute)
+
+    check()
 
 
 def _deliver(folder: Path) -> None:
@@ -209,72 +244,62 @@ def _fails(test: Any) -> bool:
 # -- choose state -------------------------------------------------------------------------------------------------
 
 
-class Row(msgspec.Struct):
-    user: str
-    amount: float
-    shop: str = "s"
-
-
-class Limit(msgspec.Struct):
-    shop: str
-    limit: float
-
-
-class Summary(msgspec.Struct):
-    user: str
-    first: float
-    second: float
-
-
-ROWS = KeyedInput(Row, key_by="user")
-
-
 @pytest.fixture
-def names() -> dict[str, Any]:
-    """What the blocks of the guide define."""
-    found: dict[str, Any] = {name: getattr(stateflow, name) for name in stateflow.__all__}
-    found |= {"Summary": Summary, "np": np, "pa": pa, "pc": pc}
-    exec("\n\n".join(_blocks("choose-state", "python")), found)
-    return found
+def guide() -> SimpleNamespace:
+    """What the blocks of the guide define, which have no names but their own."""
+    found: dict[str, Any] = {}
+    exec(
+        compile("\n\n".join(_blocks("choose-state", "python")), "choose-state.md", "exec", dont_inherit=True),
+        found,
+    )
+    return SimpleNamespace(**found)
 
 
-def test_every_kind_of_keyed_state_of_the_guide_works(names: dict[str, Any]) -> None:
-    with KeyedHarness(names["Profile"](), ROWS, output=Summary) as h:
-        assert h.push(("u", 4.0), ("u", 2.0)) == [Summary("u", 4.0, 4.0), Summary("u", 4.0, 3.0)]
+def _harness(guide: SimpleNamespace, function: str, *inputs: BroadcastInput) -> KeyedHarness:
+    rows = KeyedInput(guide.Payment, key_by="user")
+    return KeyedHarness(getattr(guide, function)(), rows, *inputs, output=guide.Summary)
+
+
+def test_every_kind_of_keyed_state_of_the_guide_works(guide: SimpleNamespace) -> None:
+    with _harness(guide, "Profile") as h:
+        assert h.push(("u", 4.0, "s"), ("u", 2.0, "s")) == [
+            guide.Summary("u", 4.0, 4.0),
+            guide.Summary("u", 4.0, 3.0),
+        ]
         kept = {name: h.state(name, "u") for name in ("last", "amounts", "by-shop", "largest", "mean")}
         assert kept == {"last": 2.0, "amounts": [4.0, 2.0], "by-shop": {"s": 2}, "largest": 4.0, "mean": 3.0}
 
 
-def test_the_time_to_live_of_the_guide_begins_anew_with_each_read(names: dict[str, Any]) -> None:
+def test_the_time_to_live_of_the_guide_begins_anew_with_each_read(guide: SimpleNamespace) -> None:
     day = 24 * 60 * 60 * 1000
-    with KeyedHarness(names["Recent"](), ROWS, output=Summary) as h:
+    with _harness(guide, "Recent") as h:
         for now in (0, 6, 12):
             h.advance_processing_time(now * day)
-            h.push(("u", 1.0))
+            h.push(("u", 1.0, "s"))
         h.advance_processing_time(19 * day)
-        h.push(("u", 1.0))
+        h.push(("u", 1.0, "s"))
         assert [row.first for row in h.output] == [1.0, 2.0, 3.0, 1.0]
 
 
-def test_the_operator_states_of_the_guide_work(names: dict[str, Any]) -> None:
-    with KeyedHarness(names["OverLimit"](), ROWS, BroadcastInput(Limit), output=Summary) as h:
-        assert h.push_both([("u", 9.0), ("u", 4.0)], [("s", 5.0)]) == [Summary("u", 9.0, 5.0)]
-        assert h.broadcast_state(names["LIMITS"]) == {"s": 5.0}
-    with KeyedHarness(names["Sampled"](), ROWS, output=Summary) as h:
-        h.push(*(("u", float(n)) for n in range(150)))
+def test_the_operator_states_of_the_guide_work(guide: SimpleNamespace) -> None:
+    with _harness(guide, "OverLimit", BroadcastInput(guide.Limit)) as h:
+        assert h.push_both([("u", 9.0, "s"), ("u", 4.0, "s")], [("s", 5.0)]) == [guide.Summary("u", 9.0, 5.0)]
+        assert h.broadcast_state(guide.LIMITS) == {"s": 5.0}
+    with _harness(guide, "Sampled") as h:
+        h.push(*(("u", float(n), "s") for n in range(150)))
         assert h.operator_state("sample") == [[float(n) for n in range(50, 150)]]
 
 
-def test_the_vectorized_function_of_the_guide_works(names: dict[str, Any]) -> None:
-    with KeyedHarness(names["Totals"](), ROWS, output=Summary) as h:
-        h.push(("u", 1.0), ("u", 2.0))
-        assert h.push(("u", 3.0)) == [Summary("u", 6.0, 3.0)]
+def test_the_vectorized_function_of_the_guide_works(guide: SimpleNamespace) -> None:
+    with _harness(guide, "Totals") as h:
+        h.push(("u", 1.0, "s"), ("u", 2.0, "s"))
+        assert h.push(("u", 3.0, "s")) == [guide.Summary("u", 6.0, 3.0)]
 
 
-def test_the_settings_of_the_guide_choose_backends(names: dict[str, Any]) -> None:
+def test_the_settings_of_the_guide_choose_backends(guide: SimpleNamespace) -> None:
     (block,) = _blocks("choose-state", "toml")
     assert resolve({"state.backend": tomllib.loads(block)["state"]["backend"]}).state.backend == "filesystem"
-    _, settings = declare(names["build"], "job", ())
+    _, settings = declare(guide.build, "job", ())
     assert (settings.state.backend, settings.state.incremental) == ("rocksdb", True)
 
 

@@ -134,7 +134,7 @@ MISTAKES = [
 ON_SPARK = [
     Mistake("source-columns", "schema-mismatch",
             lambda b, _: _files(b, columns={"key": pa.string(), "number": pa.float64()})),
-    Mistake("source-frames", "config", lambda b, _: _files(b, ", format='nonsense'")),
+    Mistake("source-frames", "config", lambda b, _: _files(b, ", format='json', recursiveFileLookup='maybe'")),
     Mistake("transforms", "schema-mismatch", lambda b, _: _files(b, more=".transform(lambda df: df.select('key'))")),
     Mistake("transforms", "schema-mismatch",
             lambda b, _: _files(b, more=".transform(lambda df: df.selectExpr('key', 'number / 2 AS number'))")),

@@ -97,3 +97,6 @@ def test_another_job_s_savepoint_must_be_asked_for_and_brings_its_own_key_groups
     assert shadow == multiset(expected(other.delivered).movements[70:])
     told = _forked(job, tmp_path / "fork").run()
     assert told.code == 2 and "another job" in told.err, str(told)
+    shown = _forked(other, tmp_path / "fork").command("status", "--json").out
+    origin = json.loads(shown.splitlines()[-1])["origin"]
+    assert origin.startswith("a shadow fork of ledger at savepoint theirs (checkpoint ")

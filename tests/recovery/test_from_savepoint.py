@@ -35,6 +35,11 @@ def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> No
     assert record["facts"]["savepoint_path"].endswith(roots.savepoint.name)
     format_ = disk.unsealed((roots.new.root / "FORMAT").read_bytes())[0]
     assert format_["begun_with"] == record["facts"]["savepoint_path"]
+    assert _origin(roots) == f"begun with {record['facts']['at']}"
+    assert record["facts"]["at"].startswith("savepoint ")
+    (found,) = (roots.new.root / "history").glob("*-fork-made.json")
+    found.unlink()
+    assert format_["begun_with"] in _origin(roots)
     # It is its own: a savepoint of it, and a job without the argument, need nothing of the first one.
     shutil.rmtree(roots.savepoint)
     roots.new.settings = {**roots.new.settings, "job__tables": roots.tables}
@@ -43,6 +48,11 @@ def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> No
     roots.check_own_tables()
     roots.new.collect()
     disk.check_no_orphans(roots.new.root)
+
+
+def _origin(roots: NewRoot) -> str:
+    shown = roots.new.command("status", "--json")
+    return str(json.loads(shown.out.splitlines()[-1])["origin"])
 
 
 def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot) -> None:

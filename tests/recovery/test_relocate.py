@@ -23,7 +23,7 @@ from stateflow.checkpoint.log import Appended
 from stateflow.checkpoint.retained import Retention
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.recovery.relocation import Check, check_files
+from stateflow.recovery.relocation import Check, check_files, files_of_source
 from stateflow.runtime.seeding import source_log
 from stateflow.runtime.source_paths import Move, moved_description, moved_log, seen_files
 from stateflow.storage import PosixStorage
@@ -173,7 +173,10 @@ def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, s
     assert box.command(*move, failpoint=step).code == -9
     done = box.command(*move, "--check", "content")
     assert done.code == 0, str(done)
-    assert json.loads(done.out)["repeated"] == (step == "relocate.adopted")
+    report = json.loads(done.out)
+    assert report["repeated"] == (step == "relocate.adopted")
+    # The files of the other source, in the folder next to this one, do not count.
+    assert report["unread"] == 0
     head = root.head()
     manifest = root.manifest(head)
     assert manifest is not None and manifest.spark is not None
@@ -258,7 +261,22 @@ def test_a_file_is_recognized_by_its_time_where_the_old_one_is_gone(tmp_path: Pa
     os.utime(file, ns=(17_000_999, 17_000_999))
     move = Move(PurePosixPath(tmp_path / "old"), PurePosixPath(tmp_path / "new"))
     seen = seen_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
-    assert check_files(seen, move, Check.CONTENT) == 0
+    assert check_files(seen, move, Check.CONTENT) == {file}
     os.utime(file, ns=(18_000_000, 18_000_000))
     with pytest.raises(ConfigError):
         check_files(seen, move, Check.CONTENT)
+
+
+def test_the_files_of_a_source_are_those_of_its_folder_or_pattern(tmp_path: Path) -> None:
+    for name in ("in/a.json", "in/day=1/b.json", "in/_log/c.json", "in/.d.json", "other/e.json", "in/f.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    def files(below: str) -> list[str]:
+        found = files_of_source(f"FileSource[json:{tmp_path}/{below}]")
+        return sorted(str(path.relative_to(tmp_path)) for path in found)
+
+    assert files("in") == ["in/a.json", "in/day=1/b.json", "in/f.csv"]
+    assert files("in/*.json") == ["in/a.json"]
+    assert files("*/day=*") == ["in/day=1/b.json"]
+    assert files("nowhere") == []

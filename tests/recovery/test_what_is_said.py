@@ -105,12 +105,14 @@ def test_status_marks_what_a_restore_has_undone(early: AccountsBox) -> None:
 
 def test_status_says_what_is_a_fork(early: AccountsBox, tmp_path: Path) -> None:
     assert "fork" not in early.command("status").out
-    uuid = _status(early)["job_uuid"]
+    told = _status(early)
     forks = {"plain": (), "shadow": ("--shadow",)}
     for name, more in forks.items():
         assert early.command("fork", "latest", "--into", str(tmp_path / name), *more).code == 0
         shown = early.shell(f"stateflow status --job-root {tmp_path / name}").out
-        assert f", {'a shadow fork' if more else 'a fork'} of {uuid}/" in shown
+        assert f", {'a shadow fork' if more else 'a fork'} of accounts at {told['stands_at']}\n" in shown
+        forked = early.shell(f"stateflow status --json --job-root {tmp_path / name}").out
+        assert json.loads(forked)["forked_from"].startswith(f"{told['job_uuid']}/")
 
 
 # -- history ----------------------------------------------------------------------------------------------------------

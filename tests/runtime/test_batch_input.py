@@ -99,6 +99,16 @@ def test_a_failure_that_does_not_come_again_alone_is_tried_again(policy: str, al
     assert failed.value.retryable and not given.skipped
 
 
+def test_a_corrupt_file_ends_the_run_when_a_source_without_files_is_read_with_it() -> None:
+    stream = cast(Any, SimpleNamespace(has_files=False))
+    files = FakeSource("quarantine", {FILES[0]: GARBLED})
+    given = BatchInput([], {"rows": files, "stream": stream}, lambda: {"rows": FILES, "stream": []},
+                       cast(Any, SimpleNamespace(sparkSession=None)))  # fmt: skip
+    with pytest.raises(CorruptInput) as ended:
+        given.skip_corrupt(_failure(FILES[0], GARBLED))
+    assert ended.value.facts["sources"] == ["stream"] and not given.skipped
+
+
 def test_a_storage_that_fails_skips_nothing_and_reads_nothing_again() -> None:
     source = FakeSource("quarantine", {})
     with pytest.raises(BatchFailed):

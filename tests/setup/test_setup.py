@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import tomllib
+import zipfile
+import zipimport
 from pathlib import Path
 from types import ModuleType
 
@@ -317,6 +319,28 @@ def test_an_archive_is_made_once_for_a_java_and_a_spark(
     archive.unlink()
     monkeypatch.setattr(script, "make", lambda: "it did not work")
     assert [script.main(), script.main()] == [1, 1]
+
+
+# --- PySpark's archives -----------------------------------------------------------------------------------------------
+
+
+def test_an_archive_is_compiled_once_and_another_python_takes_the_sources(tmp_path: Path) -> None:
+    script, archive = _script("compile_pyspark"), tmp_path / "package.zip"
+    with zipfile.ZipFile(archive, "w") as new:
+        new.writestr("package/__init__.py", "")
+        new.writestr("package/inner.py", "where = __file__\n")
+    assert [script.compile_archive(archive), script.compile_archive(archive)] == [True, False]
+    code = zipimport.zipimporter(f"{archive}/package").get_code("package.inner")
+    assert code.co_filename == f"{archive}/package/inner.py"
+    with zipfile.ZipFile(archive) as compiled:
+        (is_compiled,) = (n for n in compiled.namelist() if n == "package/inner.pyc")
+        others = {name: compiled.read(name) for name in compiled.namelist()}
+    others[is_compiled] = b"abcd" + others[is_compiled][4:]
+    with zipfile.ZipFile(archive, "w") as of_another_python:
+        for name, data in others.items():
+            of_another_python.writestr(name, data)
+    zipimport.zipimporter(f"{archive}/package").invalidate_caches()
+    assert zipimport.zipimporter(f"{archive}/package").get_code("package.inner").co_names == code.co_names
 
 
 # --- Servers from npm ------------------------------------------------------------------------------------------------

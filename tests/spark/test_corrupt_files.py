@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,21 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def _parquet(home: Path, name: str, numbers: range) -> Path:
     path = home / _PARQUET / f"{name}.parquet"
     path.parent.mkdir(exist_ok=True)
+    return _write(path, numbers)
+
+
+def _write(path: Path, numbers: range) -> Path:
     parquet.write_table(pa.table({"name": ["p"] * len(numbers), "number": [*numbers]}), path)
     return path
+
+
+def _type(home: Path, begin: str, file: str) -> None:
+    """Types a command of the runbook's steps for a corrupt file."""
+    text = (ROOT / "docs" / "runbook.md").read_text().partition("## A corrupt input file")[2]
+    blocks = map(textwrap.dedent, re.findall(r"^ *```\n(.*?)^ *```$", text, re.M | re.S))
+    (block,) = [block for block in blocks if block.startswith(begin)]
+    names = {"FOLDER": str(home / _PARQUET), "FILE": file}
+    subprocess.run(["bash", "-euc", block], env={**os.environ, **names}, cwd=home, check=True)
 
 
 def _json(home: Path, name: str, numbers: range, more: str = "") -> Path:
@@ -51,11 +66,15 @@ def _garble(path: Path) -> None:
 
 
 def _run(home: Path, *more: str, failpoint: str = "") -> subprocess.CompletedProcess[str]:
-    settings = (f"job.home={home}", f"local_dir={home / 'local'}", *more)
-    command = [sys.executable, "-m", "stateflow", "run", corrupt.__file__, "--job-root", str(home / "root")]
-    words = [w for s in settings for w in ("--set", s)] + ["--result-file", str(home / "result.json")]
+    settings = [w for s in more for w in ("--set", s)]
+    return _stateflow(home, "run", *settings, "--result-file", str(home / "result.json"), failpoint=failpoint)
+
+
+def _stateflow(home: Path, word: str, *more: str, failpoint: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stateflow", word, corrupt.__file__, "--job-root", str(home / "root"),
+               "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", *more]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "STATEFLOW_FAILPOINT": failpoint}
-    return subprocess.run(command + words, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def _result(home: Path) -> dict[str, Any]:
@@ -81,9 +100,13 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(tmp_path: Path) -> None:
     assert len(ended.stderr.splitlines()) < 15 and "\tat " not in ended.stderr, ended.stderr
     (log,) = (tmp_path / "local" / "spark-logs").iterdir()
     assert "FAILED_READ_FILE" in log.read_text()
+    # Spark's lines have the times of the run's own ones, in UTC; and the run says when Spark has started.
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", log.read_text())
+    assert re.search(r"Z INFO Spark started in \d+ s", ended.stderr)
     # Nothing of the batch exists; with a sound file under the same name the next run reads all.
     assert not _rows(tmp_path)
-    _parquet(tmp_path, "z bad", range(5, 9))
+    _write(tmp_path / "repaired.json", range(5, 9))
+    _type(tmp_path, 'mv repaired.json "$FOLDER/$FILE"', bad.name)
     assert _run(tmp_path, "job.corrupt=fail").returncode == 0
     assert _rows(tmp_path) == Counter([("p", n) for n in range(9)] + [("j", n) for n in range(3)])
 
@@ -106,6 +129,9 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     assert result["quarantined_count"] == 3
     assert sorted(q["file"] for q in result["quarantined"]) == sorted(map(str, bad))
     assert "3 corrupt input files skipped" in ended.stdout
+    # Neither does a worker whose connection Spark has closed say so.
+    assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr, ended.stderr
+    first = ops.describe(str(tmp_path / "root")).checkpoint_id
     # A later batch does not read them, keeps the records, and adds its own.
     _parquet(tmp_path, "later", range(5, 7))
     bad.append(_parquet(tmp_path, "later bad", range(80, 90)))
@@ -118,3 +144,18 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(tmp_path: Path) 
     assert {q.source for q in found.quarantined} == {"parquet", "json"} and all(
         q.error for q in found.quarantined
     )
+    # As the runbook says: a repaired file is read under a new name, and not under its own.
+    _write(bad[1], range(60, 70))
+    _write(tmp_path / "repaired.json", range(80, 90))
+    _type(tmp_path, 'mv repaired.json "$FOLDER/repaired-', bad[-1].name)
+    assert _run(tmp_path).returncode == 0
+    expected += Counter([("p", n) for n in [5, 6, *range(80, 90)]])
+    assert _rows(tmp_path) == expected
+    # And a restore to before both reads both again.
+    plan = str(tmp_path / "plan.json")
+    for words in (["--plan", str(first), "--out", plan], ["--execute", plan]):
+        restored = _stateflow(tmp_path, "restore", *words)
+        assert restored.returncode == 0, restored.stderr
+    assert _run(tmp_path).returncode == 0
+    assert _rows(tmp_path) == expected
+    assert ops.describe(str(tmp_path / "root")).quarantined_count == 4

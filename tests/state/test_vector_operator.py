@@ -342,7 +342,7 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
     (lambda d, s: s.write(d.number, pa.array(["x"] * len(s))), SchemaMismatch, "not of the state's type"),
     (lambda d, s: s.write_entries(d.map, [0], pa.array(["x"]), pa.array([1.0])), SchemaMismatch, "keys of a map"),
     (lambda d, s: s.write_entries(d.map, [0], pa.array([1]), pa.array([1.0, 2.0])), SchemaMismatch, "length"),
-    (lambda d, s: [1], SchemaMismatch, "returned no rows"),
+    (lambda d, s: [1], SchemaMismatch, "process_batch must return rows"),
     (lambda d, s: pa.table({"key": ["a"]}), SchemaMismatch, "other columns"),
     (lambda d, s: pa.table({"key": ["a"], "total": [1.5]}), SchemaMismatch, "another type"),
     (lambda d, s: pa.table({"key": [None], "total": [1]}), SchemaMismatch, "a null in a column"),

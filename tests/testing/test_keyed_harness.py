@@ -449,7 +449,7 @@ def test_a_batch_that_fails_names_key_and_row_and_leaves_nothing_behind(backend:
         with pytest.raises(UserCodeError, match="process_element of an operator raised ValueError") as raised:
             h.push(("ann", 100), ("ann", -5))
         facts = raised.value.facts
-        assert facts["operator"] == "operator"
+        assert facts["operator"] == "RunningTotal"
         assert facts["key"] == "{'user': 'ann'}"
         assert "amount=-5" in str(facts["row"])
         assert h.side_output(LARGE) == []

@@ -108,11 +108,12 @@ MISTAKES: dict[str, tuple[Callable[[StreamExecutionEnvironment], object], str, d
     "a uid of a sink again": (_twice("sink"), "a uid is used twice", {"uid": "x"}),
     "no key column": (lambda env: _rows(env).key_by(), "at least one column", {}),
     "an unknown key column": (
-        lambda env: _rows(env).key_by("kye"), "no such column", {"column": "kye", "row_class": "Row"},
+        lambda env: _rows(env).key_by("kye"), "no such column",
+        {"column": "kye", "row_class": "Row", "called": "key_by", "stream": "rows"},
     ),
     "an unknown order column": (
         lambda env: _rows(env).key_by("key", order_by=["time"]), "no such column",
-        {"column": "time", "row_class": "Row"},
+        {"column": "time", "row_class": "Row", "called": "order_by", "stream": "rows"},
     ),
     "no source object": (
         lambda env: env.from_source("path", uid="rows"), "needs a source", {"given": "'path'", "uid": "rows"},  # type: ignore[arg-type]
@@ -257,7 +258,7 @@ def test_parameters_are_asked_for_by_name() -> None:
     assert (env.parameter("tables"), env.parameter("none", "default")) == ("/t", "default")
     with pytest.raises(JobDefinitionError, match=r"--set job\.none=") as refused:
         env.parameter("none")
-    assert refused.value.facts == {"name": "none"}
+    assert refused.value.facts == {"name": "none", "given": ["tables"]}
 
 
 def test_defaults_in_code_have_dots() -> None:

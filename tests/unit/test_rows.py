@@ -37,6 +37,7 @@ GOOD: list[tuple[str, Any, Any]] = [
     ("bool", True, True), ("bool", np.bool_(False), False),
     ("bytes", b"\0", b"\0"), ("bytes", bytearray(b"x"), b"x"), ("date", AT.date(), AT.date()), ("datetime", AT, AT),
     ("instant", AT.replace(tzinfo=UTC), AT.replace(tzinfo=UTC)),
+    ("instant", AT, AT.replace(tzinfo=UTC)),
 ]  # fmt: skip
 
 

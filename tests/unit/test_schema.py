@@ -87,7 +87,7 @@ def test_a_field_without_a_column_type_is_refused_by_name(kind: Any) -> None:
     with pytest.raises(JobDefinitionError, match="no column type") as refused:
         RowSchema.of(row_class)
     assert refused.value.facts["field"] == "Bad.wrong"
-    assert "int, float, str" in refused.value.hint
+    assert all(word in refused.value.hint for word in ("int, float, str", "msgspec", "cents"))
 
 
 def test_constraints_of_msgspec_do_not_matter() -> None:
@@ -106,6 +106,6 @@ def test_names_that_spark_or_the_runtime_could_mix_up_are_refused(names: tuple[s
 def test_a_missing_column_is_told_with_those_that_there_are() -> None:
     schema = RowSchema.of(Plain)
     assert schema.column("number").spark_type == "bigint"
-    with pytest.raises(JobDefinitionError, match="columns are key, number") as refused:
+    with pytest.raises(JobDefinitionError, match="columns are number, key") as refused:
         schema.column("Number")
     assert refused.value.facts == {"column": "Number", "row_class": "Plain"}

@@ -19,7 +19,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job; `corrupt` is what both sources do about corrupt files."""
     home, policy = Path(env.parameter("home")), cast(OnCorruptFile, env.parameter("corrupt", "quarantine"))
     first = FileSource(home / "a b", schema=Row, on_corrupt_file=policy)
-    second = FileSource(home / "json", schema=Row, format="json", on_corrupt_file=policy, mode="FAILFAST")
+    second = FileSource(home / "json", schema=Row, format="json", on_corrupt_file=policy)
     streams = env.from_source(first, uid="parquet").union(env.from_source(second, uid="json"))
     streams.sink_to(FolderSink(home / "out"), uid="out")
     streams.key_by("name").reduce(added, uid="sum").sink_to(FolderSink(home / "sums"), uid="sums")

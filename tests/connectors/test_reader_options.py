@@ -1,0 +1,66 @@
+"""A file source refuses formats, options and modes that Spark's readers do not have; without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from stateflow.connectors.files import FileSource
+from stateflow.connectors.reader_options import READER_OPTIONS
+from stateflow.errors import ConfigError
+
+_WRITING = {"compression", "codec", "orc.compress", "parquet.compression", "ignoreNullFields", "pretty", "sortKeys",
+            "writeNonAsciiCharacterAsCodePoint", "quoteAll", "escapeQuotes", "extension"}  # fmt: skip
+_CLASSES = {
+    "json": "catalyst.json.JSONOptions", "csv": "catalyst.csv.CSVOptions",
+    "parquet": "execution.datasources.parquet.ParquetOptions", "orc": "execution.datasources.orc.OrcOptions",
+    "text": "execution.datasources.text.TextOptions",
+}  # fmt: skip
+
+
+@dataclass
+class Row:
+    number: int
+
+
+@pytest.mark.parametrize(("format", "options", "fact", "closest"), [
+    ("jsn", {}, {"format": "jsn"}, "'json'"),
+    ("parqet", {}, {"format": "parqet"}, "'parquet'"),
+    ("json", {"mod": "FAILFAST"}, {"option": "mod"}, "'mode'"),
+    ("csv", {"headr": "true"}, {"option": "headr"}, "'header'"),
+    ("parquet", {"mergeShema": "true"}, {"option": "mergeShema"}, "'mergeSchema'"),
+    ("orc", {"header": "true"}, {"option": "header"}, "mergeSchema"),
+    ("json", {"mode": "FAILFAS"}, {"mode": "FAILFAS"}, "'FAILFAST'"),
+    ("csv", {"Mode": "permisive"}, {"mode": "permisive"}, "'PERMISSIVE'"),
+    ("csv", {"mode": ""}, {"mode": ""}, "PERMISSIVE"),
+])  # fmt: skip
+def test_a_misspelling_is_refused_with_the_closest_name(
+    format: str, options: dict[str, Any], fact: dict[str, Any], closest: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        FileSource("/data", schema=Row, format=format, **options)
+    assert fact.items() <= raised.value.facts.items()
+    assert closest in raised.value.hint
+
+
+@pytest.mark.parametrize(("format", "options"), [
+    ("JSON", {"mode": "failfast", "MULTILINE": "true"}),
+    ("csv", {"header": True, "sep": ";", "pathGlobFilter": "*.csv"}),
+    ("parquet", {"fs.s3a.endpoint": "http://localhost:9000", "recursiveFileLookup": "true"}),
+    ("text", {"wholetext": "true"}),
+])  # fmt: skip
+def test_case_and_hadoop_settings_do_not_matter(format: str, options: dict[str, Any]) -> None:
+    assert FileSource("/data", schema=Row, format=format, **options).format == format.lower()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", _CLASSES)
+def test_each_option_that_sparks_reader_declares_is_known(spark: SparkSession, format: str) -> None:
+    declared: Any = spark._jvm
+    for part in f"org.apache.spark.sql.{_CLASSES[format]}".split("."):
+        declared = getattr(declared, part)
+    names = set(declared.getAllOptions().mkString(" ").split()) - _WRITING
+    assert names <= READER_OPTIONS[format]

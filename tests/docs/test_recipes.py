@@ -1,0 +1,331 @@
+"""The recipes: their functions against plain Python, with batches cut at any place; their job, run without Spark."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from stateflow.testing import KeyedHarness, KeyedInput
+from tests.cli.test_cli import invoke
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "recipes.md"
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+BOUND, WEEK, HOUR = timedelta(minutes=30), timedelta(days=7), timedelta(hours=1)
+TICK = timedelta(milliseconds=1)
+
+Row = Any
+Batches = list[list[Row]]
+
+
+def _code() -> str:
+    return "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S))
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _load_with(folder: Path, name: str, right: str = "", wrong: str = "") -> ModuleType:
+    """The job of the page as a module, with something in it exchanged."""
+    text = _code()
+    assert right in text
+    path = folder / f"{name}.py"
+    path.write_text(text.replace(right, wrong) if right else text)
+    return _load(path)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    yield _load_with(tmp_path_factory.mktemp("recipes"), "recipes_page")
+    sys.modules.pop("recipes_page", None)
+
+
+# -- rows, and where they are cut into batches --------------------------------------------------------------------
+
+# Differences of exactly a week and exactly an hour are common, and those next to them.
+_DAYS = st.sampled_from([0, 1, 6, 7, 8, 13, 14, 15, 28, 29])
+_MINUTES = st.sampled_from([0, 1, 29, 30, 59, 60, 61, 90, 120])
+_TIMES = st.builds(lambda day, minute: BEGIN + timedelta(days=day, minutes=minute), _DAYS, _MINUTES)
+_DELAYS = st.integers(0, 30).map(lambda minutes: timedelta(minutes=minutes))
+
+
+def _cut(rows: Sequence[Row], cuts: Sequence[int]) -> Batches:
+    """The rows in batches that end at the places of `cuts`, which may be the same."""
+    places = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    return [list(rows[start:end]) for start, end in pairwise(places)]
+
+
+_CUTS = st.lists(st.integers(0, 20), max_size=5)
+_ARRIVALS = st.lists(st.tuples(st.sampled_from("ab"), _TIMES, _DELAYS), max_size=20)
+_TIMES_OF_A_DAY = _MINUTES.map(lambda minute: BEGIN + timedelta(minutes=minute))
+_ARRIVALS_OF_A_DAY = st.lists(st.tuples(st.sampled_from("ab"), _TIMES_OF_A_DAY, _DELAYS), max_size=12)
+
+
+def _arrival(each: tuple[str, datetime, timedelta]) -> datetime:
+    return each[1] + each[2]
+
+
+# -- deduplicate --------------------------------------------------------------------------------------------------
+
+
+def _expected_once(batches: Batches) -> tuple[list[Row], list[Row]]:
+    """Those that pass and those that are late, by a memory that nothing is ever removed from."""
+    passed: dict[str, list[datetime]] = defaultdict(list)
+    once, late, latest = [], [], datetime.min.replace(tzinfo=UTC) + WEEK
+    for batch in batches:
+        for row in sorted(batch, key=lambda row: row.time):
+            if row.time <= latest - BOUND - TICK:
+                late.append(row)
+            elif all(abs(row.time - other) >= WEEK for other in passed[row.order_id]):
+                passed[row.order_id].append(row.time)
+                once.append(row)
+        latest = max([latest, *(row.time for row in batch)])
+    return once, late
+
+
+def _deduplicate(job: ModuleType, batches: Batches) -> tuple[list[Row], list[Row]]:
+    orders = KeyedInput(job.Order, "order_id", ("time",), event_time="time", out_of_orderness=BOUND)
+    with KeyedHarness(job.Deduplicate(), orders, output=job.Order, side_outputs=[job.LATE]) as h:
+        for batch in batches:
+            h.push(*batch)
+        h.drain()
+        assert h.state_entries() == [] and h.timers() == []
+        return h.output, h.side_output(job.LATE)
+
+
+def _order(job: ModuleType, order_id: str, time: datetime, customer_id: str = "c") -> Row:
+    return job.Order(order_id, customer_id, time, '[{"sku": "s", "quantity": 2, "cents": 125}]')
+
+
+def _multiset(rows: Sequence[Row]) -> Counter[bytes]:
+    return Counter(map(msgspec.json.encode, rows))
+
+
+def _check_deduplicate(job: ModuleType, given_settings: settings | None = None) -> None:
+    @(given_settings or settings())
+    @given(_ARRIVALS, _CUTS, st.sampled_from(["in order", "within the bound", "late"]))
+    def check(arrivals: list[tuple[str, datetime, timedelta]], cuts: list[int], order: str) -> None:
+        if order != "late":
+            arrivals = sorted(arrivals, key=_arrival if order == "within the bound" else lambda each: each[1])
+        rows = [_order(job, name, time) for name, time, _ in arrivals]
+        once, late = _deduplicate(job, _cut(rows, cuts))
+        expected_once, expected_late = _expected_once(_cut(rows, cuts))
+        assert _multiset(once) == _multiset(expected_once)
+        assert _multiset(late) == _multiset(expected_late)
+        if order == "in order":
+            assert (_multiset(once), late) == (_multiset(_expected_once([rows])[0]), [])
+
+    check()
+
+
+def test_orders_pass_once_a_week_however_they_are_cut_into_batches(job: ModuleType) -> None:
+    _check_deduplicate(job)
+
+
+def test_a_month_in_one_batch_and_a_copy_a_day_later(job: ModuleType) -> None:
+    month = [_order(job, f"o{day}", BEGIN + timedelta(days=day)) for day in range(30)]
+    copies = [_order(job, f"o{day}", BEGIN + timedelta(days=29, minutes=day)) for day in (22, 23, 28)]
+    once, late = _deduplicate(job, [month[:1], month[1:], copies])
+    assert _multiset(once) == _multiset([*month, copies[0]]) and late == []
+
+
+# -- enrich -------------------------------------------------------------------------------------------------------
+
+
+def _expected_versions(orders: Sequence[Row], versions: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Each order with its version, and the orders without one, by looking at everything."""
+    found, unknown = [], []
+    for order in orders:
+        own = sorted((v for v in versions if v.customer_id == order.customer_id), key=lambda v: v.since)
+        valid = [v for v in own if v.since <= order.time][-1:] or [
+            v for v in own if order.time < v.since <= order.time + HOUR
+        ][:1]
+        found += [(order.order_id, order.time, 250, version.name) for version in valid]
+        unknown += [] if valid else [order]
+    return found, unknown
+
+
+def _enrich(job: ModuleType, batches: Batches) -> tuple[list[Row], list[Row]]:
+    inputs = (
+        KeyedInput(job.Order, "customer_id", ("time",), event_time="time", out_of_orderness=BOUND),
+        KeyedInput(job.Customer, "customer_id", ("since",), event_time="since", out_of_orderness=BOUND),
+    )
+    tags = [job.UNKNOWN, job.LATE]
+    with KeyedHarness(job.Enrich(), *inputs, output=job.EnrichedOrder, side_outputs=tags) as h:
+        for batch in batches:
+            orders = [row for row in batch if isinstance(row, job.Order)]
+            h.push_both(orders, [row for row in batch if not isinstance(row, job.Order)])
+        h.drain()
+        assert h.side_output(job.LATE) == [] and h.timers() == []
+        for customer in "ab":
+            assert h.state("waiting", key=customer) == []
+            assert len(h.state("versions", key=customer)) <= 1
+        return [(row.order_id, row.time, row.cents, row.name) for row in h.output], h.side_output(job.UNKNOWN)
+
+
+def _row(job: ModuleType, number: int, is_order: bool, name: str, time: datetime) -> Row:
+    # Versions at a time of their own: of two at the same one, either may be the newer.
+    since = time + number * TICK
+    return (
+        _order(job, f"o{number}", time, name) if is_order else job.Customer(name, since, f"n{number}", "DE")
+    )
+
+
+def _check_enrich(job: ModuleType, given_settings: settings | None = None) -> None:
+    @(given_settings or settings())
+    @given(_ARRIVALS_OF_A_DAY | _ARRIVALS, st.randoms(use_true_random=False), _CUTS)
+    def check(arrivals: list[tuple[str, datetime, timedelta]], random: Any, cuts: list[int]) -> None:
+        ordered = sorted(arrivals, key=_arrival)
+        rows = [_row(job, n, random.random() < 0.6, name, time) for n, (name, time, _) in enumerate(ordered)]
+        orders = [row for row in rows if isinstance(row, job.Order)]
+        versions = [row for row in rows if not isinstance(row, job.Order)]
+        found, unknown = _enrich(job, _cut(rows, cuts))
+        expected, expected_unknown = _expected_versions(orders, versions)
+        assert Counter(found) == Counter(expected)
+        assert _multiset(unknown) == _multiset(expected_unknown)
+
+    check()
+
+
+def test_orders_get_the_version_of_their_time_however_they_are_cut_into_batches(job: ModuleType) -> None:
+    _check_enrich(job)
+
+
+@pytest.mark.parametrize(("minutes", "is_known"), [(-1, True), (0, True), (60, True), (61, False)])
+@pytest.mark.parametrize("in_one_batch", [True, False])
+def test_an_order_waits_an_hour_for_its_customer(
+    job: ModuleType, minutes: int, is_known: bool, in_one_batch: bool
+) -> None:
+    order = _order(job, "o", BEGIN, "a")
+    version = job.Customer("a", BEGIN + timedelta(minutes=minutes), "n", "DE")
+    found, unknown = _enrich(job, [[order, version]] if in_one_batch else [[order], [], [version]])
+    assert (len(found), len(unknown)) == ((1, 0) if is_known else (0, 1))
+
+
+def test_a_late_version_counts_for_orders_after_it_and_a_late_order_goes_aside(job: ModuleType) -> None:
+    inputs = (
+        KeyedInput(job.Order, "customer_id", ("time",), event_time="time", out_of_orderness=BOUND),
+        KeyedInput(job.Customer, "customer_id", ("since",), event_time="since", out_of_orderness=BOUND),
+    )
+    tags = [job.UNKNOWN, job.LATE]
+    with KeyedHarness(job.Enrich(), *inputs, output=job.EnrichedOrder, side_outputs=tags) as h:
+        h.push_both([_order(job, "o1", BEGIN, "a")], [job.Customer("a", BEGIN - HOUR, "old", "DE")])
+        h.push_both([_order(job, "other", BEGIN + 3 * HOUR, "b")], [])
+        h.push_both([_order(job, "late", BEGIN, "a")], [job.Customer("a", BEGIN - TICK, "late", "DE")])
+        h.push_both([_order(job, "o2", BEGIN + 3 * HOUR, "a")], [])
+        h.drain()
+        assert [(row.order_id, row.name) for row in h.output] == [("o1", "old"), ("o2", "late")]
+        assert [row.order_id for row in h.side_output(job.LATE)] == ["late"]
+        (version,) = h.state("versions", key="a").values()
+        assert version.name == "late"
+
+
+# -- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (_check_deduplicate, "abs(time - other) >= WEEK", "time - other >= WEEK + 1"),
+        (_check_deduplicate, "time + WEEK > timestamp", "False"),
+        # The traps: what state has is taken for what is open; a later version is taken for one that is known.
+        (_check_deduplicate, "all(abs(time - other) >= WEEK for other in", "not any(True for other in"),
+        (_check_enrich, "self.versions.items() if since <= timestamp]", "self.versions.items()]"),
+        (_check_enrich, "known[:-1]", "known"),
+        (_check_enrich, "each.time + HOUR <= timestamp", "each.time < timestamp"),
+        (_check_enrich, "if each.time <= timestamp else None", ""),
+    ],
+)  # fmt: skip
+def test_the_tests_find_mistakes(tmp_path: Path, check: Callable[..., None], right: str, wrong: str) -> None:
+    module = _load_with(tmp_path, "orders_job_with_a_mistake", right, wrong)
+    try:
+        with pytest.raises(AssertionError):
+            check(module, settings(max_examples=300, phases=[Phase.generate]))
+    finally:
+        sys.modules.pop(module.__name__)
+
+
+# -- the whole job ------------------------------------------------------------------------------------------------
+
+_READ_WITHOUT_SPARK = '''
+
+def FileSource(path, *, schema, format):
+    """The same rows from a list, which needs no Spark."""
+    from pathlib import Path
+
+    from stateflow.api.collection import CollectionSource
+
+    assert format == "json"
+    lines = [line for file in sorted(Path(path).glob("*.json")) for line in file.read_text().splitlines()]
+    return CollectionSource([msgspec.json.decode(line, type=schema) for line in lines], schema)
+'''
+
+
+def _settings(folder: Path) -> list[str]:
+    given = {name: folder / name for name in ("orders", "customers", "tables")}
+    return [word for name, path in given.items() for word in ("--set", f"job.{name}={path}")]
+
+
+def _write(folder: Path, rows: Sequence[Row]) -> None:
+    folder.mkdir()
+    (folder / "1.json").write_text("".join(msgspec.json.encode(row).decode() + "\n" for row in rows))
+
+
+def _table(folder: Path, name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = DeltaTable(folder / "tables" / name).to_pyarrow_table().to_pylist()
+    return found
+
+
+def test_the_job_runs_over_a_month_in_small_batches(job: ModuleType, tmp_path: Path) -> None:
+    customers = "abcdefgh"
+    orders = [_order(job, f"o{n % 30}", BEGIN + timedelta(hours=5 * n), customers[n % 7]) for n in range(140)]
+    orders.sort(key=lambda row: row.time + timedelta(minutes=row.time.hour * 7 % 30))
+    versions = [
+        job.Customer(customers[n % 6], BEGIN + timedelta(hours=26 * n, minutes=30), f"n{n}", "DE") for n in range(27)
+    ]  # fmt: skip
+    _write(tmp_path / "orders", orders)
+    _write(tmp_path / "customers", versions)
+    path = tmp_path / "orders_job.py"
+    path.write_text(_code() + _READ_WITHOUT_SPARK)
+    shown = invoke("run", str(path), "--job-root", str(tmp_path / "root"), *_settings(tmp_path),
+                   "--set", f"local_dir={tmp_path}/local", "--set", "source.max_rows_per_batch=9")  # fmt: skip
+    assert shown.exit_code == 0, shown.output
+    once, late = _expected_once([orders])
+    expected, unknown = _expected_versions(once, versions)
+    assert late == [] and 0 < len(unknown) < len(expected) and len(once) < len(orders)
+    found = [(row["order_id"], row["time"], row["cents"], row["name"]) for row in _table(tmp_path, "orders")]
+    assert Counter(found) == Counter(expected)
+    ids = Counter((row["order_id"], row["time"]) for row in _table(tmp_path, "unknown"))
+    assert ids == Counter((row.order_id, row.time) for row in unknown)
+
+
+def test_the_plan_of_the_job_finds_nothing_to_refuse(tmp_path: Path) -> None:
+    for name in ("orders", "customers"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "orders_job.py"
+    path.write_text(_code())
+    shown = invoke("plan", str(path), "--no-spark", *_settings(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    # Write a job explains these words.
+    guide = (PAGE.parent / "write-a-job.md").read_text(encoding="utf-8")
+    assert "| `relay of customers` |" in guide and "\n  relay of customers\n" in shown.output
+    assert "| `shuffle 1, to 2 tasks` |" in guide and "\nshuffle 1, to 4 tasks\n" in shown.output
