@@ -8,8 +8,8 @@ not flown for 30 days.
 `STATEFLOW_HOME` and `spark_default` are those of `flights`: `tables/aircraft_days`, `tables/carrier_days` and
 `tables/late_flights` get the output, `jobs/fleet` has the checkpoints.
 
-The last day is open until a later flight arrives. When no more are to come, `stateflow stop --savepoint --drain`
-beside a run closes it.
+The last day is open until a later flight arrives. When no more are to come, a trigger of `fleet_savepoint` with *Stop
+the run with it* and *Drain* closes it.
 """
 
 from __future__ import annotations

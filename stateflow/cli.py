@@ -67,7 +67,8 @@ def main() -> None:
     "--result-file", type=click.Path(path_type=Path), help="Where to write how the run ended, as JSON."
 )
 @click.option("--drain", is_flag=True, help="When the run is caught up, take the input for ended: fire every "
-              "event-time timer, as at the end of a bounded source. Sets run.drain.")  # fmt: skip
+              "event-time timer, as at the end of a bounded source. Only for the last run: on a schedule it would end "
+              "every open session at the end of each run. Sets run.drain.")  # fmt: skip
 @click.option("--run-id", default="", help="Who asked for this run; kept in the log.")
 @click.option(
     "--from-savepoint",

@@ -103,7 +103,7 @@ def _print_found(problems: Sequence[Problem], warnings: Sequence[str], unchecked
 
 
 def _print(report: CheckReport) -> None:
-    click.echo(f"{report.job} against {report.at}: {report.fit}")
+    click.echo(f"{report.job} against {report.at}: {_verdict(report)}")
     for state in report.states:
         _print_state(state)
     for column in report.columns:
@@ -120,3 +120,9 @@ def _print_state(state: StateCheck) -> None:
         where = f"{conflict.field}: " if conflict.field else ""
         click.echo(f"    {where}{conflict.reason}; stored: {conflict.stored}; declared: {conflict.declared}\n"
                    f"      way out: {conflict.way_out}")  # fmt: skip
+
+
+def _verdict(report: CheckReport) -> str:
+    """The fit in a word: a job whose states fit, and that a run would refuse for another reason, is no misfit."""
+    misfits = any(state.fit == Fit.INCOMPATIBLE for state in report.states)
+    return "refused" if report.fit == Fit.INCOMPATIBLE and not misfits else report.fit

@@ -199,6 +199,8 @@ def print_plan(plan: Proposal) -> None:
     click.echo(
         f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {in_utc(plan.target_at)}"
     )
+    if plan.job_file:
+        click.echo(f"job file: {plan.job_file}, of {in_utc(plan.job_file_changed_at)}")
     state = Table("state of", "", "size now", "size then", "parallelism", box=None, pad_edge=False)
     for s in plan.states:
         change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"

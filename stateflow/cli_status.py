@@ -64,8 +64,17 @@ def _standing(found: ops.JobDescription) -> list[str]:
         f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
         f"at {found.stands_at}, generation {found.generation}, "
         f"kept: {', '.join(map(str, found.retained)) or 'none'}",
+        *_drained(found),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
     ]  # fmt: skip
+
+
+def _drained(found: ops.JobDescription) -> list[str]:
+    return (
+        [f"checkpoint {found.checkpoint_id} was drained: its timers fired before their time"]
+        if found.drained
+        else []
+    )
 
 
 def _failed(failure: ops.BackgroundFailure) -> str:

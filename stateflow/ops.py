@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.collector import Collector, FileFate
-from stateflow.checkpoint.documents import Pin, SourcePosition
+from stateflow.checkpoint.documents import Manifest, Pin, SourcePosition
 from stateflow.checkpoint.files import check_stored, files_of, state_bytes
 from stateflow.checkpoint.history import (
     ActionRecord,
@@ -111,6 +111,7 @@ class JobDescription:
         background: background work of the newest run that failed.
         quarantined: corrupt input files that were skipped, oldest first; the newest ones when there are many.
         quarantined_count: how many were skipped.
+        drained: whether the newest checkpoint was drained: its timers fired before their time.
         origin: in words, what a fork was made from, or a job root began with; empty for any other job.
     """
 
@@ -129,6 +130,7 @@ class JobDescription:
     background: tuple[BackgroundFailure, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     quarantined_count: int = 0
+    drained: bool = False
     origin: str = ""
 
 
@@ -325,7 +327,8 @@ def describe(job_root: str) -> JobDescription:
     return JobDescription(
         root.job.job, root.job.job_uuid, head.entry.generation, head.entry.seq, head.checkpoint_id, head.stand,
         tuple(dict.fromkeys(ref.id for ref in root.kept(head))), pins, _offsets(head.entry.sources),
-        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head), *_quarantined(root, head),
+        root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
+        *_of_manifest(_newest(root, head)),
         origin=_origin(root),
     )  # fmt: skip
 
@@ -354,17 +357,20 @@ def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
     )
 
 
-def _quarantined(root: JobRoot, head: Head) -> tuple[tuple[Quarantined, ...], int]:
+def _newest(root: JobRoot, head: Head) -> Manifest | None:
     try:
-        manifest = root.manifest(head)
+        return root.manifest(head)
     except DataError as e:
         # Where the job stands is known all the same; `stateflow verify` reports the damage.
-        log.warning("the skipped input files are not known: %s", e)
-        return (), 0
+        log.warning("the skipped input files, and whether the job was drained, are not known: %s", e)
+        return None
+
+
+def _of_manifest(manifest: Manifest | None) -> tuple[tuple[Quarantined, ...], int, bool]:
     if manifest is None:
-        return (), 0
+        return (), 0, False
     found = tuple(Quarantined(q.source, q.file, q.error, q.at, q.generation) for q in manifest.quarantined)
-    return found, manifest.quarantined_count
+    return found, manifest.quarantined_count, manifest.drained
 
 
 def _restoring(head: Head) -> PendingRestore | None:

@@ -13,6 +13,9 @@ In a DAG file::
 makes ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: when a run
 and a restore meet, the later one fences the earlier. To let them wait for each other instead, make a pool with one
 slot and name it: ``StateflowJob(pool="flights")``.
+
+A new Airflow pauses a new DAG. Unpause ``flights`` and ``flights_retention`` once; the other two have no schedule, and
+are created unpaused, so that a trigger starts them.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, Context, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
+from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
@@ -37,8 +41,11 @@ from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
 from stateflow_airflow.points import suggested_targets
 from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.task_requests import as_text
 
 _AGAIN: dict[str, Any] = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+# Of a DAG without a schedule: a trigger of a paused DAG stays queued.
+_UNPAUSED: dict[str, Any] = {"is_paused_upon_creation": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,19 +149,32 @@ def _run_dag(job: StateflowJob, application: str, schedule: Any) -> DAG:
         job.description
         or f"Runs {job.name} until it has caught up. A run goes on from the newest checkpoint."
     )
-    with _dag(job, "", doc, schedule=schedule, params={**job.params, **job.run_params}) as dag:
-        _run(job, application)
+    params = {"drain": DRAIN, **job.params, **job.run_params}
+    otherwise = as_text(job.settings.get("run.drain", False))
+    drain = f"{{{{ 'true' if params.get('drain') is true else '{otherwise}' }}}}"
+    with _dag(job, "", doc, schedule=schedule, params=params) as dag:
+        _run(job, application, settings={**job.settings, "run.drain": drain})
     return dag
+
+
+DRAIN = Param(
+    False,
+    type="boolean",
+    title="Last run: drain",
+    description="Fires every event-time timer at the end of the run. Only for the last run: on a schedule it would end"
+    " every open session at the end of each run.",
+)
 
 
 def _run(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunOperator:
     given = {**_AGAIN, **job.run}
+    settings = arguments.pop("settings", job.settings)
     outlets = [job.checkpoint, *given.pop("outlets", ())]
     return StateflowRunOperator(
         task_id="run",
         job=application,
         job_root=job.root,
-        settings=job.settings,
+        settings=settings,
         spark=job.spark,
         pool=job.pool,
         outlets=outlets,
@@ -165,7 +185,10 @@ def _run(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunO
 
 SAVEPOINT_DOC = """
 Takes a savepoint of {name}: at the next barrier while a run works, from the newest checkpoint otherwise. It is kept
-until somebody deletes it. With *stop*, the run ends with exactly that checkpoint.
+until a user deletes it. With *Stop the run with it*, the run ends with exactly that checkpoint.
+
+With *Drain* as well, every event-time timer fires before the savepoint; without a run, the task runs the job for that
+alone and reads no input. Only for the last run: every open session ends.
 """
 
 
@@ -178,6 +201,13 @@ def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "reason": optional_text("Reason", "Kept with the savepoint."),
         "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
         "stop": Param(False, type="boolean", title="Stop the run with it"),
+        "drain": Param(
+            False,
+            type="boolean",
+            title="Drain",
+            description="With *Stop the run with it*: fires every event-time timer before the savepoint. Only for the"
+            " last run: every open session ends.",
+        ),
     }
     given: dict[str, Any] = {
         "job_root": job.root,
@@ -188,12 +218,18 @@ def _savepoint_dag(job: StateflowJob, application: str) -> DAG:
         "outlets": [job.savepoint],
         **_AGAIN,
     }
-    with _dag(job, "_savepoint", SAVEPOINT_DOC.format(name=job.name), schedule=None, params=params) as dag:
+    doc = SAVEPOINT_DOC.format(name=job.name)
+    with _dag(job, "_savepoint", doc, schedule=None, params=params, **_UNPAUSED) as dag:
         StateflowSavepointOperator(
-            task_id="savepoint", origin="{{ params.origin }}", pre_execute=_only_if("stop", False), **given
+            task_id="savepoint", origin="{{ params.origin }}", pre_execute=_not_stopping, **given
         )
         StateflowStopOperator(
-            task_id="stop", origin="{{ params.origin }}", pre_execute=_only_if("stop", True), **given
+            task_id="stop",
+            origin="{{ params.origin }}",
+            drain="{{ params.drain }}",
+            spark=job.spark,
+            pre_execute=_only_if("stop", True),
+            **given,
         )
     return dag
 
@@ -271,6 +307,8 @@ PLAN_BODY = """
 
 **Reason**: {{ params.reason }}
 
+**Afterwards**: {{ 'the job is run with this job file.' if params.run else 'no run follows.' }}
+
 Approving does exactly this, or nothing when a run of the job has begun since.
 """
 
@@ -279,7 +317,8 @@ def _recovery_dag(job: StateflowJob, application: str) -> DAG:
     targets = suggested_targets(job.root) if job.suggest_targets else []
     params = {**_recovery_params(targets), **job.params}
     code: dict[str, Any] = {"job": application, "job_root": job.root, "settings": job.settings}
-    with _dag(job, "_recovery", RECOVERY_DOC.format(name=job.name), schedule=None, params=params) as dag:
+    doc = RECOVERY_DOC.format(name=job.name)
+    with _dag(job, "_recovery", doc, schedule=None, params=params, **_UNPAUSED) as dag:
         plan = StateflowRestorePlanOperator(
             task_id="plan",
             target="{{ params.target }}",
@@ -369,3 +408,13 @@ def _only_if(param: str, wanted: bool) -> Callable[[Context], None]:
             raise AirflowSkipException(f"{param} is {context['params'][param]}")
 
     return check
+
+
+def _not_stopping(context: Context) -> None:
+    """Skips the task that only takes a savepoint when the run is to stop; raises PermanentFailure for a drain alone."""
+    _only_if("stop", False)(context)
+    if context["params"].get("drain"):
+        raise misconfigured(
+            "Drain is ticked, and Stop the run with it is not",
+            "trigger again with both: a run that goes on is not drained",
+        )

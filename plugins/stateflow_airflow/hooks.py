@@ -75,6 +75,16 @@ class StateflowSubmitHook(BaseHook):
             environment |= _quiet(environment, folder)
         return Command(argv=[_executable(argv[0]), *argv[1:]], env=environment)
 
+    def session_environment(self, name: str) -> dict[str, str]:
+        """The environment in which a Spark session of this process is that of the connection.
+
+        Raises as `command` does.
+        """
+        command = self.command(name, ())
+        # The last argument is the program: a session starts Spark's shell in its place.
+        arguments = shlex.join([*command.argv[1:-1], "pyspark-shell"])
+        return {**command.env, "PYSPARK_SUBMIT_ARGS": arguments}
+
     def _connection_or_fail(self) -> Connection:
         try:
             connection = self.get_connection(self.spark.conn_id)

@@ -25,6 +25,7 @@ def as_markdown(plan: Proposal, notes: Sequence[str] = ()) -> str:
     parts = [
         f"**{plan.job}** goes from checkpoint {plan.checkpoint_id} back to **{_cell(plan.label)}**, of "
         f"{plan.target_at[:19].replace('T', ' ')} UTC.",
+        _made_with(plan),
         _table(("state of", "what", "size now", "size then", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "then", "files read since then", "still there"), map(_source, plan.sources)),
         _table(("sink", "table", "now", "then", "rows since then", "rows restored"), map(_sink, plan.sinks)),
@@ -32,6 +33,13 @@ def as_markdown(plan: Proposal, notes: Sequence[str] = ()) -> str:
         _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _made_with(plan: Proposal) -> str:
+    if not plan.job_file:
+        return ""
+    at = plan.job_file_changed_at[:19].replace("T", " ")
+    return f"**Job file**: {_cell(plan.job_file)}, of {at} UTC"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:

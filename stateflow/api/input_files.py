@@ -23,6 +23,12 @@ _PASSING = re.compile(
     r"|[Pp]ermission denied|Input/output error|Too many open files|No space left|Stale file handle"
 )  # fmt: skip
 """Causes that say nothing about a file's bytes: storage, network, rights, memory."""
+NANOSECONDS = "TIMESTAMP(NANOS"
+"""In Spark's words, the type of a Parquet column that it does not read."""
+_MICROSECONDS = (
+    "Spark does not read timestamps in nanoseconds: write microseconds, in pandas e.g. "
+    'df["time"] = df["time"].astype("datetime64[us]")'
+)
 _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 
@@ -52,8 +58,8 @@ class UnreadableFile:
         """CorruptInput for a corrupt file, BatchFailed for one that may be readable at the next try."""
         if self.is_corrupt:
             return CorruptInput(
-                "an input file cannot be read", hint="replace or remove the file and start again, or let such "
-                "files be skipped and recorded: FileSource(…, on_corrupt_file=\"quarantine\")",
+                "an input file cannot be read", hint=hint_for(self.reason, "replace or remove the file and start "
+                "again, or let such files be skipped and recorded: FileSource(…, on_corrupt_file=\"quarantine\")"),
                 file=self.path, reason=self.reason,
             )  # fmt: skip
         if self.is_gone:
@@ -62,6 +68,11 @@ class UnreadableFile:
                                file=self.path)  # fmt: skip
         return BatchFailed("an input file could not be read this time", hint="look at the storage and its rights; a "
                            "new run starts from the last checkpoint", file=self.path, reason=self.reason)  # fmt: skip
+
+
+def hint_for(reason: str, otherwise: str) -> str:
+    """What to do about a file that Spark cannot read for this reason."""
+    return _MICROSECONDS if NANOSECONDS in reason else otherwise
 
 
 def plain_path(uri: str) -> str:

@@ -151,6 +151,8 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Input files that were skipped up to this checkpoint, oldest first; the newest ones when there are many."""
     quarantined_count: int = 0
     """How many input files were skipped up to this checkpoint, also those that `quarantined` has no more."""
+    drained: bool = False
+    """Whether every event-time timer was fired, whatever the watermark, and no row was processed since."""
 
     def told(self, checkpoint_id: int) -> list[CheckpointRecord]:
         """Its records, its own included.

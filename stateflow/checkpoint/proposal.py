@@ -135,6 +135,10 @@ class Proposal(Document, frozen=True, kw_only=True):
     run_open: bool = False
     """Whether the job's newest run had not ended: it worked, or it was killed."""
     made_at: str
+    job_file: str = ""
+    """Path of the job file that the plan was made with; empty in plans of older versions."""
+    job_file_changed_at: str = ""
+    """When that file was last modified."""
 
     @property
     def digest(self) -> str:
@@ -189,7 +193,7 @@ class Caution:
 def cautions(plan: Proposal) -> list[Caution]:
     """All that a person should know about a plan, the worst first."""
     found = [Caution(f"table of {s.uid}", _undone_with_it(s.others)) for s in plan.sinks if s.others]
-    found += [Caution(f"table of {left.uid}", _LEFT) for left in plan.left]
+    found += [Caution(f"table of {left.uid}", _left(left, plan)) for left in plan.left]
     found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.held is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
@@ -201,6 +205,17 @@ def cautions(plan: Proposal) -> list[Caution]:
     if plan.run_open:
         found.append(Caution("", f"run {plan.generation} {_RUN_OPEN}"))
     return found + _out_of_reach(plan)
+
+
+def _left(left: SinkLeft, plan: Proposal) -> str:
+    """What happens to a table whose sink the job does not have."""
+    sharing = [s.uid for s in plan.sinks if left.table_id and s.table_id == left.table_id]
+    if not sharing:
+        return _LEFT
+    return (
+        f"the job has no such sink, and {sharing[0]} writes to the same table, which becomes what the plan says for "
+        f"{sharing[0]}; rows of {left.uid} since the target that are still in it are written a second time"
+    )
 
 
 def replayed(plan: Proposal) -> str:

@@ -13,7 +13,15 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.input_files import FAIL, QUARANTINE, OnCorruptFile, reason_in, unreadable_in
+from stateflow.api.input_files import (
+    FAIL,
+    NANOSECONDS,
+    QUARANTINE,
+    OnCorruptFile,
+    hint_for,
+    reason_in,
+    unreadable_in,
+)
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.connectors.first_file import column_warnings, first_small_file
@@ -231,9 +239,27 @@ class FileSource(Source):
             unreadable = unreadable_in(str(e))
             if unreadable is not None:
                 raise unreadable.error() from e
-            raise ConfigError("the source's files cannot be read", hint="are they all of the declared format, "
-                              "complete, and readable for this user?", path=self.path, format=self.format,
-                              reason=reason_in(e)) from e  # fmt: skip
+            reason = reason_in(e)
+            hint = hint_for(
+                reason, "are they all of the declared format, complete, and readable for this user?"
+            )
+            file = self._nanosecond_file() if NANOSECONDS in reason else None
+            named = {"file": str(file)} if file else {}
+            raise ConfigError("the source's files cannot be read", hint=hint, path=self.path, format=self.format,
+                              **named, reason=reason) from e  # fmt: skip
+
+    def _nanosecond_file(self) -> Path | None:
+        """The first local file with a timestamp in nanoseconds; Spark does not name it."""
+        from pyarrow import lib, parquet
+
+        for file in self._files(self._local) if self._local is not None else ():
+            try:
+                types = parquet.read_schema(file).types
+            except (OSError, lib.ArrowException):
+                continue
+            if any(str(kind).startswith("timestamp[ns") for kind in types):
+                return file
+        return None
 
     def _check_added(self, found: dict[str, str]) -> None:
         added = sorted(found.keys() - set(self.schema.names))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from stateflow.checkpoint.history import ActionRecord, write_action
 from stateflow.checkpoint.proposal import Proposal
@@ -15,7 +18,13 @@ from stateflow.runtime.restoring import RestoreOrder, execute
 
 def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
     """What going back to `target` would mean; changes nothing. See `runtime.proposing.propose`."""
-    return propose(open_existing(code.file, job_root, code.layers), target, options)
+    changed_at = datetime.fromtimestamp(code.file.stat().st_mtime, UTC) if code.file.is_file() else None
+    proposal = propose(open_existing(code.file, job_root, code.layers), target, options)
+    return replace(
+        proposal,
+        job_file=str(code.file.absolute()),
+        job_file_changed_at=changed_at.isoformat(timespec="seconds") if changed_at else "",
+    )
 
 
 def tables_back(job_root: str, code: JobCode) -> dict[str, bool]:

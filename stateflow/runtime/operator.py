@@ -41,6 +41,7 @@ from stateflow.checkpoint.reports import Failure
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.keygroups import range_of
 from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
+from stateflow.runtime.emitters import Emitters
 from stateflow.runtime.error_position import naming_position
 from stateflow.runtime.inputs import Key, KeyedInputs, NamedKey
 from stateflow.runtime.key_time import KeyTime
@@ -123,6 +124,7 @@ class KeyedOperator:
         self._context = Context(info, self._service, side, given_state)
         self._clock.row_time = self._context.timestamp
         self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
+        self._emitters = Emitters()
         self._open: NamedKey | None = None
         """The last key of the Arrow batch before: whether it has more rows is not known yet."""
         self._ended: dict[tuple[bytes, bytes], NamedKey] = {}
@@ -175,8 +177,10 @@ class KeyedOperator:
             key_time = self._key_time if sources is not None else None
             if key_time is not None and sources is not None:
                 key_time.read(read, self._inputs.event_times(columns, which), sources)
+            self._emitters.begin()
             for number, (key, own) in enumerate(read.by_key()):
                 self._enter(key, emitted)
+                self._emitters.enter(len(emitted), key[2])
                 if key_time is not None:
                     key_time.begin_rows(number)
                     self._feed_in_time(key_time, read.rows, own, came_by, emitted)
@@ -193,6 +197,7 @@ class KeyedOperator:
         with self._naming_position(self._context):
             assert isinstance(self._function, KeyedBroadcastProcessFunction)
             emitted: list[Any] = []
+            self._emitters.begin()
             self._context.set_key(())
             self._operator_state.side.is_broadcast = True
             self._context.set_time_of(self._inputs[1].time_of)
@@ -204,6 +209,11 @@ class KeyedOperator:
     def take_side_outputs(self) -> dict[str, list[Any]]:
         """What the function emitted to side outputs since it was last asked, by the tag's name."""
         return self._context.take_side_outputs()
+
+    def name_emitter(self, position: int) -> dict[str, Any] | None:
+        """The key that emitted the row at a position of what `process`, `fire` or `finish` returned last."""
+        key = self._emitters.key_of(position)
+        return None if key is None else self._named_key(key)
 
     def advance(self) -> None:
         """Lets the time be that of the batch: rows of phase 0 are over."""
@@ -229,6 +239,7 @@ class KeyedOperator:
         self, domain: TimeDomain, keys: list[tuple[bytes, bytes]], timers: Iterator[Timer]
     ) -> list[Any]:
         emitted: list[Any] = []
+        self._emitters.begin()
         self._state.begin_stretch(sorted(set(keys)))
         for timer in timers:
             self._fire_one(domain, timer, emitted)
@@ -236,6 +247,7 @@ class KeyedOperator:
         return emitted
 
     def _fire_one(self, domain: TimeDomain, timer: Timer, emitted: list[Any]) -> None:
+        self._emitters.enter(len(emitted), timer.values)
         context = self._on_timer_context
         self._state.switch(timer.group, timer.key)
         if timer.namespace is not None:
@@ -262,6 +274,7 @@ class KeyedOperator:
         """Ends the batch: the end of each key that had rows, then `close`."""
         with self._naming_position(self._context):
             emitted: list[Any] = []
+            self._emitters.begin()
             if not self._advanced:
                 self.advance()
             self._end_open_key(emitted)
@@ -326,6 +339,7 @@ class KeyedOperator:
             self._ended[ended[:2]] = ended
 
     def _end_key(self, group: NamedKey, emitted: list[Any]) -> None:
+        self._emitters.enter(len(emitted), group[2])
         self._make_current(group)
         self._context.row = None
         self._clock.reset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from stateflow.api.functions import TaskInfo
 from stateflow.api.sink import SinkWriter, Writing
-from stateflow.errors import StateflowError
+from stateflow.errors import SchemaMismatch, StateflowError
 from stateflow.runtime.row_steps import RowChain
-from stateflow.runtime.rows import row_maker, to_batch, to_rows
+from stateflow.runtime.rows import first_misfit, row_maker, to_batch, to_rows
 from stateflow.runtime.specs import (
     PHASE,
     POSITION,
@@ -28,6 +28,7 @@ from stateflow.state.handles import Committable
 
 Emitted = Mapping[str, list[Any]]
 """Rows by the output's name."""
+Emitter = Callable[[int], Mapping[str, Any] | None]
 
 
 class Outlets:
@@ -56,15 +57,20 @@ class Outlets:
         self.rows_out += len(rows)
         yield from self._send(outlet, rows, phase)
 
-    def emit(self, emitted: Emitted, phase: int) -> Iterator[pa.RecordBatch]:
-        """Sends row objects."""
+    def emit(self, emitted: Emitted, phase: int, emitter: Emitter) -> Iterator[pa.RecordBatch]:
+        """Sends row objects.
+
+        Args:
+            emitter: names the key that emitted the row at a position of the main output.
+        """
         self.rows_out += sum(map(len, emitted.values()))
         for index, outlet in enumerate(self._unit.outlets):
             rows = emitted.get(outlet.tag)
             if rows and outlet.steps:
                 rows = self._chain(index, outlet).apply(rows)
             if rows:
-                yield from self._send(outlet, to_batch(rows, outlet.schema), phase)
+                known = None if outlet.tag or outlet.steps else emitter
+                yield from self._send(outlet, self._columns(outlet, rows, known), phase)
 
     def emit_columns(self, emitted: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Sends, by phase, what a vectorized operator emits, which has no side outputs."""
@@ -78,7 +84,7 @@ class Outlets:
                 rows = to_rows(batch.columns, row_maker(self._unit.emits))
                 made = self._chain(index, outlet).apply(rows)
                 if made:
-                    yield from self._send(outlet, to_batch(made, outlet.schema), phase)
+                    yield from self._send(outlet, self._columns(outlet, made), phase)
 
     def end_rows(self) -> None:
         """Closes the row functions: no more rows come."""
@@ -94,6 +100,19 @@ class Outlets:
         for chain in self._chains.values():
             with contextlib.suppress(StateflowError):
                 chain.close()
+
+    def _columns(self, outlet: OutletSpec, rows: list[Any], emitter: Emitter | None = None) -> pa.RecordBatch:
+        """Columns of row objects. Raises SchemaMismatch that names the operator, and the key where it is known."""
+        try:
+            return to_batch(rows, outlet.schema)
+        except SchemaMismatch as e:
+            if self._unit.function is not None:
+                e.add_facts(operator=self._unit.uid)
+            position = first_misfit(rows, outlet.schema)
+            key = emitter(position) if emitter and position is not None else None
+            if key is not None:
+                e.add_facts(key=repr(key))
+            raise
 
     def _chain(self, index: int, outlet: OutletSpec) -> RowChain:
         if index not in self._chains:

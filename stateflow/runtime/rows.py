@@ -29,6 +29,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "timestamp_ntz": datetime.datetime,
 }
 """Which values a column takes."""
+_ROW_CHARACTERS = 500
 _NO_TIME = -(1 << 63)
 _UNITS = {"us": 1000, "ns": 1_000_000}
 _NO_TYPES: dict[str, type] = {"bigint": bool, "double": bool, "date": datetime.datetime}
@@ -83,7 +84,7 @@ def event_times(column: pa.Array) -> np.ndarray[Any, Any]:
 
 
 def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
-    """Columns of row objects. Raises SchemaMismatch that names the column whose values do not fit."""
+    """Columns of row objects. Raises SchemaMismatch that names a column whose values do not fit, and the row."""
     arrays = []
     for column in schema.columns:
         try:
@@ -93,12 +94,35 @@ def to_batch(rows: Sequence[Any], schema: RowSchema) -> pa.RecordBatch:
         except (AttributeError, TypeError, ValueError, OverflowError) as e:
             raise SchemaMismatch(
                 "a row that was emitted is not of its class",
-                hint="compare what the function yields with the class given as output",
+                hint=f"compare what the function yields with {schema.row_class.__name__}, the class given as output",
+                row_class=schema.row_class.__name__,
                 column=column.name,
                 declared=column.spark_type,
                 reason=str(e)[:200],
+                **_named_row(rows, schema),
             ) from e
     return pa.RecordBatch.from_arrays(arrays, schema=schema.arrow)
+
+
+def first_misfit(rows: Sequence[Any], schema: RowSchema) -> int | None:
+    """The position of the first row whose values do not fit into the columns; None when each row fits by itself."""
+    misfits = (n for n, row in enumerate(rows) if not all(_fits(row, column) for column in schema.columns))
+    return next(misfits, None)
+
+
+def _named_row(rows: Sequence[Any], schema: RowSchema) -> dict[str, str]:
+    position = first_misfit(rows, schema)
+    return {} if position is None else {"row": repr(rows[position])[:_ROW_CHARACTERS]}
+
+
+def _fits(row: Any, column: Column) -> bool:
+    try:
+        values = [getattr(row, column.name)]
+        _check_types(values, column)
+        pa.array(values, column.arrow_type)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _check_types(values: Sequence[Any], column: Column) -> None:

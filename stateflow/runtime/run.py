@@ -61,12 +61,14 @@ class _Batch:
         capture: gives the positions at its end.
         watermarks: of each operator.
         full: whether all state is stored anew.
+        drains: whether sources that may get more rows count as ended.
     """
 
     rows: Any
     capture: Capture
     watermarks: dict[str, int | None]
     full: bool = False
+    drains: bool = False
 
 
 class JobRun:
@@ -190,14 +192,16 @@ class JobRun:
                 kept, so a row that comes all the same, in a later run, is not late for that.
         """
         with self.fenced_first():
-            result = self._run_tick(self._watermarks(ended))
+            result = self._run_tick(self._watermarks(ended), drains=not ended <= self.job.plan.bounded)
             self._serve(result)
         return result
 
     def drain(self) -> Point:
         """Fires every event-time timer: the watermark is as high as can be, for one batch without rows."""
         if self.manifest is not None:
-            self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK))
+            subtasks = [subtask for operator in self._base.values() for subtask in operator.subtasks]
+            pending = any(subtask.earliest_timers.event is not None for subtask in subtasks)
+            self._run_tick(dict.fromkeys(self._watermarks(), MAX_WATERMARK), drains=pending)
             self.settle()
         return self._point()
 
@@ -208,11 +212,13 @@ class JobRun:
             self.settle()
         return self._point()
 
-    def _run_tick(self, watermarks: dict[str, int | None], full: bool = False) -> BatchResult:
+    def _run_tick(
+        self, watermarks: dict[str, int | None], *, full: bool = False, drains: bool = False
+    ) -> BatchResult:
         assert self.manifest is not None  # without a barrier before there is nothing to fire, or to store
         here = Positions(self.manifest.sources, self.manifest.spark)
         no_rows = self._executor.no_rows(self.job.plan)
-        return self._run_to_end(_Batch(no_rows, lambda _: here, watermarks, full))
+        return self._run_to_end(_Batch(no_rows, lambda _: here, watermarks, full, drains))
 
     def _watermarks(self, ended: frozenset[str] = frozenset()) -> dict[str, int | None]:
         """That of each operator in the next batch."""
@@ -252,7 +258,8 @@ class JobRun:
         info = replace(self.batch_info(ordinal), full=batch.full)
         pending = self._execute(batch.rows, info, batch.watermarks)
         failpoints.hit("batch.reported")
-        manifest = self._manifest(pending, positions, info)
+        drained = self._is_drained(batch, self._rows_in(pending))
+        manifest = self._manifest(pending, positions, info, drained)
         self._advance(pending, manifest, folder)
         measures = measured(began_at, trigger_ms, pending.reports.values())
         self._uncommitted.count(
@@ -405,7 +412,9 @@ class JobRun:
             telemetry=settings.telemetry,
         )  # fmt: skip
 
-    def _manifest(self, pending: PendingBarrier, positions: Positions, info: BatchInfo) -> Manifest:
+    def _manifest(
+        self, pending: PendingBarrier, positions: Positions, info: BatchInfo, drained: bool
+    ) -> Manifest:
         # Also behind a draining batch, which went far ahead: rows that come all the same are not late for that.
         watermarks = self._watermarks()
         limit = self.job.settings.state.memory_limit_bytes
@@ -418,8 +427,17 @@ class JobRun:
             full_bytes=state_bytes(operators),
             epoch=self._epoch + 1, columns=source_columns(self.job.plan), watermarks=advanced(
                 self._sources, self.job.plan.strategies, pending.event_times(), milliseconds(info.processing_time)
-            ), **quarantine_after(self.manifest, positions.quarantined),
+            ), drained=drained, **quarantine_after(self.manifest, positions.quarantined),
         )  # fmt: skip
+
+    def _is_drained(self, batch: _Batch, rows_in: int) -> bool:
+        """Whether every event-time timer has fired early; warns of rows that follow a drain."""
+        drained = self.manifest is not None and self.manifest.drained
+        if drained and rows_in:
+            log.warning(
+                "checkpoint %d was drained: its timers fired before their time", self.head.checkpoint_id
+            )
+        return batch.drains or (drained and not rows_in)
 
     def _result(self, pending: PendingBarrier, manifest: Manifest, seconds: float) -> BatchResult:
         return BatchResult(

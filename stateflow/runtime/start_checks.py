@@ -104,6 +104,18 @@ class StartChecks:
                                    "table back, or give the sink a new uid to begin a new table", sink=uid,
                                    table=bound.sink.location if bound else "", known=known.table_id,
                                    found=found or "no table")  # fmt: skip
+        self._check_uids(head)
+
+    def _check_uids(self, head: Head) -> None:
+        """Raises ConfigError for a sink with a new uid on the table of a sink that is gone: the two would not know
+        each other's checkpoints there, so that the table could not go back as a whole."""
+        published = head.entry.published
+        gone = {known.table_id: uid for uid, known in published.items() if uid not in self.job.sinks}
+        for uid, bound in self.job.sinks.items() if gone else ():
+            before = gone.get(bound.sink.check(bound.context) or "") if uid not in published else None
+            if before is not None:
+                raise ConfigError(f"sink {before} is gone, {uid} is new, on the same table {bound.sink.location}",
+                                  hint=f"give it its old uid: {before}")  # fmt: skip
 
 
 def check_reader(manifest: Manifest | None, reads_by_spark: bool) -> None:

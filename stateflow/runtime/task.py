@@ -277,7 +277,7 @@ class _Task:
         return self._backend
 
     def _emit(self, operator: KeyedOperator, main: list[Any], phase: int) -> Iterator[pa.RecordBatch]:
-        return self._outlets.emit({MAIN: main, **operator.take_side_outputs()}, phase)
+        return self._outlets.emit({MAIN: main, **operator.take_side_outputs()}, phase, operator.name_emitter)
 
     # -- barriers and reports -----------------------------------------------------------------------------------
 

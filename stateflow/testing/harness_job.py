@@ -269,7 +269,7 @@ def typed_rows(rows: Iterable[Any], row_class: type[Any]) -> list[Any]:
         to_batch(result, schema)
     except SchemaMismatch as e:
         raise SchemaMismatch("a row that is pushed is not of its class", hint="compare its values with the class",
-                             row_class=row_class.__name__, **e.facts) from e  # fmt: skip
+                             **e.facts) from e  # fmt: skip
     return result
 
 

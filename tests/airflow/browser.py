@@ -117,6 +117,10 @@ class TriggerForm:
         """Whether its button works."""
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 
+    def asks_to_unpause(self) -> bool:
+        """Whether it has a box that unpauses the DAG."""
+        return self.dialog.get_by_text("Unpause").count() > 0
+
     def leave_paused(self) -> None:
         """Takes the tick from the box that unpauses the DAG."""
         self.dialog.get_by_text("Unpause").click()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from airflow.sdk import DAG, Asset, Param
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 
+from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.family import Retention, StateflowJob, stateflow_dags
 
 JOB = StateflowJob(
@@ -55,6 +57,42 @@ def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG])
         DagSerialization.to_dict(dag)
 
 
+def test_a_dag_without_a_schedule_is_created_unpaused(dags: dict[str, DAG]) -> None:
+    assert {name: dag.is_paused_upon_creation for name, dag in dags.items()} == {
+        "orders": None,
+        "orders_savepoint": False,
+        "orders_retention": None,
+        "orders_recovery": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("params", "setting"), [({"drain": True}, "true"), ({"drain": False}, "false"), ({}, "false")]
+)
+def test_a_run_drains_only_when_the_form_says_so(
+    dags: dict[str, DAG], params: dict[str, bool], setting: str
+) -> None:
+    run = task(dags, "orders.run")
+    rendered = run.render_template(run.settings, {"params": params})
+    assert rendered == {"job.table": "/data/orders", "run.drain": setting}
+    assert "run.drain" not in task(dags, "orders_recovery.run").settings
+
+
+def test_a_run_drains_as_the_job_s_settings_say_when_the_form_does_not() -> None:
+    job = StateflowJob(name="orders", root="/data/orders", settings={"run.drain": True})
+    run = stateflow_dags(job=job, application="/a.py")[0].get_task("run")
+    assert run.render_template(run.settings, {"params": {"drain": False}}) == {"run.drain": "true"}
+
+
+def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[str, DAG]) -> None:
+    stop = task(dags, "orders_savepoint.stop")
+    assert stop.render_template(stop.drain, {"params": {"drain": True}}) == "True"
+    assert stop.spark is JOB.spark and stop.job == "/opt/jobs/orders.py"
+    with pytest.raises(PermanentFailure) as caught:
+        task(dags, "orders_savepoint.savepoint")._pre_execute_hook({"params": {"stop": False, "drain": True}})
+    assert caught.value.code == "config"
+
+
 def test_no_task_needs_a_pool_that_somebody_has_to_make(dags: dict[str, DAG]) -> None:
     assert {t.pool for dag in dags.values() for t in dag.tasks} == {"default_pool"}
 
@@ -95,6 +133,16 @@ def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None
     assert "markdown" in str(approve.body) and approve.response_timeout
 
 
+@pytest.mark.parametrize(
+    ("run", "afterwards"), [(True, "is run with this job file"), (False, "no run follows")]
+)
+def test_the_question_says_whether_a_run_follows(dags: dict[str, DAG], run: bool, afterwards: str) -> None:
+    approve = task(dags, "orders_recovery.approve")
+    ti = SimpleNamespace(xcom_pull=lambda task_ids: {"markdown": "the plan"})
+    body = approve.render_template(approve.body, {"ti": ti, "params": {"reason": "wrong", "run": run}})
+    assert "the plan" in body and afterwards in body
+
+
 def required(dag: DAG) -> set[str]:
     """What Airflow's form cannot be sent without: a param that has no value, or an empty text, and may not be null."""
     params = {name: dag.params.get_param(name) for name in dag.params}
@@ -113,7 +161,7 @@ def test_a_recovery_asks_for_what_templates_need_and_for_no_failpoint(dags: dict
     params = dags["orders_recovery"].params
     assert set(params) == {"target", "sinks", "reason", "drop", "leave", "foreign", "run", "day"}
     assert params.get_param("sinks").schema["enum"] == ["restore", "keep"]
-    assert set(dags["orders"].params) == {"day", "failpoint"}
+    assert set(dags["orders"].params) == {"drain", "day", "failpoint"}
 
 
 @pytest.mark.parametrize(
@@ -155,5 +203,5 @@ def test_tasks_have_the_job_and_its_settings(dags: dict[str, DAG]) -> None:
     for path in ("orders.run", "orders_recovery.run", "orders_recovery.plan", "orders_recovery.restore"):
         made = task(dags, path)
         assert (made.job, made.job_root) == ("/opt/jobs/orders.py", "/data/jobs/orders"), path
-        assert made.settings == {"job.table": "/data/orders"}
+        assert made.settings["job.table"] == "/data/orders"
     assert task(dags, "orders.run").retries == 5

@@ -22,9 +22,9 @@ pytestmark = [
 PATIENCE = 400.0
 FAMILIES = ("flights", "fleet")
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "flights": {"failpoint": None},
-    "fleet": {},
-    "_savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False},
+    "flights": {"drain": False, "failpoint": None},
+    "fleet": {"drain": False},
+    "_savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False, "drain": False},
     "_retention": {"retain": None, "savepoints": 7, "preview": False},
     "_recovery": {"sinks": "restore", "drop": None, "leave": None, "foreign": False, "run": False},
 }
@@ -83,7 +83,11 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, su
     for entry, value in ENTRIES.get(dag_id, {}).items():
         form.fill(entry, value)
     assert form.can_send()
-    form.leave_paused()
+    # What has no schedule is not paused: a trigger of a fresh Airflow starts it.
+    if suffix in ("", "_retention"):
+        form.leave_paused()
+    else:
+        assert not form.asks_to_unpause()
     form.send()
     assert web.newest_conf(dag_id) == wanted
 

@@ -74,12 +74,18 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsBox
     assert (movements["rows_removed"], movements["table"]) == (70, str(early.table("movements")))
     assert (events["now"], events["then"], events["held"]) == ('{"row": 120}', '{"row": 50}', True)
     assert planned["plan"]["rows_again"] == 70
+    assert planned["plan"]["job_file"] == ACCOUNTS and planned["plan"]["job_file_changed_at"]
     assert not planned["plan"]["run_open"] and planned["dag"] is None
     states = {s["uid"]: s for s in planned["plan"]["states"]}
     assert states["balances"]["action"] == "matched" and 0 < states["balances"]["bytes_now"]
     # The checkpoint that the savepoint was made of is older than all that are dropped.
     assert planned["plan"]["dropped_checkpoints"] and planned["plan"]["saved"] == []
-    for fact in (str(early.table("movements")), "| version 12 | version 5 | 70 |", "| row: 120 | row: 50 |"):
+    for fact in (
+        ACCOUNTS,
+        str(early.table("movements")),
+        "| version 12 | version 5 | 70 |",
+        "| row: 120 | row: 50 |",
+    ):
         assert fact in planned["markdown"]
 
 

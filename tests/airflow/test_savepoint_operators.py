@@ -95,6 +95,24 @@ def test_without_a_run_it_is_the_newest_checkpoint(resting: AccountsBox) -> None
     assert Path(made["path"].removeprefix("file://")).is_dir()
 
 
+def test_the_log_has_why_no_run_took_it(resting: AccountsBox) -> None:
+    logged: list[str] = []
+
+    def keep(_: object, __: str, event: Any) -> Any:
+        logged.append(str(event))
+        raise structlog.DropEvent
+
+    before = structlog.get_config()["processors"]
+    structlog.configure(processors=[keep])
+    try:
+        savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
+    finally:
+        structlog.configure(processors=before)
+    (line,) = [line for line in logged if "mine" in line]
+    report = recovery.why_no_run(str(resting.root), SavepointAsk())
+    assert report in line
+
+
 def test_another_try_gives_the_same_one_and_another_task_its_own(resting: AccountsBox) -> None:
     run = new_run("2026-01-01")
     made = savepoint(resting).execute(run.next_try())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -20,9 +21,26 @@ from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta_checkpoint import checkpoint
 from stateflow.connectors.delta_log import entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
-from tests.connectors.kit import Process, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
+from tests.connectors.kit import (
+    Pair,
+    Process,
+    commit_elsewhere,
+    context,
+    ids,
+    pairs,
+    put,
+    snapshot,
+    visible,
+    write,
+)
 
 _ABOUT = context()
+
+
+class Wider(Pair):
+    """A row of a later version, with a column more."""
+
+    largest: float | None = None
 
 
 @pytest.fixture
@@ -71,6 +89,26 @@ def _entry(table: Path, version: int) -> list[dict[str, Any]]:
 
 
 # --- What comes back
+
+
+def test_the_guide_s_column_is_null_in_rows_of_older_versions_and_stays(sink: DeltaSink, table: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "upgrade-with-a-savepoint.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.MULTILINE | re.DOTALL)
+    exec(block.replace("/data/tables/sessions", str(table)))
+    # An older version goes on, goes back, and goes on.
+    sink.check(_ABOUT)
+    put(sink, _ABOUT, 5, pairs(5, 1))
+    _go_back(sink, 2, token=7)
+    put(sink, _ABOUT, 8, pairs(8, 1))
+
+    def largest() -> dict[int, float | None]:
+        return {row["id"]: row["largest"] for row in DeltaTable(table).to_pyarrow_table().to_pylist()}
+
+    assert largest() == {1: None, 2: None, 8: None}
+    wider = context(Wider)
+    sink.check(wider)
+    put(sink, wider, 9, [Wider(9, "x", 1.5)])
+    assert largest()[9] == 1.5
 
 
 def test_a_rewind_is_one_version_with_the_old_rows_and_the_new_token(sink: DeltaSink, table: Path) -> None:

@@ -22,13 +22,13 @@ class WouldFail(Exception):
     """Airflow would refuse the command, or silently do something else."""
 
 
-def load_dags() -> dict[str, Any]:
-    """The DAGs of `dags/` by id."""
+def load_dags(folder: Path = REPOSITORY / "dags") -> dict[str, Any]:
+    """The DAGs of a folder by id; by default those of `dags/`."""
     from airflow.dag_processing.dagbag import DagBag
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Airflow's own
-        bag = DagBag(str(REPOSITORY / "dags"))
+        bag = DagBag(str(folder))
     assert bag.import_errors == {}
     return dict(bag.dags)
 

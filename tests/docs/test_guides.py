@@ -80,7 +80,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 def blocks(guide: str) -> list[str]:
     """The blocks to type, without the first, which names things."""
     text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
-    found = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = [block for language, block in fenced if not language]
     assert all(line.startswith("export ") for line in found[0].splitlines())
     return found[1:]
 
@@ -95,7 +96,8 @@ def test_upgrade_with_a_savepoint(desk: Desk) -> None:
     names = {"JOB": desk.write_job("v1"), "NEW": desk.write_job("v2", 3)}
     box.deliver(50)
     desk.type('stateflow run "$JOB" --job-root "$ROOT" --config "$SETTINGS"', **names)
-    pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
+    check, pause, stop, fork, deploy, unpause, back, dispose = blocks("upgrade-with-a-savepoint")
+    assert "as is" in desk.type(check, **names)
     desk.type(pause, **names)
     assert "all as recorded" in desk.type(stop, **names)
     right = movements(box)
@@ -140,7 +142,13 @@ def test_recover_at_3_am(desk: Desk) -> None:
 def dags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # Read when Airflow is first imported; without it the home of whoever runs the tests gets its files.
     os.environ.setdefault("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
-    return airflow_desk.load_dags()
+    made = tmp_path_factory.mktemp("dags")
+    # The family of the guide's own job.
+    (block,) = re.findall(
+        r"^```python\n(from stateflow_airflow\.family .*?)^```$", _text("write-a-job"), re.M | re.S
+    )
+    (made / "payments.py").write_text(f"# airflow DAG\n{block}")
+    return {**airflow_desk.load_dags(), **airflow_desk.load_dags(made)}
 
 
 def _text(guide: str) -> str:
@@ -196,7 +204,7 @@ def test_a_mistake_in_a_guide_would_be_found(dags: dict[str, Any], command: str,
 def test_what_the_commands_fill_into_the_forms_is_what_the_sentences_say(dags: dict[str, Any]) -> None:
     (stop,) = re.findall(r"trigger flights_savepoint --conf '(.*)'", _text("upgrade-with-a-savepoint"))
     form = airflow_desk.check_form(dags["flights_savepoint"], json.loads(stop))
-    assert form == {"name": "before-v2", "origin": "upgrade", "stop": True, "reason": None}
+    assert form == {"name": "before-v2", "origin": "upgrade", "stop": True, "drain": False, "reason": None}
     (back,) = re.findall(r"trigger flights_recovery --conf '(.*)'", _text("recover-at-3-am"))
     form = airflow_desk.check_form(dags["flights_recovery"], json.loads(back))
     assert (form["target"], form["sinks"], form["run"]) == ("before:2026-01-31T03:00", "restore", False)

@@ -201,6 +201,7 @@ def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
     config.write_text("[spark]\n")
     asked = ask(box, "early", "--out", str(plan_file(box)), "--config", str(config), "--reason", "it's wrong")
     assert asked.code == 0, str(asked)
+    assert f"job file: {box.job_file}, of 20" in asked.out
     command = asked.out.splitlines()[-1].strip()
     ended = box.shell(command)
     assert ended.code == 0, str(ended)
@@ -212,6 +213,29 @@ def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
 
 
 # -- tables of sinks that are gone ------------------------------------------------------------------------------------
+
+
+def test_tables_of_a_new_version_go_back_with_its_file_and_the_old_file_goes_on(box: AccountsBox) -> None:
+    old, new = {**box.settings, "job__parts": "movements"}, dict(box.settings)
+    box.settings = old
+    box.deliver(50)
+    box.finish()
+    assert box.command("savepoint", "create", "--name", "before-v2").code == 0
+    box.settings = new
+    box.deliver(80)
+    box.finish()
+    assert disk.folder_rows(box.table("totals"))
+    box.settings = old
+    refused = ask(box, "before-v2")
+    assert refused.code == 2 and "totals" in refused.err, str(refused)
+    box.settings = new
+    assert plan(box, "before-v2")["left"] == []
+    assert execute(box).code == 0
+    assert disk.folder_rows(box.table("totals")) == []
+    box.settings = old
+    box.finish()
+    assert multiset(disk.folder_rows(box.table("movements"))) == multiset(expected(box.delivered).movements)
+    assert disk.folder_rows(box.table("totals")) == []
 
 
 def test_a_table_is_left_behind_only_when_it_is_named(early: AccountsBox) -> None:

@@ -21,6 +21,7 @@ from stateflow import (
 from stateflow.api.collection import CollectionSource
 from stateflow.api.streams import DataStream
 from stateflow.connectors.python import PythonSource
+from stateflow.ops import describe
 from stateflow.runtime.plan import plan_job
 from stateflow.state.timers import MAX_WATERMARK
 from tests.recovery import disk
@@ -114,6 +115,38 @@ def test_a_source_that_may_grow_ends_only_when_the_run_drains(tmp_path: Path) ->
     assert _watermarks(box) == {1}
     assert _run(box, _growing(1, 2), **{"run.drain": "true"}) == "drained"
     assert box.results == []
+
+
+def test_a_drained_checkpoint_is_marked_until_rows_follow_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    box, root = Box(tmp_path), str(tmp_path / "root")
+
+    def warnings() -> list[str]:
+        return [r.getMessage() for r in caplog.records if "drained" in r.getMessage()]
+
+    _run(box, _growing(1, 2))
+    assert not describe(root).drained
+    _run(box, _growing(1, 2), **{"run.drain": "true"})
+    drained = describe(root)
+    assert drained.drained and warnings() == []
+    # A run without rows goes on from it and makes nothing.
+    _run(box, _growing(1, 2))
+    assert describe(root).drained and warnings() == []
+    _run(box, _growing(1, 2, 3))
+    assert not describe(root).drained
+    assert warnings() == [
+        f"checkpoint {drained.checkpoint_id} was drained: its timers fired before their time"
+    ]
+    _run(box, _growing(1, 2, 3, 4))
+    assert len(warnings()) == 1
+
+
+def test_the_end_of_a_bounded_source_is_no_drain(tmp_path: Path) -> None:
+    box = Box(tmp_path)
+    _run(box, _bounded(1, 2))
+    assert box.rows("notes")
+    assert not describe(str(tmp_path / "root")).drained
 
 
 def test_a_run_that_ends_at_a_bound_does_not_drain(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,9 @@ from airflow.sdk import Asset
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.results import with_offsets
+from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.task_requests import (
+    as_truth,
     asker,
     check_root,
     default_name,
@@ -82,10 +86,12 @@ class StateflowSavepointOperator(JobOperator):
         """Takes it, or finds what an earlier try has taken."""
         self._request = self._id(context)
         with told_as_failures():
-            made = self._make(self._ask(context))
+            ask = self._ask(context)
+            made = self._make(ask)
+            how = self._how(made, ask)
         self.log.info(
-            "Savepoint %s of checkpoint %d, %d bytes, in %s",
-            made.name, made.checkpoint_id, made.bytes, made.path,
+            "Savepoint %s of checkpoint %d, %d bytes, taken %s, in %s",
+            made.name, made.checkpoint_id, made.bytes, how, made.path,
         )  # fmt: skip
         for asset in self.outlets:
             if isinstance(asset, Asset):
@@ -93,6 +99,13 @@ class StateflowSavepointOperator(JobOperator):
                     savepoint_id=made.id, name=made.name, path=made.path, checkpoint_id=made.checkpoint_id
                 )
         return with_offsets(asdict(made))
+
+    def _how(self, made: SavepointReport, ask: SavepointAsk) -> str:
+        from stateflow.recovery import why_no_run
+
+        if made.taken_by == "run":
+            return "by the run"
+        return f"from the newest checkpoint: {why_no_run(self.job_root, ask)}"
 
     def on_kill(self) -> None:
         """Takes the request back: a run that has not begun with it does not make what nobody waits for."""
@@ -139,15 +152,28 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     Args:
         origin: ``stop`` or ``upgrade``; ``manual`` counts as *stop*. Templated.
-        drain: the job does not go on from here; the run fires every event-time timer before the savepoint.
+        drain: whether every event-time timer fires before the savepoint. Only for the last run. Without a run this
+            needs `job`: the task runs the job itself, and reads no input. Templated.
+        spark: as in `StateflowRunOperator`, for a job on Spark that is drained without a run. Without it, Spark starts
+            as its configuration on the worker says.
     """
 
+    template_fields: Sequence[str] = (
+        *StateflowSavepointOperator.template_fields,
+        "drain",
+        "conf",
+        "env_vars",
+    )
+    template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
     ui_color = "#f7e3d4"
 
-    def __init__(self, *, drain: bool = False, **kwargs: Any) -> None:
+    def __init__(self, *, drain: bool | str = False, spark: SparkSubmit | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("origin", "stop")
         super().__init__(**kwargs)
         self.drain = drain
+        self.spark = spark
+        self.conf = dict(spark.conf) if spark else {}
+        self.env_vars = dict(spark.env_vars) if spark else {}
 
     def _id(self, context: Context) -> str:
         # Airflow raises max_tries when a task is cleared, and at no other time.
@@ -158,15 +184,31 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
         if self.origin == "manual":  # one form asks for both kinds
             self.origin = "stop"
-        # What was killed behind its work, and cleared, has made its savepoint under an id of before.
+        # A task that was killed after its work, and cleared, has made its savepoint under an earlier id.
         earlier = tuple(request_id(context, tries) for tries in range(context["ti"].max_tries))
-        return replace(super()._ask(context), earlier=earlier)
+        return replace(super()._ask(context), earlier=earlier, drain=as_truth("drain", self.drain))
 
     def _make(self, ask: SavepointAsk) -> SavepointReport:
-        from dataclasses import replace
-
         from stateflow.recovery import stop
 
-        made = stop(check_root(self.job_root), replace(ask, drain=self.drain), savepoint=True)
+        with self._spark_of_connection() if ask.drain and self.spark else nullcontext():
+            made = stop(check_root(self.job_root), ask, savepoint=True, may_run=True)
         assert made is not None, "a stop with a savepoint gives one"
         return made
+
+    @contextmanager
+    def _spark_of_connection(self) -> Iterator[None]:
+        """A Spark that this process starts is the one of the connection."""
+        from stateflow_airflow.hooks import StateflowSubmitHook
+
+        assert self.spark is not None
+        spark = SparkSubmit(
+            conn_id=self.spark.conn_id, conf=self.conf, env_vars=self.env_vars, options=self.spark.options
+        )
+        before = dict(os.environ)
+        os.environ.update(StateflowSubmitHook(spark).session_environment(f"stateflow stop {self.task_id}"))
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
