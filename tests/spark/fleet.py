@@ -47,7 +47,7 @@ class Figures:
 
 @dataclass
 class Service:
-    """How long an aircraft has been flying; `written` is when that was last noted."""
+    """How long an aircraft has been flying; `written` is when that was last noted, the end of the last day."""
 
     since: date
     last: date
@@ -67,8 +67,6 @@ class Oracle:
     """How many times an aircraft came back after it had been away."""
     _open: dict[date, dict[Aircraft, Figures]] = field(default_factory=dict)
     _service: dict[Aircraft, Service] = field(default_factory=dict)
-    _ended: dict[tuple[Aircraft, date], datetime] = field(default_factory=dict)
-    """How far event time was when days ended before a later flight of their aircraft, within the batch."""
 
     @property
     def state(self) -> dict[tuple[str, Aircraft, date | None], list[Any]]:
@@ -90,34 +88,23 @@ class Oracle:
         return sum(known.written + FORGOTTEN <= self.reached for known in self._service.values())
 
     def take(self, file: Sequence[Flight]) -> None:
-        """A batch: its rows are judged by how far event time was before it, and then move it on.
-
-        A day that a later flight of its aircraft ends is over within the batch: what is noted then has its time.
-        """
+        """A batch: its rows are judged by how far event time was before it, and then move it on."""
         known = [flight for flight in file if flight["tailnum"] != UNKNOWN]
         for flight in known:
             if self._is_over(flight["time"].date(), self.reached):
                 self.late_flights[_late_row(flight)] += 1
             else:
                 self._count(flight)
-        self._ended = {
-            (aircraft, day): self.reached
-            for flight in known
-            for day in self._open
-            if (aircraft := (flight["carrier"], flight["tailnum"])) in self._open[day]
-            and self._is_over(day, flight["time"] - LATENESS)
-        }
         self.reached = max([self.reached, *(flight["time"] - LATENESS for flight in known)])
         self._close([day for day in self._open if self._is_over(day, self.reached)])
 
     def drain(self) -> None:
         """All days are closed; event time stays where it is."""
-        self._ended = {}
         self._close(list(self._open))
 
     @staticmethod
     def _is_over(day: date, reached: datetime) -> bool:
-        return datetime.combine(day + timedelta(days=1), time()) <= reached
+        return _end(day) <= reached
 
     def _count(self, flight: Flight) -> None:
         day = self._open.setdefault(flight["time"].date(), {})
@@ -152,10 +139,14 @@ class Oracle:
         away = before is not None and day > before.last + AWAY
         self.returned += away
         if before is None or away:
-            before = Service(day, day, 0, self.reached)
-        service = Service(before.since, day, before.days + 1, self._ended.get((aircraft, day), self.reached))
+            before = Service(day, day, 0, _end(day))
+        service = Service(before.since, day, before.days + 1, _end(day))
         self._service[aircraft] = service
         return service
+
+
+def _end(day: date) -> datetime:
+    return datetime.combine(day + timedelta(days=1), time())
 
 
 def _late_row(flight: Flight) -> Row:
