@@ -136,7 +136,7 @@ def _is_daemon(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return b"pyspark.daemon" in command
+    return b"pyspark.daemon" in command or b"stateflow_worker_daemon" in command
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

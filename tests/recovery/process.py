@@ -24,6 +24,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
 _POLL = 0.01
+_DAEMONS = {"pyspark.daemon", "stateflow_worker_daemon"}
+"""Modules that Spark's Python workers are forked from, its own and that of a quiet local run."""
 _LOOK = 0.2
 
 
@@ -120,7 +122,7 @@ class Running(ABC):
     def workers(self) -> list[psutil.Process]:
         """Spark's Python workers: the children of its daemon."""
         family = self.family()
-        daemons = {p.pid for p in family if "pyspark.daemon" in _command_of(p)}
+        daemons = {p.pid for p in family if _DAEMONS.intersection(_command_of(p))}
         return sorted((p for p in family if _parent_of(p) in daemons), key=lambda p: p.pid)
 
     @property

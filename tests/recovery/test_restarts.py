@@ -42,7 +42,10 @@ def test_bounds_and_figures_are_those_of_the_whole_run(box: AccountsBox) -> None
     ended = box.run("batch.reported:3:error", run__max_batches=4)
     assert ended.code == 0, str(ended)
     assert disk.head(box.root).position == 40
-    assert "4 batches, 40 rows, from the beginning" in ended.out and "started 2 times" in ended.out
+    assert (
+        "4 batches, 40 rows in, 60 out (movements 40, totals 20), from the beginning" in ended.out
+        and "started 2 times" in ended.out
+    )
 
 
 def test_when_the_strategy_gives_up_the_next_launch_goes_on(box: AccountsBox) -> None:
