@@ -178,3 +178,24 @@ class InlinePool:
 class _Done:
     def result(self) -> None:
         pass
+
+
+class Idle:
+    """Stands for the module `threading` where no thread is ever to run."""
+
+    def Event(self) -> _Never:
+        """An event."""
+        return _Never()
+
+    def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> _Never:
+        """A thread that does nothing."""
+        return _Never()
+
+
+class _Never:
+    def start(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    def is_alive(self) -> bool:
+        return False
