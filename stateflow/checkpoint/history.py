@@ -24,9 +24,9 @@ LIMIT = 16 << 20
 """Largest object of the history that is written, and that is read, in bytes."""
 COMPLETED, ABORTED = "completed", "aborted"
 BACKGROUND = "background"
-MADE = "made"
-"""Tells the record of how a fork began from others at its first entry; part of the stored format."""
 """The kind of the records of background work that failed."""
+MADE = "made"
+"""The record of how a fork began has this in its name; part of the stored format."""
 
 
 class Spread(Document, frozen=True, kw_only=True):

@@ -112,8 +112,8 @@ class FileSource(Source):
         self.columns = columns or ColumnPolicy()
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
-        permissive = self.format in _PARSED and "mode" not in map(str.lower, options)
-        self.options = {"mode": "FAILFAST", **options} if permissive else options
+        needs_mode = self.format in _PARSED and "mode" not in map(str.lower, options)
+        self.options = {"mode": "FAILFAST", **options} if needs_mode else options
 
     @property
     def description(self) -> str:

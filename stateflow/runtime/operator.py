@@ -1,4 +1,4 @@
-"""One subtask of a keyed operator working off one batch; the same with and without Spark.
+"""A subtask of a keyed operator, which processes one batch; the same with and without Spark.
 
 Rows come in Arrow batches, sorted: key group, key, the declared order, then order of arrival.
 """
@@ -59,7 +59,7 @@ Caller = Callable[[Any, Context], Iterable[Any] | None]
 
 
 def _callers(function: KeyedFunction[Any]) -> tuple[Caller, ...]:
-    """What is called for the rows of each keyed input."""
+    """The methods of the function that process rows, one for each keyed input."""
     if isinstance(function, KeyedCoProcessFunction):
         return (function.process_element1, function.process_element2)
     assert isinstance(function, KeyedProcessFunction | KeyedBroadcastProcessFunction)
@@ -101,9 +101,7 @@ class KeyedOperator:
         )
         assigned = parts.assigned() if parts else Assigned()
         base = parts.base if parts else None
-        self._operator_state = OperatorStateStore(
-            base.states if base else (), assigned.own, assigned.unions, assigned.broadcasts
-        )
+        self._operator_state = _operator_state(base.states if base else (), assigned)
         self._raw = assigned.own
         self._info = info
         self._hooks = hooks_of(spec.function)
@@ -113,10 +111,8 @@ class KeyedOperator:
         self._now = milliseconds(info.processing_time)
         refused = "" if has_timers(spec.function) else "the function has no on_timer"
         self._service = TimerService(self._timers, self._now, spec.watermark_before, refused)
-        self._clock = self._state.clock
-        self._key_time = (
-            KeyTime(spec, self._service, self._timers, self._clock) if spec.source_times else None
-        )
+        clock = self._clock = self._state.clock
+        self._key_time = KeyTime(spec, self._service, self._timers, clock) if spec.source_times else None
         side = SideOutputs()
         given_state = (
             self._operator_state if isinstance(spec.function, KeyedBroadcastProcessFunction) else None
@@ -126,7 +122,7 @@ class KeyedOperator:
         self._on_timer_context = OnTimerContext(info, self._service, side, given_state)
         self._emitters = Emitters()
         self._open: NamedKey | None = None
-        """The last key of the Arrow batch before: whether it has more rows is not known yet."""
+        """The last key of the previous Arrow batch; the next one may have more of its rows."""
         self._ended: dict[tuple[bytes, bytes], NamedKey] = {}
         """Keys with rows of phase 0, for `on_batch_end`: each may have rows of phase 1 too."""
         self._begin(base is not None, checkpoint_id)
@@ -145,7 +141,7 @@ class KeyedOperator:
 
     @property
     def dead_letters(self) -> tuple[int, Failure | None]:
-        """How many rows failed and were kept apart, and what was wrong with the last of them."""
+        """The number of rows that failed and became dead letters, and the error of the last one."""
         return (self._letters.count, self._letters.last) if self._letters else (0, None)
 
     @property
@@ -207,7 +203,7 @@ class KeyedOperator:
             return emitted
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
-        """What the function emitted to side outputs since it was last asked, by the tag's name."""
+        """The rows emitted to side outputs since the last call, by the tag's name."""
         return self._context.take_side_outputs()
 
     def name_emitter(self, position: int) -> dict[str, Any] | None:
@@ -216,7 +212,7 @@ class KeyedOperator:
         return None if key is None else self._named_key(key)
 
     def advance(self) -> None:
-        """Lets the time be that of the batch: rows of phase 0 are over."""
+        """Advances time to that of the batch, after the rows of phase 0."""
         self._end_open_key([])
         self._advanced = True
         self._service.advance(self._spec.watermark)
@@ -361,7 +357,7 @@ class KeyedOperator:
     def _feed_in_time(
         self, time: KeyTime, rows: list[Any], own: slice, came_by: list[int] | None, emitted: list[Any]
     ) -> None:
-        """Rows of one key in the order of event time, and before each of them the key's timers that are due then."""
+        """Feeds the rows of one key in event-time order; before each row, fires the key's timers that are due."""
         key = self._state.current
         assert key is not None
         for at in range(own.start, own.stop):
@@ -375,7 +371,7 @@ class KeyedOperator:
             self._feed(self._callers[number], rows[at : at + 1], emitted)
 
     def _feed_each(self, rows: list[Any], came_by: list[int], emitted: list[Any]) -> None:
-        """Rows of one key from several inputs, in stretches of the same."""
+        """Feeds the rows of one key from several inputs; consecutive rows of one input go together."""
         cuts = [i for i in range(1, len(rows)) if came_by[i] != came_by[i - 1]]
         for start, end in pairwise([0, *cuts, len(rows)]):
             self._context.set_time_of(self._inputs[came_by[start]].time_of)
@@ -451,6 +447,11 @@ class KeyedOperator:
         )  # fmt: skip
 
 
+def _operator_state(known: Iterable[StateSchema], given: Assigned) -> OperatorStateStore:
+    """The operator state that a subtask starts with."""
+    return OperatorStateStore(known, given.own, given.unions, given.broadcasts)
+
+
 def batch_time(info: TaskInfo) -> BatchTime:
-    """When the batch of a subtask is."""
+    """The times of a subtask's batch."""
     return BatchTime(info.epoch, milliseconds(info.processing_time), info.watermark)

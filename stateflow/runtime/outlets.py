@@ -1,4 +1,4 @@
-"""Where a unit's rows go: through row functions, into files of sinks, and to the next level."""
+"""The outputs of an operator: row functions, then sink writers and the rows for the next level."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from stateflow.state.handles import Committable
 Emitted = Mapping[str, list[Any]]
 """Rows by the output's name."""
 Emitter = Callable[[int], Mapping[str, Any] | None]
+"""Returns the key that emitted the row at a position, by column; None where it is not known."""
 
 
 class Outlets:
-    """All outlets of one subtask of a unit, for one batch. What goes to the next level is given as Arrow batches.
+    """All outputs of one subtask of an operator, for one batch. Rows for the next level are returned as Arrow batches.
 
     Attributes:
-        rows_out: how many rows the unit gave, each counted once.
+        rows_out: how many rows the operator emitted, each counted once.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Outlets:
         self._writers: dict[str, SinkWriter] = {}
 
     def relay(self, rows: pa.RecordBatch, phase: int) -> Iterator[pa.RecordBatch]:
-        """Sends rows on that come to a unit without a function, which has one outlet."""
+        """Forwards the rows of a unit without a function, which has one output."""
         (outlet,) = self._unit.outlets
         self.rows_out += len(rows)
         yield from self._send(outlet, rows, phase)
@@ -61,7 +62,7 @@ class Outlets:
         """Sends row objects.
 
         Args:
-            emitter: names the key that emitted the row at a position of the main output.
+            emitter: for the rows of the main output.
         """
         self.rows_out += sum(map(len, emitted.values()))
         for index, outlet in enumerate(self._unit.outlets):
@@ -92,11 +93,11 @@ class Outlets:
             chain.close()
 
     def close_writers(self) -> dict[str, list[Committable]]:
-        """What was written for each sink."""
+        """Closes the sink writers; returns what they wrote, by the sink's uid."""
         return {uid: writer.close() for uid, writer in self._writers.items()}
 
     def abandon(self) -> None:
-        """Closes the row functions after a failure, which is the one to tell."""
+        """Closes the row functions after a failure; errors in closing them do not replace it."""
         for chain in self._chains.values():
             with contextlib.suppress(StateflowError):
                 chain.close()

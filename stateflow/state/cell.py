@@ -1,4 +1,4 @@
-"""One stored value for the current key: what value, reducing and aggregating states are made of."""
+"""A cached stored value of the current key; value, reducing and aggregating states are built on it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Cell(Generic[T]):
         entries: what the state works on.
         schema: what is declared.
         codec: of what is stored.
-        ttl: None when values live for ever.
-        default: what a key without a value has.
+        ttl: None when values do not expire.
+        default: the value of a key that has none stored.
     """
 
     def __init__(self, entries: CurrentKey, schema: StateSchema, codec: Codec, ttl: Ttl | None = None,
@@ -41,17 +41,17 @@ class Cell(Generic[T]):
         self._stored_key: bytes | None = None
         self._changed = False
         if ttl is not None and ttl.clock is not None:
-            # What lives by event time may expire between two rows of its key.
+            # A value with an event-time TTL may expire between two rows of its key.
             ttl.clock.before_move(self.give_back)
 
     @property
     def default(self) -> bytes | None:
-        """What is read where nothing is stored, as it would be stored."""
+        """The encoded default value; None without one."""
         return self._default
 
     @cached_property
     def columns(self) -> ColumnSerializer:
-        """For the values of many keys at once. Raises JobDefinitionError when the type has no columns."""
+        """The serializer for values of many keys at once. Raises JobDefinitionError when the type has no columns."""
         return columns_of(self.codec)
 
     def clear(self) -> None:
@@ -71,7 +71,7 @@ class Cell(Generic[T]):
         self._prefetched = dict(zip(stored, self._entries.backend.multi_get(stored), strict=True))
 
     def give_back(self) -> None:
-        """Hands the current key's change over, and forgets the key."""
+        """Adds the current key's change to the pending changes, and drops the cached value."""
         if self._stored_key is None:
             return
         if self._changed:
@@ -87,7 +87,7 @@ class Cell(Generic[T]):
         self._value = None
 
     def drop(self) -> None:
-        """Forgets the current key, and its change."""
+        """Drops the cached value of the current key without writing it."""
         self._changed = False
         self._stored_key = None
         self._value = None
@@ -114,7 +114,7 @@ class Cell(Generic[T]):
             data = self._entries.read(key)
         if self.ttl is not None and data is not None and not self._lives(self.ttl, key, data):
             if self.ttl.returns_expired:
-                # Not kept: it is seen once.
+                # Not cached: an expired value is returned once.
                 self._value = self._decode(data)
                 return
             data = None
@@ -124,7 +124,7 @@ class Cell(Generic[T]):
         self._stored_key = key
 
     def _lives(self, ttl: Ttl, key: bytes, data: bytes) -> bool:
-        """Does what reading `data` does; False when its time was over, and it is removed."""
+        """Applies the time to live to a read entry, which may renew or remove it; returns False for an expired one."""
         expired = ttl.expired(data)
         ttl.admit(key, data)
         if key in self._entries.pending:
@@ -134,6 +134,6 @@ class Cell(Generic[T]):
         return not expired
 
     def _known(self, key: bytes) -> bytes | None:
-        """The stored value, when it is at hand."""
+        """The stored bytes, if they are in the pending changes or prefetched."""
         data = self._entries.pending.get(key, ABSENT)
         return self._prefetched.get(key) if data is ABSENT else data

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from stateflow.config import resolve
 from stateflow.environment import declare
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
 from tests.cli.test_cli import invoke
+from tests.docs.modules import load_module
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
@@ -41,15 +41,6 @@ def _text(guide: str) -> str:
 def _blocks(guide: str, language: str) -> list[str]:
     found = re.findall(r"^```(\w*)\n(.*?)^```$", _text(guide), re.MULTILINE | re.DOTALL)
     return [block for of, block in found if of == language]
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _write_job(folder: Path) -> Path:
@@ -96,7 +87,7 @@ def _expected_visits(payments: list[tuple[str, datetime]], gap: timedelta) -> Co
 
 
 def test_visits_do_not_depend_on_batches(job: Path) -> None:
-    module, minute = _load(job), timedelta(minutes=1)
+    module, minute = load_module(job), timedelta(minutes=1)
     noon, bound = datetime(2026, 3, 1, 12), 5 * minute  # noqa: DTZ001
     by_card = KeyedInput(module.Payment, "card", ("at",), event_time="at", out_of_orderness=bound)
     arrivals = st.lists(
@@ -201,8 +192,8 @@ def _guide_tests(folder: Path, right: str = "", wrong: str = "") -> Iterator[Mod
     job.write_text(text.replace(right, wrong) if right else text)
     tests.write_text("\n\n".join(_blocks("test-a-job", "python")))
     try:
-        _load(job)
-        yield _load(tests)
+        load_module(job)
+        yield load_module(tests)
     finally:
         for path in (job, tests):
             sys.modules.pop(path.stem, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections import Counter, defaultdict
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.cli.test_cli import invoke
+from tests.docs.modules import load_module
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "recipes.md"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -35,22 +35,13 @@ def _code() -> str:
     return "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S))
 
 
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _load_with(folder: Path, name: str, right: str = "", wrong: str = "") -> ModuleType:
     """The job of the page as a module, with something in it exchanged."""
     text = _code()
     assert right in text
     path = folder / f"{name}.py"
     path.write_text(text.replace(right, wrong) if right else text)
-    return _load(path)
+    return load_module(path)
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ PLANTS = {
     "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
                           ((DeltaSinkTable, "commit", _commit_all_there_is),)),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
-    "any-format": Plant("nobody looks at the version of the format", tuple((module, "read_format", _read_any_format)
+    "any-format": Plant("the version of the format is not checked", tuple((module, "read_format", _read_any_format)
                         for module in (jobroot, assembly, preflight))),
     "no-seed": Plant("a start does not tell Spark up to where the sources were read",
                      ((SparkLocation, "seed", _seed_nothing),)),
