@@ -218,3 +218,13 @@ def explore(seeds: Iterable[int], search: Search = Search(), failures: int = 1) 
         if len(report.failures) == failures:
             break
     return report
+
+
+def first_finding(name: str, bound: int = 5_000) -> Failure | None:
+    """The first history that breaks a rule which the mutant is for; others may end with an assertion."""
+    start = 0
+    while failures := explore(range(start, bound), Search(name)).failures:
+        if failures[0].rule in MUTANTS[name].rules:
+            return failures[0]
+        start = failures[0].seed + 1
+    return None

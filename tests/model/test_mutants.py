@@ -1,0 +1,39 @@
+"""With any one rule of the protocol taken out, the simulator finds the mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.model.history import Search, explore, first_finding, play
+from tests.model.mutants import MUTANTS
+from tests.model.rules import Violation
+
+_SEEDS = [
+    ("plain-none", 112),
+    ("unasked-savepoint", 7),
+    ("late-copies", 107),
+    ("outrun-request", 5),
+    ("half-fork", 108),
+    ("untold-savepoint", 36),
+    ("kept-unpublished", 7),
+]
+"""Histories that showed a mistake in the code, by the mutant that brings the mistake back."""
+
+
+@pytest.mark.parametrize(("name", "seed"), _SEEDS)
+def test_a_history_that_showed_a_mistake_is_sound_now(name: str, seed: int) -> None:
+    play(seed, Search(plan=MUTANTS[name].plan))
+    with pytest.raises(Violation):
+        play(seed, Search(name))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_rule_taken_out_is_missed(name: str) -> None:
+    assert first_finding(name), f"no history showed that {MUTANTS[name].what}"
+
+
+def test_mistakes_are_gone_after_a_mutant() -> None:
+    before = [play(seed) for seed in range(5)]
+    for name in MUTANTS:
+        explore(range(2), Search(name))
+    assert [play(seed) for seed in range(5)] == before
