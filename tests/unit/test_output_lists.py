@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import LogEntry, Manifest, PendingOutput, SourcePosition
+from stateflow.checkpoint.documents import LogEntry, Manifest, OutputPart, PendingOutput, SourcePosition
 from stateflow.checkpoint.entries import Commit, Settled, Settlement, pending_of
 from stateflow.checkpoint.envelope import LIMIT, seal
 from stateflow.checkpoint.files import write_manifest
@@ -25,6 +27,7 @@ from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import DATA, data_folder
 
 FILES = 60_000
+INPUTS_OF_TEST, INPUTS_OF_TEST_ALL = 300, 100_000
 
 
 def _files(count: int, stats: int = 0) -> list[Committable]:
@@ -121,14 +124,33 @@ def test_a_list_that_is_gone_or_damaged_is_named() -> None:
     assert two in job.lists
 
 
+def check_lists(stats: list[int], sizes: OutputSizes) -> None:
+    """What is stored is read by others, and neither the entry's part of it nor an object is larger than it may be."""
+    files = [Committable(path=f"{n}", size=n, rows=n, stats="é" * s) for n, s in enumerate(stats)]
+    largest = max((len(msgspec.json.encode(f)) for f in files), default=0)
+    storage = MemoryStorage()
+    output = [PendingOutput(checkpoint_id=0, sink=sink, committables=files) for sink in ("a", "b")]
+    stored = OutputLists(storage, sizes).stored(data_folder(1, 1, "driver"), "output-1", output)
+    assert [OutputLists(storage).read(p) for p in stored] == [files, files]
+    assert sum(len(msgspec.json.encode(f)) for p in stored for f in p.committables or []) <= sizes.inline
+    framed = len(seal(OutputPart(committables=[]))[0]) + len(files)
+    assert all(blob.size <= sizes.part + largest + framed for blob in storage.list(DATA))
+
+
+@settings(max_examples=INPUTS_OF_TEST)
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(0, 3_000), st.integers(1, 500))
 def test_what_is_stored_is_what_is_read(stats: list[int], inline: int, part: int) -> None:
-    files = [Committable(path=f"{n}", size=n, rows=n, stats="é" * s) for n, s in enumerate(stats)]
-    storage = MemoryStorage()
-    given_output = [PendingOutput(checkpoint_id=0, sink=sink, committables=files) for sink in ("a", "b")]
-    folder = data_folder(1, 1, "driver")
-    stored = OutputLists(storage, OutputSizes(inline, part)).stored(folder, "output-1", given_output)
-    assert [OutputLists(storage).read(p) for p in stored] == [files, files]
+    check_lists(stats, OutputSizes(inline, part))
+
+
+@pytest.mark.slow
+def test_what_is_stored_is_what_is_read_of_many_lists() -> None:
+    """The same from plain dice: sizes around both limits."""
+    for seed in range(INPUTS_OF_TEST_ALL):
+        dice = random.Random(seed)
+        stats = [dice.randint(0, 40) for _ in range(dice.randint(0, 12))]
+        both = 2 * sum(len(msgspec.json.encode(f)) for f in _files(len(stats))) + 4 * sum(stats)
+        check_lists(stats, OutputSizes(max(0, both + dice.randint(-60, 60)), dice.randint(1, 500)))
 
 
 def test_an_entry_that_is_too_large_even_so_is_refused_and_nothing_is_lost() -> None:
