@@ -80,7 +80,7 @@ def _drained(found: ops.JobDescription) -> list[str]:
 def _failed(failure: ops.BackgroundFailure) -> str:
     times = "once" if failure.failures == 1 else f"{failure.failures} times"
     return (
-        f"background work: {failure.work} failed {times} in run {failure.run}, the last time at "
+        f"background work: {failure.work} failed {times} in generation {failure.run}, the last time at "
         f"{in_utc(failure.at)}: [{failure.code}] {failure.message}"
     )
 
@@ -110,7 +110,10 @@ def _skipped(found: ops.JobDescription) -> list[str]:
     more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
     return [
         f"{found.quarantined_count} corrupt input files were skipped{more}:",
-        *(f"  {in_utc(q.at)}  run {q.generation}  {q.source}: {q.file}\n    {q.error}" for q in newest),
+        *(
+            f"  {in_utc(q.at)}  generation {q.generation}  {q.source}: {q.file}\n    {q.error}"
+            for q in newest
+        ),
     ]
 
 

@@ -240,13 +240,13 @@ def _out_of_reach(plan: Proposal) -> list[Caution]:
     """What happens to the checkpoints after the target."""
     saved = {s.checkpoint_id: s.savepoint for s in plan.saved}
     gone = [str(number) for number in plan.dropped_checkpoints if number not in saved]
+    named = [f"{number} ({name})" for number, name in sorted(saved.items())]
     found = []
     if gone:
-        found.append(Caution("", f"checkpoints that cannot be gone back to any more: {', '.join(gone)}"))
-    if saved:
-        names = ", ".join(f"{number} ({name})" for number, name in sorted(saved.items()))
-        found.append(Caution("", f"checkpoints that can be gone back to by their savepoint only: {names}"))
-    return found
+        found.append(f"these checkpoints can no longer be restored: {', '.join(gone)}")
+    if named:
+        found.append(f"these checkpoints can be restored by their savepoints only: {', '.join(named)}")
+    return [Caution("", f"after this restore, {text}") for text in found]
 
 
 def _undone_with_it(others: tuple[str, ...]) -> str:

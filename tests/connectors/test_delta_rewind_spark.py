@@ -73,9 +73,9 @@ def _said(plan: SinkRewind) -> list[str]:
 
 
 @pytest.mark.parametrize("properties", [
-    "", f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
+    f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
     *(pytest.param(each, marks=pytest.mark.slow) for each in (
-        _VECTORS, f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
+        "", _VECTORS, f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
         f"delta.checkpointInterval = 3, {_VECTORS}", "delta.enableChangeDataFeed = true",
     )),
 ])  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_vector_that_is_gone_does_not_come_back(spark: SparkSession, table: Pa
     assert snapshot(table) == before
 
 
-@pytest.mark.parametrize("properties", ["", _VECTORS])
+@pytest.mark.parametrize("properties", [pytest.param("", marks=pytest.mark.slow), _VECTORS])
 def test_compaction_by_spark_is_neither_listed_nor_counted(
     spark: SparkSession, table: Path, properties: str
 ) -> None:

@@ -7,8 +7,9 @@ import pytest
 from tests.model.history import explore
 from tests.model.plan import VERDICTS
 
-_CHUNKS = 8
 _CHUNK = 2_500
+_CHUNKS, _QUICK_CHUNKS = 8, 2
+"""Of which so many are part of ``make test``; the scoreboard plays all of them, too."""
 
 _AT_LEAST = {
     "steps": 400_000, "commits": 8_000, "fenced": 4_500, "deletions": 50_000, "publications seen": 6_500,
@@ -22,7 +23,13 @@ _AT_LEAST = {
 more of them for a checkpoint since it deletes old log entries when it starts and ends."""
 
 
-@pytest.mark.parametrize("chunk", range(_CHUNKS))
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        *range(_QUICK_CHUNKS),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in range(_QUICK_CHUNKS, _CHUNKS)),
+    ],
+)
 def test_no_history_breaks_a_rule(chunk: int) -> None:
     report = explore(range(chunk * _CHUNK, (chunk + 1) * _CHUNK))
     assert not report.failures, report.failures[0].story()

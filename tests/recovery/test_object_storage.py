@@ -107,9 +107,8 @@ def test_a_job_root_in_azure(tmp_path: Path, point: str) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "point", mostly_slow(("commit.manifest", "commit.after", "upload.before"), ("commit.after",))
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["commit.manifest", "commit.after", "upload.before"])
 def test_a_job_root_in_hdfs(hdfs: str, tmp_path: Path, point: str) -> None:
     settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
     _check_killed(AccountsBox(tmp_path / "job", settings, address=f"{hdfs}/jobs/{point}"), point)

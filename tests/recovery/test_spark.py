@@ -41,6 +41,7 @@ def test_kills_at_failpoints(flights: FlightsBox) -> None:
     check_at_rest(flights)
 
 
+@pytest.mark.slow
 def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batches(
     flights: FlightsBox,
 ) -> None:

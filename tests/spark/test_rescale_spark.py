@@ -18,10 +18,8 @@ JOB = Path(__file__).parent / "jobs" / "wide.py"
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
-@pytest.mark.parametrize(
-    "backends",
-    [("rocksdb", "rocksdb"), pytest.param(("memory", "filesystem"), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("backends", [("rocksdb", "rocksdb"), ("memory", "filesystem")])
 def test_a_job_goes_on_at_another_parallelism(tmp_path: Path, backends: tuple[str, str]) -> None:
     root = tmp_path / "root"
     first, second = (f"state.backend={backend}" for backend in backends)
