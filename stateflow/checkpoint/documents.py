@@ -372,6 +372,8 @@ class LogEntry(Document, frozen=True, kw_only=True):
     a `retained_before`: a version that does not know that refuses the entry, and forgets no checkpoint."""
     collected: int = 0
     """The newest entry when a run last looked through all data for garbage; 0 when none did."""
+    runs: int = 0
+    """How many runs have claimed the job, this one included; 0 in entries of older versions."""
 
     @property
     def is_checkpoint(self) -> bool:

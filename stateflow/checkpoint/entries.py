@@ -120,11 +120,13 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
         adopt: what to continue from; None continues from where `base` stands.
     """
     entry = _successor(job, base, author, EntryKind.CLAIM)
+    # A restore's CLAIMs are no runs, and a run that goes back by itself has claimed the job before.
+    starts_run = adopt is None and not author.request
     # An older run's savepoint in the making is given up: once its pin is gone, it cannot be completed.
     pinned = [p for p in entry.pinned if not p.generation]
     entry = replace(
         entry, generation=entry.seq, ordinal=0, pinned=pinned, ended=False, claimed_for=author.request,
-        run=author.nonce,
+        run=author.nonce, runs=entry.runs + starts_run,
     )  # fmt: skip
     if adopt is None:
         return entry

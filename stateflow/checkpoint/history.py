@@ -50,6 +50,8 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     its own checkpoint, which is known to its log entry only."""
     generation: int
     ordinal: int
+    run: int = 0
+    """Number of its run, counted from the job's first; 0 in records of older versions."""
     committed_at: str
     """When it ended; of one that is known from its manifest only, when that was written."""
     duration_ms: float
@@ -115,9 +117,15 @@ def seq_of(record: Record) -> int:
 
 
 def run_numbers(records: Iterable[Record]) -> dict[int, int]:
-    """The number of each run, 1, 2, 3 … in their order, by generation: of those that a checkpoint was recorded of."""
-    generations = sorted({record.generation for record in records if isinstance(record, CheckpointRecord)})
-    return {generation: number for number, generation in enumerate(generations, 1)}
+    """The number of each run, by generation.
+
+    Runs of older versions, whose records have no number, are counted as far as there are records of them; later runs
+    follow them.
+    """
+    found = {r.generation: r.run for r in records if isinstance(r, CheckpointRecord)}
+    uncounted = sorted(generation for generation, run in found.items() if not run)
+    counted = {generation: len(uncounted) + run for generation, run in found.items() if run}
+    return {generation: number for number, generation in enumerate(uncounted, 1)} | counted
 
 
 def is_point(record: Record) -> bool:

@@ -341,7 +341,7 @@ class Committer:
         files = files_of(manifest)
         prefixes = data_prefixes(manifest.generation, range(self.head.entry.ordinal + 1, unit.ordinal + 1))
         return CheckpointRecord(
-            checkpoint_id=0, generation=manifest.generation, ordinal=manifest.ordinal,
+            checkpoint_id=0, generation=manifest.generation, ordinal=manifest.ordinal, run=self.head.entry.runs,
             committed_at=self._date(), duration_ms=self._duration(unit),
             increment_bytes=manifest.increment_bytes, compaction_bytes=manifest.compaction_bytes,
             full_bytes=manifest.full_bytes, files=len(files), rows_in=unit.rows_in, rows_out=unit.rows_out,

@@ -124,6 +124,25 @@ def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsBox) ->
     assert "run 1 (nightly/3): " in box.command("history").out
 
 
+def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsBox) -> None:
+    """Runs without input count as well; a restore is no run."""
+    first = {line["generation"]: line["run"] for line in _checkpoints(early)}
+    assert sorted(first.values()) == [1, 2]
+    _go_back(early, "early")
+    early.finish()
+    early.settings = {**early.settings, "history__retained": 1}
+    early.deliver(60)
+    early.finish()
+    left = {line["generation"]: line["run"] for line in _checkpoints(early)}
+    assert left.keys().isdisjoint(first)
+    assert left[max(left)] == disk.head(early.root).doc["runs"] > 3
+
+
+def _checkpoints(box: AccountsBox) -> list[dict[str, Any]]:
+    lines = map(json.loads, box.command("history", "--json").out.splitlines())
+    return [line for line in lines if "checkpoint_id" in line]
+
+
 def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsBox, tmp_path: Path) -> None:
     uuid = disk.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
     for target in ("latest", "early"):

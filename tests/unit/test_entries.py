@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -89,13 +90,24 @@ def test_a_claim_is_a_new_generation_that_continues() -> None:
     found = entries.claim(JOB, COMMITTED, AUTHOR, None)
     _check_link(found, COMMITTED, EntryKind.CLAIM)
     assert _changes(found, COMMITTED) == {
-        "generation": 8, "ordinal": 0, "checkpoint": ref(7), "pending": [_pending(6), _pending(7)],
+        "generation": 8, "ordinal": 0, "checkpoint": ref(7), "pending": [_pending(6), _pending(7)], "runs": 1,
     }  # fmt: skip
+
+
+def test_the_claim_of_a_run_counts_and_that_of_a_restore_does_not() -> None:
+    first = entries.claim(JOB, None, AUTHOR, None)
+    second = entries.claim(JOB, Head(first, "sha"), AUTHOR, None)
+    restore = entries.claim(JOB, Head(second, "sha"), replace(AUTHOR, request="r"), None)
+    assert [e.runs for e in (first, second, restore)] == [1, 2, 2]
+    back = entries.claim(
+        JOB, Head(restore, "sha"), AUTHOR, Adoption(upto=0, manifest=handle(1, 1), sources=SOURCES)
+    )
+    assert back.runs == 2
 
 
 def test_a_claim_on_another_entry_keeps_its_checkpoint() -> None:
     found = entries.claim(JOB, ADMIN, AUTHOR, None)
-    assert _changes(found, ADMIN) == {"generation": 9, "ordinal": 0}
+    assert _changes(found, ADMIN) == {"generation": 9, "ordinal": 0, "runs": 1}
 
 
 def test_going_back_drops_what_came_after() -> None:

@@ -10,8 +10,9 @@ from itertools import permutations
 from textwrap import dedent
 
 import pytest
+from msgspec.structs import replace
 
-from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order
+from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order, run_numbers
 from stateflow.timeline import draw_timeline
 
 
@@ -311,6 +312,13 @@ def test_a_line_says_when_what_who_why_how_much_and_how_long() -> None:
     )
     (stop,) = draw_timeline([action("stop", 3)])
     assert stop == "■  2026-01-31 03:00:03  stop by ada"
+
+
+def test_numbered_runs_follow_those_of_older_versions() -> None:
+    old, new = ([replace(checkpoint(seq), generation=seq, run=run) for seq, run in given]
+                for given in ([(3, 0), (7, 0)], [(9, 1), (12, 1), (15, 4)]))  # fmt: skip
+    assert list(run_numbers([*old, *new]).values()) == [1, 2, 3, 3, 6]
+    assert list(run_numbers(new).values()) == [1, 1, 4]
 
 
 @pytest.mark.parametrize(
