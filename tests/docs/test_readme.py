@@ -129,4 +129,4 @@ def test_the_example_works_as_it_stands(tmp_path: Path) -> None:
     delays = DeltaTable(tmp_path / ".demo" / "mine" / "tables" / "delays").to_pyarrow_table().to_pylist()
     assert Counter(row["time"].day for row in delays) == dict.fromkeys(range(1, 15), 5)
     again, *_ = checkout.type(example)
-    assert "0 batches, 0 rows in, 0 out, from checkpoint 3 to checkpoint 3, caught-up" in again
+    assert "0 batches, 0 rows in, from checkpoint 3 to checkpoint 3, caught-up" in again

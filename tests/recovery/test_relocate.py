@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow import failpoints
 from stateflow.checkpoint.ancestry import came_from
 from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.entries import Commit, pending_of
@@ -33,7 +34,8 @@ from tests.recovery.flights import FlightsBox
 from tests.recovery.harness import ASKED, AccountsBox
 from tests.recovery.process import Ended, spawn
 
-STEPS = sorted(n for n in ASKED if n.startswith("relocate."))
+STEPS = [name for name in failpoints.NAMES if name in ASKED and name.startswith("relocate.")]
+"""In the order in which a move comes to them."""
 NEW = "moved %41ü (1)+'x~;=, é"
 
 
@@ -74,8 +76,8 @@ def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
     _check_refusals(flights, new)
     shutil.rmtree(new)
     flights.place = Path(shutil.move(old, new))
-    before = disk.head(flights.root)
     for step in STEPS:
+        flights.marker.unlink(missing_ok=True)
         assert flights.relocate(new, failpoint=step).code == -9
         assert flights.command("verify").code == 0
     done = flights.relocate(new)
@@ -88,8 +90,6 @@ def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
     flights.finish(job__flights=new)
     flights.check_results()
     flights.check_clean()
-    # An older savepoint, or checkpoint, still has the old paths.
-    assert before.position is not None
 
 
 def _check_refusals(flights: MovedBox, new: Path) -> None:
@@ -119,7 +119,7 @@ def _check_refusals(flights: MovedBox, new: Path) -> None:
 
 
 def test_every_step_has_a_failpoint() -> None:
-    assert STEPS == ["relocate.adopted", "relocate.claimed", "relocate.stored"]
+    assert STEPS == ["relocate.claimed", "relocate.stored", "relocate.adopted"]
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
