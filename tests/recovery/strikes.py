@@ -15,6 +15,8 @@ from tests.recovery.process import Running, wait_for
 
 DRIVER, WORKER, JVM = "driver", "worker", "jvm"
 """The Python program, one of the Python processes of Spark's tasks, and Spark itself."""
+_RUNS_EACH = 10
+"""A run may end before the moment at which something is to be killed in it; not that often."""
 
 
 def check_at_rest(flights: FlightsBox) -> None:
@@ -27,8 +29,10 @@ def check_at_rest(flights: FlightsBox) -> None:
 
 def kill_at_random(flights: FlightsBox, victims: list[str], dice: random.Random) -> None:
     """Kills one after another: a worker's death is one of a run that goes on, the others end the run."""
-    done = 0
+    done, runs = 0, 0
     while done < len(victims):
+        runs += 1
+        assert runs <= _RUNS_EACH * len(victims), f"{runs - 1} runs ended, and {done} processes were killed"
         flights.deliver(_files_done(flights) + 6)
         run = flights.start()
         while done < len(victims) and _strike(run, victims[done], dice):
@@ -53,7 +57,7 @@ def _strike(run: Running, victim: str, dice: random.Random) -> bool:
     def due() -> bool:
         nonlocal began
         there = candidates(run, victim)
-        if not began and " restored " in run.errors and _batches(run) >= batches:
+        if not began and _is_restored(run) and _batches(run) >= batches:
             began = time.monotonic()
         late_enough = bool(began) and time.monotonic() - began >= delay
         return run.poll() is not None or (late_enough and bool(there))
@@ -82,6 +86,11 @@ def _name_of(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
+
+
+def _is_restored(run: Running) -> bool:
+    """Whether a run has claimed the job and is restored: its log lines have the generation from then on."""
+    return " generation=" in run.errors
 
 
 def _batches(run: Running) -> int:
