@@ -16,7 +16,6 @@ from rich.table import Table
 
 from stateflow import ops, recovery
 from stateflow.checkpoint.documents import SinkMode
-from stateflow.checkpoint.history import CheckpointRecord
 from stateflow.checkpoint.proposal import Proposal, cautions, replayed
 from stateflow.decoders import json_decoder
 from stateflow.errors import ConfigError
@@ -182,14 +181,13 @@ def fork(job_root: str, target: str, as_json: bool, **options: Any) -> None:
 )
 def history(job_root: str, newest: int, as_json: bool) -> None:
     """Show what happened to a job: checkpoints, savepoints, restores, forks, as a timeline with branches."""
-    records, runs = or_fail(lambda: ops.numbered_timeline(job_root, newest))
+    records = or_fail(lambda: ops.timeline(job_root, newest))
     if as_json:
         for record in records:
-            number = {"run": runs[record.generation]} if isinstance(record, CheckpointRecord) else {}
-            click.echo(msgspec.json.encode({**msgspec.to_builtins(record), **number}).decode())
+            click.echo(msgspec.json.encode(record).decode())
         return
     width = Console().width if sys.stdout.isatty() else None
-    for line in draw_timeline(records, width, runs):
+    for line in draw_timeline(records, width):
         click.echo(line)
 
 

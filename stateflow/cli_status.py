@@ -80,7 +80,7 @@ def _drained(found: ops.JobDescription) -> list[str]:
 def _failed(failure: ops.BackgroundFailure) -> str:
     times = "once" if failure.failures == 1 else f"{failure.failures} times"
     return (
-        f"background work: {failure.work} failed {times} in generation {failure.run}, the last time at "
+        f"background work: {failure.work} failed {times} in generation {failure.generation}, the last time at "
         f"{in_utc(failure.at)}: [{failure.code}] {failure.message}"
     )
 

@@ -22,7 +22,6 @@ from stateflow.checkpoint.history import (
     beginning,
     read_history,
     read_records,
-    run_numbers,
     write_action,
 )
 from stateflow.checkpoint.jobroot import JobRoot
@@ -75,7 +74,7 @@ class BackgroundFailure:
 
     Attributes:
         work: ``collection``, ``history``, ``request_watch`` or ``cleanup``.
-        run: the run's generation.
+        generation: that of the run.
         failures: how many tries failed, up to the last record of that.
         at: when the last one of these failed.
         code: of its error.
@@ -83,7 +82,7 @@ class BackgroundFailure:
     """
 
     work: str
-    run: int
+    generation: int
     failures: int
     at: str
     code: str
@@ -413,14 +412,8 @@ def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
 
 def timeline(job_root: str, newest: int = 1000) -> list[Record]:
     """The newest records of checkpoints and of actions, in order. Raises ConfigError when there is no job."""
-    return numbered_timeline(job_root, newest)[0]
-
-
-def numbered_timeline(job_root: str, newest: int = 1000) -> tuple[list[Record], dict[int, int]]:
-    """The same, and the number of each run by its generation, counted over all that the history has."""
     root = _open(job_root)
-    records = read_history(root.storage, _told(root.storage))
-    return records[-newest:], run_numbers(records)
+    return read_history(root.storage, _told(root.storage))[-newest:]
 
 
 def _told(storage: Storage) -> list[CheckpointRecord]:

@@ -17,7 +17,6 @@ from stateflow.checkpoint.history import (
     Record,
     in_order,
     is_point,
-    run_numbers,
     seq_of,
 )
 from stateflow.terminal import human_bytes
@@ -33,24 +32,17 @@ _NARROW = 50
 """A text is never narrower, however many branches there are."""
 
 
-def draw_timeline(
-    records: Sequence[Record], width: int | None = None, runs: Mapping[int, int] | None = None
-) -> list[str]:
-    """One line per record, oldest first; more of them for one that is wider than `width`.
-
-    Args:
-        runs: the number of each run by its generation; counted over `records` by default.
-    """
+def draw_timeline(records: Sequence[Record], width: int | None = None) -> list[str]:
+    """One line per record, oldest first; more of them for one that is wider than `width`."""
     if not records:
         return ["nothing happened yet"]
-    runs = run_numbers(records) if runs is None else runs
     records = in_order(records)
     tree = _tree(records)
     graph = _graph(records, tree)
     across = max(len(drawn) for drawn, _ in graph) + 2
     result = []
     for record, (drawn, below) in zip(records, graph, strict=True):
-        text = _text(record, runs)
+        text = _text(record)
         first, *more = _parts(text, width - across if width else len(text))
         result += [f"{drawn:<{across}}{first}", *(f"{below:<{across}}{part}" for part in more)]
     if tree.undone:
@@ -234,13 +226,9 @@ def _mark(record: Record, undone: bool) -> str:
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def _text(record: Record, runs: Mapping[int, int]) -> str:
+def _text(record: Record) -> str:
     if isinstance(record, CheckpointRecord):
-        number = runs[record.generation]
-        generation = f"generation {record.generation}" if record.generation != number else ""
-        details = ", ".join(filter(None, [" ".join(record.reason.split()), generation]))
-        run = f"run {number}" + (f" ({details})" if details else "")
-        return (f"{_when(record.committed_at)}  checkpoint {record.checkpoint_id}, {run}: "
+        return (f"{_when(record.committed_at)}  checkpoint {record.checkpoint_id}, {_run(record)}: "
                 f"{record.rows_in:,} rows, +{human_bytes(record.increment_bytes)}, "
                 f"{_took(record.duration_ms)}")  # fmt: skip
     told = [f"{k.replace('_', ' ')} {v}" for k, v in record.facts.items() if v and k not in _UNTOLD]
@@ -249,6 +237,15 @@ def _text(record: Record, runs: Mapping[int, int]) -> str:
     why = f" ({' '.join(record.reason.split())})" if record.reason else ""
     facts = ", ".join(told + sizes + times)
     return f"{_when(record.at)}  {record.kind} by {record.by}{why}" + (f": {facts}" if facts else "")
+
+
+def _run(record: CheckpointRecord) -> str:
+    """The run of a checkpoint; by its generation in records of older versions, which have no number."""
+    generation = f"generation {record.generation}"
+    reason = " ".join(record.reason.split())
+    more = [reason, generation if 0 < record.run != record.generation else ""]
+    details = ", ".join(filter(None, more))
+    return (f"run {record.run}" if record.run else generation) + (f" ({details})" if details else "")
 
 
 def _parts(text: str, width: int) -> list[str]:

@@ -116,18 +116,6 @@ def seq_of(record: Record) -> int:
     return record.checkpoint_id if isinstance(record, CheckpointRecord) else record.seq
 
 
-def run_numbers(records: Iterable[Record]) -> dict[int, int]:
-    """The number of each run, by generation.
-
-    Runs of older versions, whose records have no number, are counted as far as there are records of them; later runs
-    follow them.
-    """
-    found = {r.generation: r.run for r in records if isinstance(r, CheckpointRecord)}
-    uncounted = sorted(generation for generation, run in found.items() if not run)
-    counted = {generation: len(uncounted) + run for generation, run in found.items() if run}
-    return {generation: number for number, generation in enumerate(uncounted, 1)} | counted
-
-
 def is_point(record: Record) -> bool:
     """Whether the job stood at what the record is about: a checkpoint, what was gone back to, what a fork began
     with."""

@@ -203,7 +203,7 @@ def cautions(plan: Proposal) -> list[Caution]:
     if plan.foreign:
         found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
     if plan.run_open:
-        found.append(Caution("", f"run {plan.generation} {_RUN_OPEN}"))
+        found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
     return found + _out_of_reach(plan)
 
 

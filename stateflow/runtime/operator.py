@@ -101,7 +101,9 @@ class KeyedOperator:
         )
         assigned = parts.assigned() if parts else Assigned()
         base = parts.base if parts else None
-        self._operator_state = _operator_state(base.states if base else (), assigned)
+        self._operator_state = OperatorStateStore(
+            base.states if base else (), assigned.own, assigned.unions, assigned.broadcasts
+        )
         self._raw = assigned.own
         self._info = info
         self._hooks = hooks_of(spec.function)
@@ -445,11 +447,6 @@ class KeyedOperator:
             what, hint=f"{hint}; nothing of this batch was committed", operator=self._spec.uid,
             key=repr(self._named_key(values)), row=repr(row)[:500], where=innermost(error),
         )  # fmt: skip
-
-
-def _operator_state(known: Iterable[StateSchema], given: Assigned) -> OperatorStateStore:
-    """The operator state that a subtask starts with."""
-    return OperatorStateStore(known, given.own, given.unions, given.broadcasts)
 
 
 def batch_time(info: TaskInfo) -> BatchTime:

@@ -371,7 +371,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "no-waiting": Mutant(
         "a checkpoint is committed before its files are stored",
-        ((Committer, "_await_files"),), _without_waiting, ("I3",), plan="beside",
+        ((Committer, "_await_files"),), _without_waiting, ("I3",), plan="asynchronous",
     ),
     # Mistakes that the simulator found in the code itself.
     "pin-checked-once": Mutant(

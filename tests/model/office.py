@@ -67,7 +67,8 @@ class Office:
             (stored_savepoints, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
             (collector, "ThreadPoolExecutor", InlinePool),
             (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
-            # It only shortens how long a fenced run works in vain: a run that learns nothing early is the worse case.
+            # The watch only stops a fenced run earlier. Without it the run goes on until its next append, which is
+            # the harder case for the protocol.
             (fence_watch, "threading", Idle()),
             (serving, "ThreadPoolExecutor", threads.pool), (committing, "threading", threads),
             (committing, "ThreadPoolExecutor", threads.pool),

@@ -1,4 +1,4 @@
-"""Everybody who works beside the runs: collectors, commands, and people who clean up too much."""
+"""Actors that work concurrently with the runs: collectors, commands, and people who clean up too much."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Plan:
     real: bool = False
     """Whether runs are the real `JobRun`, or freer ones."""
     asynchronous: bool = False
-    """Whether the real ones store files and commit beside their batches; a file may then never be stored."""
+    """Whether the real ones store files and commit in the background; a file may then never be stored."""
     lost_uploads: float = 0.0
     """How likely such a file is lost with its host."""
     vacuum: bool = False
@@ -60,7 +60,7 @@ class Plan:
     idle: int = 40
     """How many steps a collector or a command rests at most before it comes again."""
     newcomers: float = 0.01
-    """How likely, at each step, another run starts beside those that work."""
+    """How likely, at each step, another run starts while others work."""
     crowd: int = 1
     """How many runs start when none is left."""
     pause: float = 0.02
@@ -164,16 +164,17 @@ COMMANDS = Plan(
 )  # fmt: skip
 """Pins, adoptions and shortened retentions meet at the head."""
 
-BESIDE = Plan(
+ASYNCHRONOUS = Plan(
     steps=600, drivers=1, batches=8, collectors=2, admins=1, sinks=2, retain=2, real=True, asynchronous=True, abort=0.0,
     lost_uploads=0.03, pause=0.01, crash=0.003, newcomers=0.005,
     people=(("saver", 1), ("asker", 2), ("stopper", 1), ("restorer", 1)),
 )  # fmt: skip
-"""Runs whose files come late, or never, and whose commits are beside their batches."""
+"""Runs whose files come late, or never, and whose commits happen in the background."""
 
 PLANS: dict[str, Plan | None] = {
     "": None, "held": HELD, "vacuum": VACUUM, "lost": BEREFT, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
-    "shared": SHARED, "shared-lost": SHARED_LOST, "keeping": KEEPING, "given-up": GIVEN_UP, "beside": BESIDE,
+    "shared": SHARED, "shared-lost": SHARED_LOST, "keeping": KEEPING, "given-up": GIVEN_UP,
+    "asynchronous": ASYNCHRONOUS,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""
 

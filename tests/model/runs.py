@@ -80,7 +80,7 @@ class Run:
         self.abandon()
 
     def abandon(self) -> None:
-        """Lets go of what works beside the batches."""
+        """Stops the background threads after a failure."""
 
     @property
     def generation(self) -> int:

@@ -30,7 +30,7 @@ class Observer(Protocol):
 
 
 class SimSink:
-    """What a run needs of a `stateflow.api.sink.Sink` beside its writers, and what is in its table."""
+    """What a run needs of a `stateflow.api.sink.Sink` besides its writers, and what is in its table."""
 
     location = ""
 

@@ -111,7 +111,7 @@ class Site:
             except StorageError:
                 self.world.sleep(5)
             else:
-                self.count("uploads beside a batch")
+                self.count("uploads during a batch")
                 return
 
     def _output(self, sink: SimSink, folder: str) -> Committable:

@@ -7,7 +7,7 @@ import pytest
 from tests.model.history import Search, explore
 from tests.model.plan import PLANS
 
-_HISTORIES = {"rewinds": 1500, "keeping": 600, "given-up": 1500, "beside": 600, "shared": 500}
+_HISTORIES = {"rewinds": 1500, "keeping": 600, "given-up": 1500, "asynchronous": 600, "shared": 500}
 
 _AT_LEAST: dict[str, dict[str, int]] = {
     "rewinds": {
@@ -25,8 +25,8 @@ _AT_LEAST: dict[str, dict[str, int]] = {
     },
     "shared-lost": {"appended by others to a table in limbo": 300, "runs stopped by others' rows": 50},
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
-    "beside": {
-        "uploads beside a batch": 4_000, "uploads lost": 100, "runs that waited in vain": 5, "commits": 3_000,
+    "asynchronous": {
+        "uploads during a batch": 4_000, "uploads lost": 100, "runs that waited in vain": 5, "commits": 3_000,
         "savepoints made by runs": 40, "stops": 50, "fenced": 200,
     },
 }  # fmt: skip

@@ -9,7 +9,7 @@ from tests.model.plan import VERDICTS
 
 _CHUNK = 2_500
 _CHUNKS, _QUICK_CHUNKS = 8, 2
-"""Of which so many are part of ``make test``; the scoreboard plays all of them, too."""
+"""`make test` plays the quick chunks; `make test-all` and the scoreboard play all."""
 
 _AT_LEAST = {
     "steps": 400_000, "commits": 8_000, "fenced": 4_500, "deletions": 50_000, "publications seen": 6_500,

@@ -16,7 +16,7 @@ from tests.recovery.process import Running, wait_for
 DRIVER, WORKER, JVM = "driver", "worker", "jvm"
 """The Python program, one of the Python processes of Spark's tasks, and Spark itself."""
 _RUNS_EACH = 10
-"""A run may end before the moment at which something is to be killed in it; not that often."""
+"""A run may end before its process is killed; more runs than this without a kill are an error."""
 
 
 def check_at_rest(flights: FlightsBox) -> None:

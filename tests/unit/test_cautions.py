@@ -54,7 +54,7 @@ def test_each_thing_to_know_is_told() -> None:
     assert [c.about for c in found] == ["table of gone", "source s", "state of old", "", "", ""]
     said = " | ".join(c.says for c in found)
     assert "does not have everything any more that came since: those rows do not come again" in said
-    assert "another job's: other 77" in said and "any more: 5, 9" in said and "a second time" in said
+    assert "another job's: other 77" in said and "restored: 5, 9" in said and "a second time" in said
 
 
 def test_a_checkpoint_with_a_savepoint_is_not_out_of_reach() -> None:

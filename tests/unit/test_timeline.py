@@ -12,13 +12,13 @@ from textwrap import dedent
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order, run_numbers
+from stateflow.checkpoint.history import ActionRecord, CheckpointRecord, Record, in_order
 from stateflow.timeline import draw_timeline
 
 
 def checkpoint(number: int, at: int | None = None, ms: float = 31.4) -> CheckpointRecord:
     return CheckpointRecord(
-        checkpoint_id=number, generation=1, ordinal=number, committed_at=_time(number if at is None else at),
+        checkpoint_id=number, generation=1, run=1, ordinal=number, committed_at=_time(number if at is None else at),
         duration_ms=ms, increment_bytes=3000, full_bytes=9000, files=2, rows_in=1234, rows_out={},
     )  # fmt: skip
 
@@ -314,11 +314,10 @@ def test_a_line_says_when_what_who_why_how_much_and_how_long() -> None:
     assert stop == "■  2026-01-31 03:00:03  stop by ada"
 
 
-def test_numbered_runs_follow_those_of_older_versions() -> None:
-    old, new = ([replace(checkpoint(seq), generation=seq, run=run) for seq, run in given]
-                for given in ([(3, 0), (7, 0)], [(9, 1), (12, 1), (15, 4)]))  # fmt: skip
-    assert list(run_numbers([*old, *new]).values()) == [1, 2, 3, 3, 6]
-    assert list(run_numbers(new).values()) == [1, 1, 4]
+def test_a_record_without_the_number_of_its_run_shows_the_generation() -> None:
+    found = [replace(checkpoint(3, at=0), generation=7, run=run, reason="nightly") for run in (0, 7, 12)]
+    texts = [draw_timeline([record])[0].split(", ", 1)[1].partition(":")[0] for record in found]
+    assert texts == ["generation 7 (nightly)", "run 7 (nightly)", "run 12 (nightly, generation 7)"]
 
 
 @pytest.mark.parametrize(
