@@ -64,9 +64,17 @@ def _standing(found: ops.JobDescription) -> list[str]:
         f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
         f"at {found.stands_at}, generation {found.generation}, "
         f"kept: {', '.join(map(str, found.retained)) or 'none'}",
+        *_newest_run(found),
         *_drained(found),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
     ]  # fmt: skip
+
+
+def _newest_run(found: ops.JobDescription) -> list[str]:
+    if found.failure is not None:
+        failure = found.failure
+        return [f"the newest run failed at {in_utc(failure.at)}: [{failure.code}] {failure.message}"]
+    return ["the newest run has not ended: it works, or it was killed"] if found.run_open else []
 
 
 def _drained(found: ops.JobDescription) -> list[str]:

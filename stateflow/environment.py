@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from stateflow.api.source import LocalSource, Source
 from stateflow.api.streams import DataStream
 from stateflow.clock import Clock, SystemClock
 from stateflow.config import resolve
-from stateflow.errors import JobDefinitionError, StateflowError
+from stateflow.errors import InternalError, JobDefinitionError, StateflowError
 from stateflow.events import log_event
 from stateflow.ids import check_name
 from stateflow.keygroups import check_max_parallelism
@@ -32,7 +33,16 @@ from stateflow.runtime.job import BatchResult, Job, Totals
 from stateflow.runtime.local import LocalExecutor, has_transform
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.new_root import Beginning, RootToBegin, begin_job_root
-from stateflow.runtime.preflight import Needs, Start, not_checked, refusals, refuse, warnings, with_session
+from stateflow.runtime.preflight import (
+    Needs,
+    Start,
+    not_checked,
+    refusals,
+    refuse,
+    reused_tables,
+    warnings,
+    with_session,
+)
 from stateflow.runtime.quarantine import KEPT
 from stateflow.runtime.repeated import repeated
 from stateflow.runtime.restarts import restart_strategy, with_restarts
@@ -245,16 +255,17 @@ class PreparedJob:
             with_spark: whether Spark is started for what only Spark knows, when nothing else is refused.
         """
         found = tuple(refusals(self.start, needs))
+        known = self.warnings + reused_tables(self.start)
         # Spark would report what is refused already, such as a folder that is not there, in other words.
         if found or not (with_spark and self.start.on_spark):
-            return Findings(found, self.warnings, not_checked(self.start))
+            return Findings(found, known, not_checked(self.start))
         try:
             started, _ = start_spark(self.start, self.job_file)
         except StateflowError as e:
-            return Findings((e,), self.warnings, not_checked(self.start))
+            return Findings((e,), known, not_checked(self.start))
         refused = tuple(refusals(started, [Needs.SPARK]))
         more = () if refused else warnings(started)
-        return Findings(refused, (*self.warnings, *more), not_checked(started))
+        return Findings(refused, (*known, *more), not_checked(started))
 
 
 def prepare(
@@ -284,7 +295,7 @@ def run_job(request: RunRequest) -> RunResult:
     began = clock.monotonic()
     prepared = prepare(request.job_file, request.job_root, request.layers)
     start, settings = prepared.start, prepared.start.settings
-    for warning in prepared.warnings:
+    for warning in prepared.warnings + (() if request.beginning else reused_tables(start)):
         log_event(_log, logging.WARNING, "warning", text=warning, warning=warning)
     assert start.storage is not None
     if request.beginning:
@@ -322,7 +333,7 @@ class _Launch:
         self.bounds = Bounds(settings.run, outside.clock)
         self._outside = outside
         self._totals = Totals()
-        self._started_from = (0, "")
+        self._started_from: tuple[int, str] | None = None
         self._restarts = 0
         self._run: JobRun | None = None
 
@@ -336,15 +347,25 @@ class _Launch:
         self._restarts = number
         request.on_step("restoring the newest checkpoint")
         job = assemble(self.graph, self.settings, self.storage, self._outside.clock)
-        run = JobRun(replace(job, recorder=self._outside.recorder), executor, self._totals)
+        self._run = run = JobRun(replace(job, recorder=self._outside.recorder), executor, self._totals)
         if number:
             self._outside.recorder.count("num_restarts")
         run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
-        if self._run is None:
+        if self._started_from is None:
             self._started_from = run.restored.checkpoint_id, run.stood_at
-        self._run = run
         request.on_start(run)
         return run
+
+    @contextmanager
+    def failures_recorded(self) -> Iterator[None]:
+        """Adds an error within to the history of the job; it is raised all the same."""
+        try:
+            yield
+        except Exception as e:
+            if self._run is not None:
+                known = e if isinstance(e, StateflowError) else InternalError(f"{type(e).__name__}: {e}")
+                self._run.record_failure(known)
+            raise
 
     def with_spark(self) -> tuple[Start, dict[str, Source]]:
         """As `start_spark`; reports each step of it."""
@@ -359,7 +380,7 @@ class _Launch:
     def result(self, reached: str, seconds: float) -> RunResult:
         """What became of it."""
         run = self._run
-        assert run is not None
+        assert run is not None and self._started_from is not None
         root = run.job.root
         started_from, started_at = self._started_from
         return RunResult(
@@ -388,8 +409,9 @@ def _drive_here(launch: _Launch) -> Callable[[int], str]:
     sources = {n.uid: n.source for n in graph.sources if isinstance(n.source, LocalSource)}
 
     def attempt(number: int) -> str:
-        run = launch.start(LocalExecutor(), number)
-        return run_local(run, sources, launch.request.on_batch, launch.bounds)
+        with launch.failures_recorded():
+            run = launch.start(LocalExecutor(), number)
+            return run_local(run, sources, launch.request.on_batch, launch.bounds)
 
     return attempt
 
@@ -419,7 +441,7 @@ def _drive_on_spark(launch: _Launch) -> Callable[[int], str]:
     assert spark is not None
 
     def attempt(number: int) -> str:
-        with told_of_spark(lambda: is_alive(spark)):
+        with launch.failures_recorded(), told_of_spark(lambda: is_alive(spark)):
             run = launch.start(SparkExecutor(), number)
             return SparkRun(spark, run, sources, launch.request.on_batch, launch.bounds).run()
 

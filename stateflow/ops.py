@@ -22,10 +22,12 @@ from stateflow.checkpoint.history import (
     beginning,
     read_history,
     read_records,
+    run_failure,
     write_action,
 )
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.replay import is_run_open
 from stateflow.checkpoint.retention import SavepointRule, expired_savepoints
 from stateflow.checkpoint.savepoint_cleanup import dispose_savepoint
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, find_savepoint, list_savepoints
@@ -90,6 +92,23 @@ class BackgroundFailure:
 
 
 @dataclass(frozen=True)
+class RunFailure:
+    """The error that the newest run ended with.
+
+    Attributes:
+        generation: that of the run.
+        at: when it failed.
+        code: of the error.
+        message: the error's sentence.
+    """
+
+    generation: int
+    at: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Quarantined:
     """A corrupt input file that a run skipped as a whole."""
 
@@ -112,6 +131,8 @@ class JobDescription:
         quarantined_count: how many were skipped.
         drained: whether the newest checkpoint was drained: its timers fired before their time.
         origin: in words, what a fork was made from, or a job root began with; empty for any other job.
+        run_open: whether the newest run has not ended in good order: it works, was killed, or failed.
+        failure: the error that the newest run ended with; None for one that did not record any.
     """
 
     job: str
@@ -131,6 +152,8 @@ class JobDescription:
     quarantined_count: int = 0
     drained: bool = False
     origin: str = ""
+    run_open: bool = False
+    failure: RunFailure | None = None
 
 
 def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
@@ -328,7 +351,7 @@ def describe(job_root: str) -> JobDescription:
         tuple(dict.fromkeys(ref.id for ref in root.kept(head))), pins, _offsets(head.entry.sources),
         root.job.forked_from, root.job.shadow, _restoring(head), _background(root, head),
         *_of_manifest(_newest(root, head)),
-        origin=_origin(root),
+        origin=_origin(root), run_open=is_run_open(head), failure=_failure(root, head),
     )  # fmt: skip
 
 
@@ -354,6 +377,13 @@ def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
         BackgroundFailure(r.facts["work"], r.seq, int(r.facts["failures"]), r.at, r.facts["code"], r.reason)
         for r in records
     )
+
+
+def _failure(root: JobRoot, head: Head) -> RunFailure | None:
+    record = run_failure(root.storage, head.entry.generation)
+    if record is None:
+        return None
+    return RunFailure(record.seq, record.at, record.facts["code"], record.reason)
 
 
 def _newest(root: JobRoot, head: Head) -> Manifest | None:

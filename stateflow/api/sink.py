@@ -169,6 +169,14 @@ class Sink(ABC):
         """Whether only processes of this host can see what it writes."""
         return False
 
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        """Ids of the other jobs whose sink of the same uid has written what the table holds, as far as that is known.
+
+        A job root that begins over such a table is likely to be a mistyped one: its first run would write all rows a
+        second time.
+        """
+        return frozenset()
+
     @abstractmethod
     def prepare(self, context: SinkContext) -> str:
         """Creates the table when there is none, and checks that it can be honoured; safe to repeat and to race.

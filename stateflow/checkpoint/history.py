@@ -25,6 +25,10 @@ LIMIT = 16 << 20
 COMPLETED, ABORTED = "completed", "aborted"
 BACKGROUND = "background"
 """The kind of the records of background work that failed."""
+FAILURE = "failure"
+"""The kind of the records of runs that ended with an error."""
+_ONLY = "run"
+"""The record of a run's failure has this in its name: there is one of a generation."""
 MADE = "made"
 """The record of how a fork began has this in its name; part of the stored format."""
 
@@ -99,7 +103,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     back; of a rejection, that of its plan."""
     kind: str
     """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
-    ``stop``, ``background``."""
+    ``stop``, ``background``, ``failure`` (of a run)."""
     at: str
     by: str
     reason: str = ""
@@ -225,6 +229,17 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
                 name = record.facts.get("work", "")
                 found[name] = max(record, found.get(name, record), key=lambda r: int(r.facts["failures"]))
     return [found[name] for name in sorted(found)]
+
+
+def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
+    """The error that a run ended with; None for one that works, was killed, or ended in good order."""
+    found = _read(storage, history(generation, f"{FAILURE}-{_ONLY}"))
+    return next((record for record in found if isinstance(record, ActionRecord)), None)
+
+
+def record_run_failure(storage: Storage, record: ActionRecord) -> None:
+    """Stores the record of a run's failure, which `run_failure` finds."""
+    write_action(storage, record, _ONLY)
 
 
 def beginning(storage: Storage) -> ActionRecord | None:

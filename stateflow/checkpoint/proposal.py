@@ -22,8 +22,8 @@ _LEFT = (
 )
 _NOT_HELD = "it does not have everything any more that came since: those rows do not come again"
 _RUN_OPEN = (
-    "of the job has not ended: it works, or it was killed. A checkpoint that it commits makes this plan outdated; "
-    "otherwise carrying the plan out ends it"
+    "of the job has not ended in good order: it works, was killed, or failed. A checkpoint that it commits makes this "
+    "plan outdated; otherwise carrying the plan out ends it"
 )
 _KEPT = "tables are kept: what comes of rows that are read a second time is in them a second time"
 
@@ -222,7 +222,7 @@ def replayed(plan: Proposal) -> str:
     """What happens to the input and the output since the target, in a sentence or two."""
     files = [c.files for c in plan.sources if c.files is not None]
     rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
-    read = f"{rows} in {sum(files):,} files" if files else rows
+    read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
     again = f"The next run reads again what the sources got since then: {read}."
     if not any(s.mode is SinkMode.RESTORE for s in plan.sinks):
         return again
@@ -251,8 +251,11 @@ def _out_of_reach(plan: Proposal) -> list[Caution]:
 
 def _undone_with_it(others: tuple[str, ...]) -> str:
     more = f"; and {len(others) - _FIRST:,} more" if len(others) > _FIRST else ""
-    commits = "1 commit" if len(others) == 1 else f"{len(others):,} commits"
-    return f"{commits} by others would be undone as well: {'; '.join(others[:_FIRST])}{more}"
+    return f"{_counted(len(others), 'commit')} by others would be undone as well: {'; '.join(others[:_FIRST])}{more}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def is_outdated(proposal: Proposal, head: Head) -> bool:

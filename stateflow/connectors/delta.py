@@ -92,6 +92,11 @@ class DeltaSink(Sink):
         self._check_writable()
         return head.metadata.id
 
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        return frozenset(name.job_uuid for name in self._written() if name.uid == context.uid) - {
+            context.job_uuid
+        }
+
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
         head = self._head(context) or self._create(context)
@@ -115,7 +120,8 @@ class DeltaSink(Sink):
         if head is not None:
             catch_up(self._root, head)
         # The folder before the log: a file that is published in between is then found in the log.
-        written = {str(name): name.writing for name in self._written(context)}
+        own = (context.job_uuid, context.uid)
+        written = {str(name): name.writing for name in self._written() if (name.job_uuid, name.uid) == own}
         possible = {
             name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)
         }
@@ -177,14 +183,15 @@ class DeltaSink(Sink):
             except OSError as e:
                 raise disk_error(e, folder) from e
 
-    def _written(self, context: SinkContext) -> Iterator[FileName]:
+    def _written(self) -> Iterator[FileName]:
+        """The names of all data files of sinks, of any job."""
         try:
             found = [FileName.parse(name) for name in os.listdir(self._root)]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as e:
             raise disk_error(e, self._root) from e
-        yield from (n for n in found if n and (n.job_uuid, n.uid) == (context.job_uuid, context.uid))
+        yield from filter(None, found)
 
 
 class DeltaSinkTable(SinkTable):

@@ -255,6 +255,20 @@ def warnings(start: Start) -> tuple[str, ...]:
     )
 
 
+def reused_tables(start: Start) -> tuple[str, ...]:
+    """A sentence for each sink of a job root that does not exist yet whose table another job's sink of the same uid has
+    written: what a mistyped job root looks like."""
+    if start.storage is None or start.has_root:
+        return ()
+    contexts = [(node.sink, SinkContext("", node.uid, node.parent.schema)) for node in start.graph.sinks]
+    return tuple(
+        f"sink {context.uid}: a job with another job root has written {sink.location}, and {start.storage.uri} is new: "
+        "its first run reads all input, and adds its rows to that table. Check the job root"
+        for sink, context in contexts
+        if sink.other_jobs(context)
+    )
+
+
 def with_session(start: Start, session: SparkSession, reads: Sequence[Source]) -> Start:
     """The start, with Spark running."""
     return replace(start, session=session, reads=tuple(reads))

@@ -20,10 +20,12 @@ from stateflow.checkpoint.documents import (
 from stateflow.checkpoint.fencing import fenced_by
 from stateflow.checkpoint.files import state_bytes
 from stateflow.checkpoint.garbage import is_past
+from stateflow.checkpoint.history import FAILURE, ActionRecord, record_run_failure
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.requests import trim_requests
 from stateflow.checkpoint.restore import RestorePlan
 from stateflow.checkpoint.untold import store_pending_records, told_at
+from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.events import log_within
 from stateflow.runtime.background import BackgroundWork, Work
 from stateflow.runtime.barriers import operators_behind, run_to_barrier
@@ -50,6 +52,8 @@ from stateflow.traces import BATCH, RESTORE, span
 log = logging.getLogger(__name__)
 
 DRIVER_ATTEMPT = "driver"
+_LONGEST_SENTENCE = 2000
+"""Characters of an error that its record has."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class JobRun:
         self._desk: RequestDesk
         self._background: BackgroundWork
         self._fence: FenceWatch | None = None
+        self._is_claimed = False
         self.restored: RestorePlan
         self.stood_at: str
         self.manifest: Manifest | None = None
@@ -110,6 +115,7 @@ class JobRun:
         found = self._checks.before_claim()
         self._committer.note = note
         self._committer.head = self.job.root.claim(note)
+        self._is_claimed = True
         root, head = self.job.root, self.head
         self._background = BackgroundWork(root, self.job.recorder, head.entry.generation)
         self._committer.background = self._background
@@ -323,8 +329,22 @@ class JobRun:
         """Whether somebody asked the run to stop, and got the answer that it does."""
         return self._desk.stopped
 
+    def record_failure(self, error: StateflowError) -> None:
+        """Adds the error that the run ends with to the job's history.
+
+        Nothing is recorded before the CLAIM, for a fenced run, or of a storage that fails: trying again to write there
+        would only delay the end.
+        """
+        if not self._is_claimed or isinstance(error, (Fenced, StorageError)):
+            return
+        root, entry = self.job.root, self.head.entry
+        record_run_failure(root.storage, ActionRecord(
+            seq=entry.generation, kind=FAILURE, at=root.clock.now().isoformat(timespec="milliseconds"), by=root.writer,
+            reason=error.sentence[:_LONGEST_SENTENCE], facts={"code": error.code, "run": str(entry.runs)},
+        ))  # fmt: skip
+
     def abandon(self) -> None:
-        """Lets go of what works beside the batches; for a run that ends with an error."""
+        """Stops the background threads; for a run that ends with an error."""
         if self._fence is not None:
             self._fence.end()
         self._desk.abandon()

@@ -382,6 +382,35 @@ def test_status_shows_where_a_job_stands_and_changes_nothing(bench: Bench) -> No
     assert contents(bench.folder) == before
 
 
+def test_status_shows_the_error_of_the_newest_run_and_history_those_of_all(bench: Bench) -> None:
+    bench.write(BUILD, JOB.replace("yield Total(", "raise KeyError('k')\n        yield Total("))
+    assert invoke(*bench.command()).exit_code == 4
+    found = json.loads(invoke("status", *_root(bench, "--json")).output)
+    failure = found["failure"]
+    assert (failure["code"], failure["generation"]) == ("user-code", found["generation"]) and found[
+        "run_open"
+    ]
+    (line,) = [line for line in invoke("status", *_root(bench)).output.splitlines() if "user-code" in line]
+    assert failure["message"] in line
+
+    bench.write(BUILD, JOB)
+    bench.run()
+    found = json.loads(invoke("status", *_root(bench, "--json")).output)
+    assert (found["failure"], found["run_open"]) == (None, False)
+    records = [json.loads(line) for line in invoke("history", *_root(bench, "--json")).output.splitlines()]
+    (kept,) = [record for record in records if record.get("kind") == "failure"]
+    assert (kept["facts"], kept["reason"]) == ({"code": "user-code", "run": "1"}, failure["message"])
+
+
+def test_status_says_that_a_run_was_killed_or_works(bench: Bench) -> None:
+    bench.run()
+    root = JobRoot.open(open_storage(bench.root), SystemClock())
+    root.claim("killed before it did anything")
+    found = json.loads(invoke("status", *_root(bench, "--json")).output)
+    assert (found["failure"], found["run_open"]) == (None, True)
+    assert "has not ended" in invoke("status", *_root(bench)).output
+
+
 @pytest.mark.parametrize("command", ["status", "gc", "pins"])
 def test_where_no_job_is_nothing_is_made(bench: Bench, command: str) -> None:
     shown = invoke(command, *_root(bench))

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from stateflow.cli import main
 from stateflow.environment import RunRequest, run_job
 from stateflow.runtime import stores
-from tests.errors.kit import BUILD, STREAM, Bench
+from tests.errors.kit import BUILD, JOB, STREAM, Bench
 
 ORDERS = BUILD.replace("def build(env):\n", "def build(env):\n    env.parameter('orders', '')\n")
 FILES = """
@@ -71,6 +71,26 @@ def test_a_parameter_that_the_job_does_not_read_is_a_warning(
     assert [r.getMessage() for r in caplog.records if r.name == "stateflow.environment"] == expected
     against = ["check", str(bench.job), "--against", bench.root, "--json", *sets]
     assert json.loads(CliRunner().invoke(main, against).stdout)["warnings"] == expected
+
+
+def test_a_new_job_root_over_a_table_that_another_one_has_written_is_a_warning(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.write(
+        BUILD,
+        JOB.replace("stateflow.testing.sinks import FolderSink", "stateflow import DeltaSink as FolderSink"),
+    )
+    new = str(tmp_path / "rooot")
+    assert _facts(bench, "--job-root", new)["warnings"] == []
+    bench.run()
+    assert _facts(bench, "--job-root", bench.root)["warnings"] == []
+    (warning,) = _facts(bench, "--job-root", new)["warnings"]
+    assert new in warning and str(bench.folder / "table") in warning
+    with caplog.at_level(logging.WARNING, logger="stateflow"):
+        run_job(RunRequest(bench.job, new, (bench.settings,)))
+        run_job(RunRequest(bench.job, new, (bench.settings,)))
+        stores.close_all()
+    assert [r.getMessage() for r in caplog.records if r.name == "stateflow.environment"] == [warning]
 
 
 def test_a_job_that_takes_all_parameters_uses_each(bench: Bench) -> None:

@@ -63,7 +63,8 @@ def flights(tmp_path: Path) -> Iterator[FlightsBox]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("damage", [pytest.param("zeroed", marks=pytest.mark.slow), "a bit in the middle"])
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["zeroed", "a bit in the middle"])
 def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsBox, damage: str) -> None:
     flights.deliver(3)
     flights.finish()

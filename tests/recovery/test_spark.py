@@ -91,6 +91,7 @@ def test_many_kills_at_random_moments_beside_the_batches(flights: FlightsBox) ->
     _kill(flights, drivers=15, workers=10)
 
 
+@pytest.mark.slow
 def test_two_drivers(flights: FlightsBox) -> None:
     """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
     flights.deliver(6)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -30,8 +28,8 @@ from tests.spark.jobs.joined import (
     payments,
     rates,
 )
+from tests.spark.processes import ended, observed_runs
 
-ROOT = Path(__file__).parents[2]
 JOB = Path(joined.__file__)
 PARALLELISM = 3
 
@@ -53,22 +51,24 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     on_spark = request.param == "spark"
     settings = {"job.home": str(home), "job.spark": "yes" if on_spark else "no", "local_dir": str(home / "local"),
                 "parallelism": str(PARALLELISM)}  # fmt: skip
-    assignments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    run = [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(home / "root"), *assignments]
-    _ended([*run, "--set", "run.max_batches=1"])
-    if not on_spark:
-        _ended(run)
-        return Ran(home, None)
-    observer = Path(__file__).with_name("observed_run.py")
-    told = _ended([sys.executable, str(observer), str(JOB), str(home / "root"), json.dumps(settings)])
-    return Ran(home, json.loads(told.splitlines()[-1]))
-
-
-def _ended(command: list[str]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    return done.stdout
+    runs = [{**settings, "run.max_batches": "1"}, settings]
+    if on_spark:
+        return Ran(home, observed_runs(JOB, home / "root", *runs))
+    for each in runs:
+        assignments = [word for key, value in each.items() for word in ("--set", f"{key}={value}")]
+        ended(
+            [
+                sys.executable,
+                "-m",
+                "stateflow",
+                "run",
+                str(JOB),
+                "--job-root",
+                str(home / "root"),
+                *assignments,
+            ]
+        )
+    return Ran(home, None)
 
 
 Batch = tuple[list[Any], list[Any], list[Any]]

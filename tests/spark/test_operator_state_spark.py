@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.recovery.harness import AccountsBox
 from tests.recovery.test_operator_state import _check, _check_rated
-
-ROOT = Path(__file__).parents[2]
+from tests.spark.processes import observed_runs
 
 pytestmark = pytest.mark.spark
 
 
-def _run(box: AccountsBox, parallelism: int) -> None:
-    settings = {"job.folder": box.folder, "job.spark": "yes", "job.pad": 1500, "local_dir": box.local,
-                "parallelism": parallelism}  # fmt: skip
-    assignments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "stateflow", "run", box.job_file, "--job-root", str(box.root)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *assignments], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_it_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
     box = AccountsBox(tmp_path, job="checkpointed")
-    box.deliver(30)
-    _run(box, 2)
-    _check(box)
     box.deliver(40)
-    _run(box, 3)
+    settings = {
+        "job.folder": str(box.folder),
+        "job.spark": "yes",
+        "job.pad": "1500",
+        "local_dir": str(box.local),
+    }
+    observed_runs(
+        Path(box.job_file), box.root,
+        {**settings, "parallelism": "2", "run.max_batches": "3"}, {**settings, "parallelism": "3"},
+    )  # fmt: skip
     _check(box)
     _check_rated(box)
     assert [json.loads(line) for line in (box.folder / "ledger.jsonl").read_text().splitlines()]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ import pytest
 from stateflow.query import read_state
 from stateflow.runtime.spark_settings import REQUIRED
 from stateflow.testing.sinks import FolderSink
+from tests.spark.processes import ended, observed_runs
 
-ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).parent / "jobs" / "wide.py"
 SLICE = 60
 _CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
@@ -37,28 +35,12 @@ class Ran:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     home = tmp_path_factory.mktemp("wide")
     settings = {"job.home": str(home), "local_dir": str(home / "local")}
-    root = str(home / "root")
-    _ended(_stateflow_run(home, "--set", "run.max_batches=1"))
-    observer = Path(__file__).with_name("observed_run.py")
-    told = _ended([sys.executable, str(observer), str(JOB), root, json.dumps(settings)])
-    return Ran(home, json.loads(told.splitlines()[-1]))
+    return Ran(home, observed_runs(JOB, home / "root", {**settings, "run.max_batches": "1"}, settings))
 
 
 @pytest.fixture(scope="module")
 def home(ran: Ran) -> Path:
     return ran.home
-
-
-def _stateflow_run(home: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(home / "root"),
-            "--set", f"job.home={home}", "--set", f"local_dir={home / 'local'}", *more]  # fmt: skip
-
-
-def _ended(command: list[str], code: int = 0) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done.stderr if code else done.stdout
 
 
 def _rows(folder: Path) -> Counter[tuple[Any, ...]]:
@@ -143,6 +125,9 @@ def test_a_run_makes_spark_compare_the_rows_of_attempts(ran: Ran) -> None:
 
 def test_a_run_without_that_is_refused(tmp_path: Path) -> None:
     key = f"{_CHECKSUM}.enabled"
-    told = _ended(_stateflow_run(tmp_path, "--set", f"spark.conf.{key}=false"), code=2)
+    told = ended([
+        sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(tmp_path / "root"),
+        "--set", f"job.home={tmp_path}", "--set", f"spark.conf.{key}=false",
+    ], code=2)  # fmt: skip
     assert "error [config]" in told and key in told and "hint: set it to true" in told
     assert not (tmp_path / "root").exists()

@@ -1,7 +1,8 @@
-"""Runs a job in this process, and tells what Spark was asked for; run as a program, never imported.
+"""Runs a job in this process, once or more, and prints what Spark was asked for; run as a program, never imported.
 
-``observed_run.py JOB JOB_ROOT SETTINGS``, the last as a JSON object. Prints one: Spark's settings that a run requires,
-and for each batch the SQL executions that Spark has begun, with their jobs, and the number of all jobs.
+``observed_runs.py JOB JOB_ROOT SETTINGS…``, one JSON object of settings for each run. All runs use one Spark, whose
+start takes longer than a run over a few rows. Prints one JSON object about the last run: Spark's settings that a run
+requires, and for each batch the SQL executions that Spark has begun, with their jobs, and the number of all jobs.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ def _session() -> SparkSession:
     return session
 
 
-def main(job: str, job_root: str, settings: str) -> None:
+def main(job: str, job_root: str, *settings: str) -> None:
     observer = Observer()
-    layers = (json.loads(settings),)
-    run_job(RunRequest(Path(job), job_root, layers, on_start=observer.started, on_batch=observer.batch))
+    for each in settings:
+        observer = Observer()
+        layers = (json.loads(each),)
+        run_job(RunRequest(Path(job), job_root, layers, on_start=observer.started, on_batch=observer.batch))
     print(json.dumps({"settings": observer.settings, "batches": observer.batches}))
 
 
