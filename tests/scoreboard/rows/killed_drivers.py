@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from stateflow.failpoints import NAMES
@@ -50,23 +49,23 @@ def check(box: AccountsBox, chain: disk.Chain) -> None:
     box.check_clean()
 
 
-@dataclass(frozen=True)
-class Pace:
-    """How much is delivered for each run, and when it is killed at the latest, in seconds from its start."""
+def kill_at_random(box: AccountsBox, dice: random.Random, rows: int) -> int:
+    """Kills runs at moments between their start and their end; returns how many died.
 
-    rows: int = 150
-    latest: float = 0.6
-
-
-def kill_at_random(box: AccountsBox, dice: random.Random, pace: Pace) -> int:
-    """Kills runs at moments between their start and their end; returns how many died."""
+    Args:
+        rows: delivered for each run.
+    """
     chain = disk.Chain(box.root)
     killed = 0
-    box.deliver(20)
+    box.deliver(rows)
+    # How long a run takes depends on the machine: with a fixed time, all kills can fall into the start.
+    began = time.monotonic()
+    box.finish()
+    longest = time.monotonic() - began
     for _ in range(_KILLS):
-        box.deliver(len(box.delivered) + pace.rows)
+        box.deliver(len(box.delivered) + rows)
         run = box.start()
-        until = time.monotonic() + dice.uniform(0, pace.latest)
+        until = time.monotonic() + dice.uniform(0, longest)
         while time.monotonic() < until and run.poll() is None:
             chain.look()
         run.kill()
@@ -79,14 +78,14 @@ def kill_at_random(box: AccountsBox, dice: random.Random, pace: Pace) -> int:
 
 def _play_posix(round_: Round) -> int:
     with box_of(round_) as box:
-        return kill_at_random(box, random.Random(round_.seed), Pace())
+        return kill_at_random(box, random.Random(round_.seed), rows=150)
 
 
 def _play_s3(round_: Round) -> int:
     with s3_server(round_.folder / "s3", "bucket") as variables:
         root = round_.folder / "s3" / "data" / "bucket" / "job"
         with box_of(round_, root_folder=root, address="s3://bucket/job", variables=variables) as box:
-            return kill_at_random(box, random.Random(round_.seed), Pace(rows=30, latest=1.2))
+            return kill_at_random(box, random.Random(round_.seed), rows=30)
 
 
 def _play_points(round_: Round) -> int:
