@@ -6,7 +6,6 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from tests.recovery.clusters import (
     ClusteredFlights,
     await_batches,
-    batches_of,
     check_ended,
     clustered_flights,
     kill_executor_of,
@@ -69,24 +67,6 @@ def test_a_job_root_on_s3(tmp_path: Path) -> None:
         ) as flights,
     ):
         _lose_an_executor(flights, files=5, seed=2)
-
-
-def test_many_executors_and_workers_are_killed(tmp_path: Path) -> None:
-    dice = random.Random(3)
-    with clustered_flights(tmp_path) as flights:
-        strikes: list[Callable[[], None]] = [lambda: flights.kill_executor(dice)] * 12
-        strikes += [flights.replace_worker] * 4
-        dice.shuffle(strikes)
-        delivered = 0
-        while strikes:
-            delivered += 6
-            flights.box.deliver(delivered)
-            run = flights.box.start()
-            while strikes and run.poll() is None:
-                await_batches(run, batches_of(run) + dice.randrange(1, 3))
-                strikes.pop()()
-            check_ended(run.wait(run.family))
-        flights.end_well(delivered + 2)
 
 
 def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: Path) -> None:

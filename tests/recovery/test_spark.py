@@ -81,17 +81,6 @@ def test_kills_at_random_moments(flights: FlightsBox) -> None:
 
 
 @pytest.mark.slow
-def test_many_kills_at_random_moments(flights: FlightsBox) -> None:
-    _kill(flights, drivers=30, workers=20)
-
-
-@pytest.mark.slow
-def test_many_kills_at_random_moments_beside_the_batches(flights: FlightsBox) -> None:
-    flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
-    _kill(flights, drivers=15, workers=10)
-
-
-@pytest.mark.slow
 def test_two_drivers(flights: FlightsBox) -> None:
     """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
     flights.deliver(6)
@@ -140,10 +129,3 @@ def _end(run: Running, chain: disk.Chain) -> int:
     ended = run.wait(look)
     assert ended.code != 3 or "error [fenced]" in ended.err
     return ended.code
-
-
-def _kill(flights: FlightsBox, drivers: int, workers: int) -> None:
-    dice = random.Random(drivers)
-    victims = [DRIVER] * drivers + [WORKER] * workers
-    dice.shuffle(victims)
-    kill_at_random(flights, victims, dice)
