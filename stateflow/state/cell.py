@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stateflow.serializers import Codec
 from stateflow.state.changes import ABSENT
@@ -133,7 +133,7 @@ class Cell(Generic[T]):
             self._prefetched[key] = data
         return not expired
 
-    def _known(self, key: bytes) -> bytes | None:
-        """The stored bytes, if they are in the pending changes or prefetched."""
+    def _known(self, key: bytes) -> Any:
+        """The stored bytes, if they are in the pending changes or prefetched; `ABSENT` otherwise."""
         data = self._entries.pending.get(key, ABSENT)
-        return self._prefetched.get(key) if data is ABSENT else data
+        return self._prefetched.get(key, ABSENT) if data is ABSENT else data

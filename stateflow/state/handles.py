@@ -134,6 +134,8 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """Which time its entries live in, ``processing`` or ``event``; empty when they live for ever."""
     ttl_since: int | None = None
     """Since when, in milliseconds of that time; None before there was a watermark."""
+    ttl_always: bool = False
+    """Whether it has lived in event time in every batch: no entry is older than its time to live."""
     ttl_index: bool = False
     """Whether there may be expiry entries: it has a time to live, or had one."""
     ttl_other_index: bool = False

@@ -277,7 +277,7 @@ class KeyedState:
         schema = replace(state.schema, **with_history(state.schema, known))
         if ttl is None:
             return replace(schema, ttl_index=known is not None and known.ttl_index)
-        return replace(schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_index=True,
+        return replace(schema, ttl_time=ttl.characteristic, ttl_since=ttl.since, ttl_always=ttl.always, ttl_index=True,
                        ttl_other_index=ttl.has_other_index)  # fmt: skip
 
     def _cell(self, wanted: Cell[Any]) -> Any:

@@ -145,7 +145,7 @@ class ManyKeys:
         for key, data in zip(stored, encoded, strict=True):
             old = self._entries.pending.get(key, ABSENT)
             if old is ABSENT:
-                old = self._found.get(key)
+                old = self._found.get(key, ABSENT)
             if data is None:
                 ttl.remove(key, old)
             else:

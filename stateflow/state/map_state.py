@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stateflow.descriptors import MapStateDescriptor
 from stateflow.errors import StateError
 from stateflow.serializers import value_serializer
+from stateflow.state.changes import ABSENT
 from stateflow.state.columns import ColumnSerializer, columns_of
 from stateflow.state.current import CurrentKey, state_id
 from stateflow.state.map_access import MapAccess
@@ -107,7 +108,7 @@ class MapState(MapAccess[K, V]):
     def give_back(self) -> None:
         """Hands the current key's changes over, and forgets the key."""
         for stored, value in self._changes.items():
-            self._write(stored, value, self._entries.pending.get(stored))
+            self._write(stored, value, self._entries.pending.get(stored, ABSENT))
         self._changes.clear()
 
     def drop(self) -> None:
@@ -121,7 +122,7 @@ class MapState(MapAccess[K, V]):
         self.give_back()
         return self._entries.scan(prefix)
 
-    def _write(self, stored: bytes, value: V | None, old: bytes | None) -> None:
+    def _write(self, stored: bytes, value: V | None, old: Any) -> None:
         data = None if value is None else self.codec.encode(value)
         if self.ttl is None:
             self._entries.pending[stored] = data

@@ -9,8 +9,10 @@ looks at the value before removing it.
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from stateflow.serializers import moment_of, with_moment
+from stateflow.state.changes import ABSENT
 from stateflow.state.current import ADDRESS_BYTES, CurrentKey, state_id
 from stateflow.state.handles import StateSchema
 from stateflow.time_to_live import StateTtlConfig
@@ -57,10 +59,14 @@ class Ttl:
         """By which entries live; None for those that live by processing time."""
         self._processing_time = entries.time.processing_time
         self.since = self.now
-        """No entry lives from an earlier moment: since then the state has had a time to live, in this kind of time.
-        What was written before, with a moment or without, counts from here."""
-        if stored is not None and stored.ttl_time == self.characteristic and stored.ttl_since is not None:
-            self.since = stored.ttl_since
+        """Since then the state has had a time to live, in this kind of time. What was written before, with a moment or
+        without, counts from here. None while there is no time."""
+        self.always = stored is None and self.clock is not None
+        """Whether nothing was written before, in event time: then each moment counts as it is. In processing time the
+        clock may have gone back, and an earlier moment would shorten a life."""
+        if stored is not None and stored.ttl_time == self.characteristic:
+            self.always = stored.ttl_always
+            self.since = self.since if stored.ttl_since is None else stored.ttl_since
         self.returns_expired = (
             config.state_visibility is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
         )
@@ -78,11 +84,11 @@ class Ttl:
         return self._processing_time if self.clock is None else self.clock.of_write()
 
     def lives_from(self, data: bytes) -> int | None:
-        """The moment from which an entry counts; None while there is no time."""
+        """The moment from which an entry counts; None for one without a moment while there is no time."""
         moment = self._moment_of(data)
-        if moment is None or self.since is None:
+        if moment is None:
             return self.since
-        return max(moment, self.since)
+        return moment if self.always or self.since is None else max(moment, self.since)
 
     def _moment_of(self, data: bytes) -> int | None:
         return moment_of(data, self.characteristic)
@@ -116,12 +122,15 @@ class Ttl:
         self._entries.write_some()
         return admitted
 
-    def write(self, key: bytes, data: bytes, old: bytes | None) -> None:
-        """Sets an entry, which lives from now on.
+    def write(self, key: bytes, data: bytes, old: Any) -> None:
+        """Sets an entry, which lives from now on; in event time at least from where it has lived from.
 
         Args:
-            old: what it was, when that is known. Otherwise its index entry stays until a clean-up comes to it.
+            old: its bytes until now, None without any, `ABSENT` when that is not known. Then it is read for event
+                time; for processing time its index entry stays until a clean-up comes to it.
         """
+        if old is ABSENT:
+            old = None if self.clock is None else self._entries.read(key)
         now = self._now_written()
         begin = self.since if now is None else now
         before = None if old is None else self._moment_of(old)
@@ -129,17 +138,17 @@ class Ttl:
             self._entries.pending[key] = data
             return
         if self.clock is not None and before is not None:
-            # A timer may fire after later rows of its key: they count as well.
+            # A timer may fire after later rows of its key, and an earlier row may come after them: they count as well.
             begin = max(begin, before)
         self._entries.pending[key] = with_moment(data, begin, self.characteristic)
         if before != begin:
             self._forget(key, before)
         self._entries.pending[self.index_key(begin, key)] = b""
 
-    def remove(self, key: bytes, old: bytes | None) -> None:
-        """Removes an entry; `old` as in `write`."""
+    def remove(self, key: bytes, old: Any) -> None:
+        """Removes an entry; `old` as in `write`, but nothing is read."""
         self._entries.pending[key] = None
-        self._forget(key, None if old is None else self._moment_of(old))
+        self._forget(key, None if old in (None, ABSENT) else self._moment_of(old))
 
     def index_key(self, moment: int, key: bytes) -> bytes:
         """The expiry entry of what is stored under `key` and lives from `moment`."""

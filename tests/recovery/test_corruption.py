@@ -131,7 +131,7 @@ def test_a_retained_manifest_is_named_when_it_is_adopted(victim: Victim, damage:
     path = victim.root / newest.doc["retained"][-1]["manifest"]["key"]
     DAMAGES[damage](path)
     # Only who owns the job may go back, so that the run has claimed it by then.
-    check_refused(victim, path, claims=1)
+    check_refused(victim, path, claims=True)
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])

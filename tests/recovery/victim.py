@@ -88,19 +88,20 @@ class Victim:
             shutil.rmtree(folder)
             shutil.copytree(self.copy / folder.name, folder)
 
-    def run(self, claims: int = 0) -> Ended:
+    def run(self, claims: bool = False) -> Ended:
         """A run after the damage, when there are new events; checks that it left everything as it was.
 
         Args:
-            claims: how many CLAIMs may be added, which refer to what was there before.
+            claims: whether it adds a CLAIM, which refers to what was there before, and the record of its failure.
         """
         before, asked, newest = self._everything(), self.box.requested(), disk.newest_seq(self.root)
         ended = self.box.run()
         after = self._everything()
-        for seq in range(newest + 1, newest + 1 + claims):
-            path = disk.entry_path(self.root, seq)
+        if claims:
+            path = disk.entry_path(self.root, newest + 1)
             assert disk.read_entry(path).doc["kind"] == "claim"
-            del after[str(path)]
+            (failure,) = (self.root / "history").glob(f"{newest + 1:020d}-failure-*")
+            del after[str(path)], after[str(failure)]
         changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
         assert (changed, self.box.requested()) == (set(), asked), str(ended)
         return ended
@@ -124,11 +125,11 @@ def make_victim(folder: Path) -> Victim:
     return victim
 
 
-def check_refused(victim: Victim, path: Path, claims: int = 0) -> None:
+def check_refused(victim: Victim, path: Path, claims: bool = False) -> None:
     """A run is refused, names the file, and changes nothing.
 
     Args:
-        claims: how many CLAIMs may be added.
+        claims: as for `Victim.run`.
     """
     ended = victim.run(claims)
     assert ended.code == 4, str(ended)

@@ -34,6 +34,18 @@ def _since_the_restore(self: Ttl, *arguments: Any) -> None:
     self.since = self.now
 
 
+def _from_the_first_watermark(self: Ttl, *arguments: Any) -> None:
+    _new_ttl(self, *arguments)
+    self.always = False
+
+
+_write = Ttl.write
+
+
+def _forgets_the_life_before(self: Ttl, key: bytes, data: bytes, old: Any) -> None:
+    _write(self, key, data, None)
+
+
 def _reads_do_not_renew(self: Ttl, key: bytes, data: bytes) -> None:
     pass
 
@@ -106,6 +118,12 @@ def _operator_state_stays(self: OperatorStateStore) -> None:
 MUTANTS: dict[str, Mutant] = {
     "an entry lives a millisecond too long": (Ttl, "is_over", _expires_late),
     "every batch begins all lives anew": (Ttl, "__init__", _since_the_restore),
+    "entries of the first batches live from the first watermark": (
+        Ttl,
+        "__init__",
+        _from_the_first_watermark,
+    ),
+    "a late timer shortens a life": (Ttl, "write", _forgets_the_life_before),
     "reading does not renew": (Ttl, "_renew", _reads_do_not_renew),
     "what has expired is read again and again": (Ttl, "admit", _stale_again_and_again),
     "timers are not restored": (stores, "timers_of", _timers_not_restored),

@@ -32,12 +32,16 @@ class Entry:
     """A value, a list's element or a map's entry.
 
     Attributes:
-        begin: the moment from which it lives; None while there is no time.
+        time: that the moments are of; None when it was written without a time to live.
+        latest: the moment of writing, as far as one is known: never before that of what it replaced.
+        earliest: the same, if what it replaced had been cleaned up by then.
         certain: False once it may have been cleaned up.
     """
 
     value: str
-    begin: int | None
+    time: Characteristic | None = None
+    latest: int | None = None
+    earliest: int | None = None
     certain: bool = True
 
 
@@ -46,6 +50,10 @@ class Oracle:
     """What there must be between two batches.
 
     Attributes:
+        timer_time: of the event-time timer that fires now; None while none fires.
+        since: from when each state has had its time to live; None before there is a time. Nothing lives from an
+            earlier moment, except in states that `always` had it.
+        is_begun: whether a batch has run.
         full: whether snapshots are full: then what has expired is gone behind every batch of its subtask.
         entries: by the place, and within it by a number in a list, by the key in a map.
         split, union: operator state of each subtask.
@@ -58,6 +66,10 @@ class Oracle:
     full: bool = True
     watermark: int | None = None
     processing_time: int = 0
+    timer_time: int | None = None
+    since: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(KINDS))
+    always: set[str] = field(default_factory=lambda: set(KINDS))
+    is_begun: bool = False
     entries: dict[Place, dict[Any, Entry]] = field(default_factory=dict)
     timers: dict[Scope, set[Timer]] = field(default_factory=dict)
     split: list[list[str]] = field(default_factory=lambda: [[]])
@@ -76,7 +88,7 @@ class Oracle:
             entries={at: {k: replace(e) for k, e in of.items()} for at, of in self.entries.items()},
             timers={at: set(of) for at, of in self.timers.items()},
             split=[list(of) for of in self.split], union=[list(of) for of in self.union],
-            rules=dict(self.rules), homes=dict(self.homes),
+            rules=dict(self.rules), homes=dict(self.homes), since=dict(self.since), always=set(self.always),
         )  # fmt: skip
 
     # -- restores -----------------------------------------------------------------------------------------------
@@ -100,9 +112,9 @@ class Oracle:
         for name in KINDS:
             before, now = self.ttls[name], ttls[name]
             if now is not None and (before is None or _domain(before) is not _domain(now)):
-                for _, of in self._of_state(name):
-                    for entry in of.values():
-                        entry.begin = None
+                self.since[name] = None
+                if self.is_begun:
+                    self.always.discard(name)
         self.ttls = ttls
 
     # -- batches ------------------------------------------------------------------------------------------------
@@ -176,9 +188,12 @@ class Oracle:
                 assert found, f"a timer of {scope} did not fire: {domain} {time}"
                 fired_domain, fired_time, results = found.pop(0)
                 assert (fired_domain, fired_time) == (domain, time)
+                # State that lives by event time is seen at the timer's own time.
+                self.timer_time = time if domain == "event" else None
                 for step, result in zip(steps_of_timer(scope[1], domain, time), results, strict=True):
                     _, about, verb, *arguments = step
                     self._do(scope, about, verb, arguments, result)
+            self.timer_time = None
             assert not found, f"{scope} fired: {found}"
         assert not told, f"nobody had set: {told}"
 
@@ -252,8 +267,9 @@ class Oracle:
 
     def _ask_whether_empty(self, place: Place, was_empty: bool, items: list[Any]) -> None:
         """And what there was then. Asking is a read: what had expired is not seen a second time."""
+        name = place[0]
         stale = [
-            e for e in self.entries[place].values() if self.expired(place[0], e) and self._relaxed(place[0])
+            e for e in self.entries[place].values() if self.may_be_expired(name, e) and self._relaxed(name)
         ]
         assert (items == []) if was_empty else (items or stale)
         assert not (was_empty and any(e.certain for e in stale))
@@ -274,18 +290,20 @@ class Oracle:
         for key in sorted(entries) if only is None else [only] if only in entries else []:
             entry = entries[key]
             was_given = left[:1] == [shown(key, entry.value)]
-            expired = self.expired(name, entry)
+            expired, may_be = self.is_expired(name, entry), self.may_be_expired(name, entry)
             if was_given:
                 assert not expired or self._relaxed(name), f"{place} gives {entry}, which has expired"
                 del left[0]
             else:
-                hidden = not entry.certain or (expired and not self._relaxed(name))
+                hidden = not entry.certain or (may_be and not self._relaxed(name))
                 assert hidden, f"{place} lacks {entry}: {result}"
             if expired or not was_given:
                 del entries[key]
-            else:
-                begin = self._now(name) if self._renews(name) else entry.begin
-                entries[key] = Entry(entry.value, begin)
+                continue
+            # One that may have expired is given a last time then.
+            entry.certain = not (may_be and self._relaxed(name))
+            if self._renews(name):
+                self._write(place, key, entry.value)
         assert not left, f"{place} gives {left} of {result}"
 
     def _add(self, place: Place, word: str, result: str) -> None:
@@ -302,31 +320,49 @@ class Oracle:
         self._write(place, 0, result)
 
     def _write(self, place: Place, key: Any, value: str) -> None:
-        self.entries.setdefault(place, {})[key] = Entry(value, self._now(place[0]))
+        """Sets an entry, which lives from now on; in event time at least from where the one before has lived from."""
+        name, of = place[0], self.entries.setdefault(place, {})
+        ttl, now, before = self.ttls[name], self._now(name), of.get(key)
+        if ttl is None:
+            of[key] = Entry(value)
+            return
+        written = Entry(value, _domain(ttl), now, now)
+        if before is not None and before.time is written.time is Characteristic.EventTime:
+            written.latest = _later(now, before.latest)
+            written.earliest = _later(now, before.earliest) if before.certain else now
+        of[key] = written
 
     # -- times to live ------------------------------------------------------------------------------------------
 
-    def expired(self, name: str, entry: Entry) -> bool:
-        """Whether its time is over."""
+    def is_expired(self, name: str, entry: Entry) -> bool:
+        """Whether its time is over for certain."""
+        return self._is_over(name, entry, entry.latest)
+
+    def may_be_expired(self, name: str, entry: Entry) -> bool:
+        """Whether its time may be over."""
+        return self._is_over(name, entry, entry.earliest)
+
+    def _is_over(self, name: str, entry: Entry, moment: int | None) -> bool:
         ttl, now = self.ttls[name], self._now(name)
-        if ttl is None or now is None or entry.begin is None:
+        if ttl is None:
             return False
-        return entry.begin + ttl.milliseconds <= now
+        since, moment = self.since[name], moment if entry.time is _domain(ttl) else None
+        begin = moment if name in self.always and moment is not None else _later(since, moment)
+        return begin is not None and now is not None and begin + ttl.milliseconds <= now
 
     def _begin_lives(self) -> None:
-        """What had no time to count from counts from now."""
-        for name in KINDS:
-            for _, of in self._of_state(name):
-                for entry in of.values():
-                    entry.begin = self._now(name) if entry.begin is None else entry.begin
+        """A batch begins: from now on states have the times to live that had none yet, if there is a time."""
+        self.is_begun = True
+        for name, since in self.since.items():
+            self.since[name] = self._now(name) if since is None else since
 
     def _clean_up(self, worked: set[int]) -> None:
         """Some of what has expired may be gone; of a full snapshot, all of it is."""
         for place, of in self.entries.items():
             ttl = self.ttls[place[0]]
-            expired = [key for key, entry in of.items() if self.expired(place[0], entry)]
+            expired = [key for key, entry in of.items() if self.may_be_expired(place[0], entry)]
             for key in expired:
-                if self.full and self.homes.get(place[1]) in worked:
+                if self.full and self.homes.get(place[1]) in worked and self.is_expired(place[0], of[key]):
                     del of[key]
                 elif self.full or (ttl is not None and ttl.background_cleanup):
                     of[key].certain = False
@@ -335,7 +371,9 @@ class Oracle:
         ttl = self.ttls[name]
         if ttl is None:
             return None
-        return self.watermark if _domain(ttl) is Characteristic.EventTime else self.processing_time
+        if _domain(ttl) is not Characteristic.EventTime:
+            return self.processing_time
+        return self.watermark if self.timer_time is None else self.timer_time
 
     def _relaxed(self, name: str) -> bool:
         ttl = self.ttls[name]
@@ -347,9 +385,6 @@ class Oracle:
 
     def _default(self, about: str) -> str | None:
         return self.default if about == "value" else None
-
-    def _of_state(self, name: str) -> Iterable[tuple[Place, dict[Any, Entry]]]:
-        return ((place, of) for place, of in self.entries.items() if place[0] == name)
 
     # -- seen from outside --------------------------------------------------------------------------------------
 
@@ -397,6 +432,12 @@ class Oracle:
 
 def _domain(ttl: StateTtlConfig) -> Characteristic:
     return ttl.ttl_time_characteristic
+
+
+def _later(first: int | None, second: int | None) -> int | None:
+    """The later one of two moments, of which either may be unknown."""
+    known = [moment for moment in (first, second) if moment is not None]
+    return max(known, default=None)
 
 
 def _check_order(seen: list[Seen]) -> None:

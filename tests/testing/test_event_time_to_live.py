@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stateflow import (
     Context,
     KeyedProcessFunction,
+    MapStateDescriptor,
     OnTimerContext,
     RuntimeContext,
     StateTtlConfig,
@@ -89,7 +90,6 @@ def test_a_row_finds_what_a_younger_one_than_its_life_wrote_wherever_batches_are
         last[key] = at
     seen = []
     with KeyedHarness(Timed(), SOURCE, output=Seen) as harness:
-        harness.push(Row("z", 0))
         ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
         for begin, end in pairwise(ends):
             seen += harness.push(*rows[begin:end])
@@ -118,3 +118,28 @@ def test_a_timer_sees_the_state_of_its_own_time() -> None:
             Seen("b", 120 + half, 120),
         ]
         assert harness.state("last", key="a") is None
+
+
+class Noted(KeyedProcessFunction[Row, Seen]):
+    """Notes each row in a map; a timer of an earlier time notes itself there, without a look at what it replaces."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        life = StateTtlConfig.new_builder(Time.milliseconds(LIFE)).use_event_time().build()
+        self.notes = ctx.get_map_state(MapStateDescriptor("notes", str, int, ttl=life))
+
+    def process_element(self, row: Row, ctx: Context) -> None:
+        self.notes.put("last", row.at)
+        ctx.timer_service().register_event_time_timer(row.at - LIFE)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> None:
+        self.notes.put("last", timestamp)
+
+
+def test_a_late_timer_does_not_shorten_the_life_of_what_a_later_row_wrote() -> None:
+    with KeyedHarness(Noted(), LATER, output=Seen) as harness:
+        harness.advance_watermark(0)
+        harness.push(Row("a", 100))
+        harness.advance_watermark(99 + LIFE)
+        assert dict(harness.state("notes", key="a")) == {"last": 100 - LIFE}
+        harness.advance_watermark(100 + LIFE)
+        assert dict(harness.state("notes", key="a")) == {}
