@@ -33,7 +33,8 @@ from stateflow.events import ContextFilter, log_event, log_within
 from stateflow.examination import Health
 from stateflow.runtime.bounds import DRAINED
 from stateflow.runtime.job import BatchResult
-from stateflow.runtime.new_root import Beginning, OldTables
+from stateflow.runtime.new_root import Beginning
+from stateflow.runtime.old_tables import OldTables
 from stateflow.runtime.run import JobRun
 from stateflow.settings import Settings
 from stateflow.terminal import JSON, ROOT, attempt, fail, human_bytes, or_fail, refuse, tell

@@ -10,15 +10,14 @@ from typing import Any
 
 from stateflow.checkpoint.documents import Manifest
 from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.restore import Wanted, plan_restore
-from stateflow.checkpoint.stored_savepoints import open_savepoint, savepoint_uri
+from stateflow.checkpoint.stored_savepoints import StoredSavepoint, open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
 from stateflow.environment import prepare
 from stateflow.errors import ConfigError, IncompatibleState, StateflowError
-from stateflow.runtime.assembly import source_descriptions
 from stateflow.runtime.declared import declared_states, source_columns
-from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.runtime.preflight import Needs
+from stateflow.runtime.new_root import Beginning, RootToBegin, check_fits
+from stateflow.runtime.plan import plan_job
+from stateflow.runtime.preflight import Needs, Start
 from stateflow.state.evolution import Declaration, Declarations, Fit, judge
 from stateflow.state.handles import StateSchema
 from stateflow.state.keyed import check_ids
@@ -121,7 +120,10 @@ def check_job(
     declared = declared_states(plan, settings.max_parallelism or stored.max_parallelism)
     states = list(_check_states(stored.manifest, declared))
     columns = list(_check_columns(stored.manifest, source_columns(plan)))
-    problems = list(_problems(stored, plan, declared))
+    problems = []
+    if stored.savepoint is not None:
+        refused = _savepoint_refusals(stored.savepoint, prepared.start, declared)
+        problems += [problem_of(e) for e in refused if not _is_shown(e, states)]
     needs = [Needs.NOTHING]
     if stored.root is not None:
         prepared = replace(prepared, start=replace(prepared.start, storage=stored.root.storage))
@@ -146,12 +148,13 @@ def _is_shown(error: StateflowError, states: Sequence[StateCheck]) -> bool:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is compared with; `root` when it is a job's own."""
+    """What is compared with; `root` when it is a job's own, else `savepoint`."""
 
     at: str
     manifest: Manifest | None
     max_parallelism: int
     root: JobRoot | None = None
+    savepoint: StoredSavepoint | None = None
 
 
 def _stored(storage: Storage) -> _Stored:
@@ -164,7 +167,7 @@ def _stored(storage: Storage) -> _Stored:
     if storage.size(SAVEPOINT) is not None:
         stored = open_savepoint(storage)
         document = stored.document
-        return _Stored(stored.label, document.manifest, document.max_parallelism)
+        return _Stored(stored.label, document.manifest, document.max_parallelism, savepoint=stored)
     raise ConfigError("there is neither a job root nor a savepoint", hint="give the URI of a job root, or of a "
                       "savepoint's folder", against=storage.uri)  # fmt: skip
 
@@ -216,20 +219,23 @@ def _check_columns(
                 yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
 
 
-def _problems(stored: _Stored, plan: JobPlan, declared: Mapping[str, Declarations]) -> Iterator[Problem]:
-    """What is refused of a savepoint; a job root's head goes through the checks of a start."""
-    if stored.root is not None:
-        return
-    wanted = Wanted(plan.parallelism, stored.max_parallelism, plan.key_types, source_descriptions(plan))
-    try:
-        plan_restore(0, stored.manifest, wanted)
-        _check_ids(stored.manifest, declared)
-    except ConfigError as e:
-        yield problem_of(e)
+def _savepoint_refusals(
+    stored: StoredSavepoint, start: Start, declared: Mapping[str, Declarations]
+) -> Iterator[StateflowError]:
+    """Yields what a run that begins with a savepoint refuses; a job root's head goes through the checks of a start."""
+    new = RootToBegin(stored.storage, start.clock, start.graph, start.settings, start.on_spark)
+    for check in (
+        lambda: check_fits(new, stored, Beginning(stored.uri)),
+        lambda: _check_ids(stored.document.manifest, declared),
+    ):
+        try:
+            check()
+        except ConfigError as e:
+            yield e
 
 
-def _check_ids(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> None:
-    for operator in manifest.operators if manifest else ():
+def _check_ids(manifest: Manifest, declared: Mapping[str, Declarations]) -> None:
+    for operator in manifest.operators:
         names = [schema.name for schema in operator.states]
         for declaration in declared.get(operator.uid, Declarations()).keyed:
             check_ids(declaration.schema.name, names, operator.uid)

@@ -171,7 +171,7 @@ def _time(text: str) -> datetime:
 
 
 def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
-    """Adds a record of an action; a storage that fails is told in the log of this process, and fails nothing.
+    """Adds a record of an action. An error is logged, and fails nothing: history is never needed for safety.
 
     Args:
         unique: tells it from another action at the same entry.
@@ -179,8 +179,11 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
     try:
         key = history(record.seq, f"{record.kind}-{unique[:12]}")
         storage.put_new(key, _encoded(record))
-    except StateflowError as e:
-        log.warning("the history record of a %s was not written: %s", record.kind, e)
+    except Exception as e:
+        known = isinstance(e, StateflowError | OSError)
+        log.warning(
+            "the history record of a %s was not written: %s", record.kind, e, exc_info=None if known else e
+        )
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:

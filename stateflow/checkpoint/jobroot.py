@@ -35,6 +35,7 @@ from stateflow.errors import (
     DataError,
     Fenced,
     MissingFile,
+    StateflowError,
     StorageError,
 )
 from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
@@ -385,8 +386,9 @@ class JobRoot:
             needed = {ref.id for ref in self.kept(head) if ref.manifest is None}
             if is_old_entry(head.entry, seq) and seq not in needed:
                 self.storage.delete([log_entry(seq)])
-        except (StorageError, DataError) as e:
-            # The entry itself counts; a list that is gone belongs to a head that is not the newest any more.
+        except StateflowError as e:
+            # The new entry counts, and a deletion that is refused must not fail what it was appended for; a list that
+            # is gone belongs to a head that is not the newest any more.
             log.warning("a log entry is left for the next collection: %s", e)
 
     def _check_adoptable(self, base: Head | None, ref: EntryRef | None) -> None:

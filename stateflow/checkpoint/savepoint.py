@@ -9,6 +9,7 @@ one that is being taken away, for a collection to complete. ``docs/design/0007-s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ from stateflow.checkpoint.stored_savepoints import (
     put_marker,
     savepoints_called,
 )
-from stateflow.errors import ConfigError, DataError
+from stateflow.errors import ConfigError, DataError, StateflowError
 from stateflow.ids import check_name
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
+
+log = logging.getLogger(__name__)
 
 _THREADS = 4
 LATEST = "latest"
@@ -187,8 +190,16 @@ def _make_pinned(root: JobRoot, order: Order, pin: str) -> StoredSavepoint:
                         name=order.name)  # fmt: skip
     failpoints.hit("savepoint.complete")
     if not order.generation:
-        storage.delete([f"{folder}{STARTED}"])
+        _remove_started(storage, folder)
     return StoredSavepoint(storage, folder, document, digest)
+
+
+def _remove_started(storage: Storage, folder: str) -> None:
+    """Removes the mark of a savepoint that is being made. The savepoint is complete, so a failure is logged only."""
+    try:
+        storage.delete([f"{folder}{STARTED}"])
+    except StateflowError as e:
+        log.warning("%s%s is left: %s", folder, STARTED, e)
 
 
 def take_all(source: Storage, names: Iterable[tuple[str, str]], target: Storage) -> None:

@@ -87,9 +87,11 @@ class DeltaSink(Sink):
         if head is None:
             new_table("", context.schema, 0)
             self._check_vacant()
+            existing = next(folder for folder in (self._root, *self._root.parents) if folder.exists())
+            _check_writable(existing)
             return None
         check_table(self.table, head, context.schema)
-        self._check_writable()
+        _check_writable(self._root, self._root / LOG_FOLDER)
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
@@ -176,13 +178,6 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, folder) from e
 
-    def _check_writable(self) -> None:
-        for folder in (self._root, self._root / LOG_FOLDER):
-            try:
-                NamelessFile(folder).close()
-            except OSError as e:
-                raise disk_error(e, folder) from e
-
     def _written(self) -> Iterator[FileName]:
         """The names of all data files of sinks, of any job."""
         try:
@@ -192,6 +187,14 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, self._root) from e
         yield from filter(None, found)
+
+
+def _check_writable(*folders: Path) -> None:
+    for folder in folders:
+        try:
+            NamelessFile(folder).close()
+        except OSError as e:
+            raise disk_error(e, folder) from e
 
 
 class DeltaSinkTable(SinkTable):

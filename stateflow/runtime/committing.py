@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 NOT_IN_TIME = "its files were not stored in time"
 _TELL_EVERY, _TRIM_EVERY = 20, 100
+MOST_UNTOLD = 100
+"""Each manifest carries the records that are not stored yet. Of a history that cannot be written the oldest go."""
 _POLL_SECONDS = (0.002, 0.25)
 _TEND_SECONDS, _LOOK_SECONDS = 20, 5.0
 
@@ -306,7 +308,8 @@ class Committer:
         record = self._record(unit, stages)
         before = self.head.checkpoint_id
         self._untold = [
-            *self._untold, replace(record, checkpoint_id=before, status=ABORTED, failure=error.sentence)
+            *self._untold[1 - MOST_UNTOLD :],
+            replace(record, checkpoint_id=before, status=ABORTED, failure=error.sentence)
         ]  # fmt: skip
         self._ended.append(_Ended(unit.ordinal, self._now(), error))
 
@@ -359,7 +362,7 @@ class Committer:
 
     def _tell(self, record: CheckpointRecord) -> None:
         """What there is to tell of the newest checkpoint, and what is done now and then behind one."""
-        self._untold = [*self._untold, record]
+        self._untold = [*self._untold, record][-MOST_UNTOLD:]
         self._completed += 1
         record_checkpoint(self._job.recorder, record)
         if self._pool is not None:

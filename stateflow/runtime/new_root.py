@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from stateflow import failpoints
-from stateflow.api.graph import Graph, SinkNode
-from stateflow.api.sink import SinkContext, SinkTable
-from stateflow.checkpoint.documents import FORMAT_VERSION, JobFormat, Manifest, PublishedOutput, Savepoint
+from stateflow.api.graph import Graph
+from stateflow.checkpoint.documents import FORMAT_VERSION, JobFormat, Manifest, Savepoint
 from stateflow.checkpoint.entries import Adoption
 from stateflow.checkpoint.history import MADE, ActionRecord, write_action
 from stateflow.checkpoint.job_format import NewJob, check_same_job, check_vacant, read_format
@@ -18,9 +16,10 @@ from stateflow.checkpoint.probe import probe_storage
 from stateflow.checkpoint.restore import Wanted, plan_restore
 from stateflow.checkpoint.stored_savepoints import StoredSavepoint, savepoint_at, savepoint_uri
 from stateflow.clock import Clock
-from stateflow.errors import ConfigError, SinkDiverged, StateflowError
+from stateflow.errors import ConfigError, StateflowError
 from stateflow.runtime.assembly import source_descriptions, writer
 from stateflow.runtime.declared import declared_if_known
+from stateflow.runtime.old_tables import OldTables, check_table
 from stateflow.runtime.plan import JobPlan, plan_job
 from stateflow.runtime.planned import without
 from stateflow.runtime.start_checks import check_reader
@@ -28,19 +27,6 @@ from stateflow.runtime.state_import import Place, import_state
 from stateflow.settings import Settings
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT
-
-
-class OldTables(StrEnum):
-    """What a run does about tables that the savepoint's job has written.
-
-    The new job has an id of its own, so the tokens in these tables do not stop it from writing rows twice.
-    """
-
-    REFUSE = "refuse"
-    CONTINUE = "continue"
-    """Go on in them if they hold what was published up to the savepoint, and nothing after it."""
-    KEEP = "keep"
-    """Go on in them whatever they hold: rows after the savepoint are written a second time."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +123,16 @@ def _check_origin(found: JobFormat, document: Savepoint, beginning: Beginning, s
 
 def _check(new: RootToBegin, stored: StoredSavepoint, beginning: Beginning) -> Manifest:
     """Returns the state to begin with, when everything fits."""
+    manifest = check_fits(new, stored, beginning)
+    for node in new.graph.sinks:
+        check_table(node, stored.document, beginning.tables)
+    stored.verify()
+    return manifest
+
+
+def check_fits(new: RootToBegin, stored: StoredSavepoint, beginning: Beginning) -> Manifest:
+    """Returns the state to begin with. Raises ConfigError, WrongJobRoot or IncompatibleState when the job does not fit
+    the savepoint; tables and the savepoint's files are not looked at."""
     document = stored.document
     if document.job != new.settings.name and not beginning.from_other_job:
         raise ConfigError("the savepoint belongs to another job", hint="to begin with its state all the same, say "
@@ -152,9 +148,6 @@ def _check(new: RootToBegin, stored: StoredSavepoint, beginning: Beginning) -> M
     )
     plan_restore(document.checkpoint_id, manifest, wanted)
     check_reader(manifest, new.reads_by_spark)
-    for node in new.graph.sinks:
-        _check_table(node, document, beginning.tables)
-    stored.verify()
     return manifest
 
 
@@ -191,40 +184,3 @@ def _fill(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, noted: _No
     adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label)
     root.adopt(None, adoption, f"begins with {label}" + (f": {noted.note}" if noted.note else ""))
     failpoints.hit("begin.adopted")
-
-
-def _check_table(node: SinkNode, document: Savepoint, policy: OldTables) -> None:
-    """Raises ConfigError or SinkDiverged when the sink's table is one of the savepoint's job, and may not be used."""
-    own = SinkContext(document.job_uuid, node.uid, node.parent.schema)
-    table_id = node.sink.check(own)
-    if table_id is None:
-        if policy is OldTables.CONTINUE and node.uid in document.sinks:
-            raise ConfigError("a table of the savepoint's job is not there", hint="restore it; to begin a new one, "
-                              "leave --tables out", sink=node.uid,
-                              known=document.sinks[node.uid].table_id)  # fmt: skip
-        return
-    known = {p.table_id: (uid, p) for uid, p in document.sinks.items()}
-    uid, standing = known.get(table_id, (node.uid, None))
-    table = node.sink.open_table(SinkContext(document.job_uuid, uid, node.parent.schema))
-    if table.token is None or not (table.token or standing) or policy is OldTables.KEEP:
-        return
-    if policy is OldTables.REFUSE:
-        raise ConfigError("the savepoint's job has written the table of a sink", hint="give the run tables of its "
-                          "own; or, if that job does not run any more, go on in its tables: --tables continue",
-                          sink=node.uid, table_id=table_id, of_job=f"{document.job} {document.job_uuid}")  # fmt: skip
-    _check_standing(node.uid, table, document.checkpoint_id, standing)
-
-
-def _check_standing(uid: str, table: SinkTable, checkpoint_id: int, standing: PublishedOutput | None) -> None:
-    """Raises SinkDiverged unless the table holds what was published up to the savepoint, and nothing after it."""
-    back = table.plan_rewind(checkpoint_id)
-    if back.to_version is not None and (back.rows_removed != 0 or back.rows_returned != 0):
-        raise SinkDiverged("a table holds output that the savepoint's job published after the savepoint",
-                           hint="take the table back to the version below, with the table's own tools, or choose a "
-                           "newer savepoint; or write the rows a second time: --tables keep", sink=uid,
-                           version=back.from_version, version_of_savepoint=back.to_version,
-                           rows_after=back.rows_removed)  # fmt: skip
-    if standing and standing.version >= 0 and (table.token or 0) < standing.checkpoint_id:
-        raise SinkDiverged("a table lacks output that was published before the savepoint", hint="restore the table; or "
-                           "go on in it as it is: --tables keep", sink=uid, token=table.token or 0,
-                           known=standing.checkpoint_id)  # fmt: skip

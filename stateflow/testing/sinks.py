@@ -54,23 +54,26 @@ class FolderSink(Sink):
         versions = _versions(self.folder) if (self.folder / "versions").is_dir() else []
         return versions[0]["id"] if versions else None
 
+    def other_jobs(self, context: SinkContext) -> frozenset[str]:
+        versions = _versions(self.folder) if (self.folder / "versions").is_dir() else []
+        applications = (v["application"].split("/", 1) for v in versions if v.get("paths"))
+        return frozenset(job for job, uid in applications if uid == context.uid) - {context.job_uuid}
+
     def prepare(self, context: SinkContext) -> str:
         first = json.dumps({"id": _clock.new_id()}).encode()
         PosixStorage(self.folder).put_new("versions/00000000", first)
         return str(_versions(self.folder)[0]["id"])
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        name = (
-            f"{writing.generation}-{writing.ordinal}-{writing.subtask}-{writing.attempt}-{context.uid}.json"
-        )
-        return _Writer(self.folder / "data" / name)
+        attempt = f"{writing.generation}-{writing.ordinal}-{writing.subtask}-{writing.attempt}"
+        return _Writer(self.folder / "data" / f"{attempt}{_owner(context)}")
 
     def open_table(self, context: SinkContext) -> SinkTable:
         return _Table(self.folder, context.application)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         # The folder before the versions: a file that is published in between is then known.
-        written = sorted((self.folder / "data").glob(f"*-{context.uid}.json"))
+        written = sorted((self.folder / "data").glob(f"*{_owner(context)}"))
         known = {path for version in _versions(self.folder) for path in version.get("paths", [])}
         removed = []
         for path in written:
@@ -90,6 +93,11 @@ class FolderSink(Sink):
         for name in _contents(_versions(self.folder))[-1]:
             result += [json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()]
         return result
+
+
+def _owner(context: SinkContext) -> str:
+    """The end of a data file's name: two jobs may write to one folder."""
+    return f"-{context.job_uuid[:8]}-{context.uid}.json"
 
 
 def _versions(folder: Path) -> list[dict[str, Any]]:

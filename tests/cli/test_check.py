@@ -49,6 +49,30 @@ def _report(bench: Bench, against: str = "") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize(
+    "setting, code", [("name=other", "config"), ("max_parallelism=64", "wrong-job-root")]
+)
+def test_what_a_run_from_a_savepoint_refuses_is_a_problem(bench: Bench, setting: str, code: str) -> None:
+    bench.run()
+    made = create_savepoint(bench.root, SavepointAsk(name="before", from_head=True))
+    checked = _check(bench, "--set", setting, "--json", against=made.path)
+    refused = CliRunner().invoke(
+        main,
+        [
+            "run",
+            str(bench.job),
+            "--job-root",
+            f"{bench.folder}/new",
+            "--from-savepoint",
+            made.path,
+            "--set",
+            setting,
+        ],
+    )
+    assert [problem["code"] for problem in json.loads(checked.output)["problems"]] == [code]
+    assert (checked.exit_code, refused.exit_code) == (20, 2)
+
+
 def test_a_job_that_has_not_changed_fits_as_is(bench: Bench) -> None:
     bench.run()
     shown = _check(bench, "--exact")

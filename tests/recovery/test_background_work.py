@@ -13,6 +13,7 @@ import pytest
 from stateflow.checkpoint.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.requests import post, read_answer
+from stateflow.checkpoint.savepoint import Order, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config import parse_assignments
 from stateflow.environment import declare
@@ -20,11 +21,12 @@ from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.metrics import MemoryRecorder
 from stateflow.runtime.assembly import assemble, load_job
 from stateflow.runtime.background import BackgroundWork, Work
+from stateflow.runtime.committing import MOST_UNTOLD
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local import LocalExecutor
 from stateflow.runtime.local_run import run_local
 from stateflow.runtime.run import JobRun
-from stateflow.storage import BlobInfo, PosixStorage, Storage
+from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage
 from tests.recovery import disk
 from tests.recovery.harness import AccountsBox
 from tests.recovery.process import wait_for
@@ -50,6 +52,10 @@ class Refusing(PosixStorage):
         for key in keys:
             self._check("delete", key)
         super().delete(keys)
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        self._check("put", key)
+        return super().put_new(key, data)
 
     def _check(self, call: str, key: str) -> None:
         if self._refuses(call, key):
@@ -193,6 +199,32 @@ def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsBox, error: Ex
     box.finish()
     box.check_clean()
     assert _status(box) == []
+
+
+@pytest.mark.parametrize("error", [REFUSED, StorageError("503"), OSError("a bug"), KeyError("a bug")])
+def test_a_history_that_cannot_be_written_fails_no_run_and_grows_no_manifest(
+    box: AccountsBox, error: Exception
+) -> None:
+    box.deliver(1_100)
+    storage = Refusing(box.root, lambda call, key: call == "put" and key.startswith("history/"), error)
+    recorder = run_with(box, storage)
+    assert recorder.counters[Work.HISTORY.metric] > 0
+    assert len(disk.read_manifest(box.root, disk.head(box.root).doc["manifest"])["history"]) == MOST_UNTOLD
+    box.check_results()
+
+
+def test_work_beside_a_run_succeeds_where_nothing_may_be_deleted(box: AccountsBox) -> None:
+    box.deliver(40)
+    box.finish()
+    storage = Refusing(box.root, lambda call, key: call == "delete" and not key.startswith("probe/"))
+    root = JobRoot.open(storage, SystemClock(), "a test")
+    checkpoint = root.head().checkpoint
+    assert checkpoint is not None
+    with root.pinned(checkpoint, "a test", "to read"):
+        assert len(root.head().entry.pinned) == 1
+    assert root.head().entry.pinned == []
+    make_savepoint(root, Order("kept", checkpoint, root.head().entry.published)).verify()
+    assert storage.refused > 0
 
 
 def test_a_sweep_that_fails_fails_no_start(box: AccountsBox, monkeypatch: pytest.MonkeyPatch) -> None:

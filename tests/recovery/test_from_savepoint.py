@@ -130,6 +130,28 @@ def test_tables_that_hold_more_than_the_savepoint_are_not_written_twice_in_silen
     roots.new.check_results()
 
 
+@pytest.mark.parametrize("tables", ["continue", "refuse"])
+def test_what_another_new_root_wrote_after_the_savepoint_is_not_written_again(
+    roots: NewRoot, tables: str
+) -> None:
+    """In the tables of the savepoint's job, and in tables that only the other new root knows."""
+    is_old_table = tables == "continue"
+    roots.new.deliver(120)
+    assert roots.run("--tables", tables, own_tables=not is_old_table).code == 0
+    shutil.rmtree(roots.new.root)
+    folder = roots.old.folder / "tables" if is_old_table else roots.tables
+    before = disk.digests(folder)
+    roots.new.deliver(140)
+    for policy in ("continue", "refuse"):
+        refused = roots.run("--tables", policy, own_tables=not is_old_table)
+        assert refused.code == (2 if is_old_table and policy == "refuse" else 4), str(refused)
+        assert (disk.digests(folder), roots.new.root.exists()) == (before, False)
+    assert roots.run("--tables", "keep", own_tables=not is_old_table).code == 0
+    rows = expected(roots.new.delivered).movements
+    found = multiset(disk.folder_rows(folder / "movements"))
+    assert found == multiset(rows[0 if is_old_table else 50 :]) + multiset(rows[50:120])
+
+
 def test_the_path_of_a_savepoint_s_document_is_understood_everywhere(roots: NewRoot) -> None:
     document = f"{roots.savepoint}/_savepoint"
     plan = roots.old.begin("restore", roots.old.job_file, "--plan", document, "--json", with_job=True).wait()
