@@ -63,7 +63,7 @@ class StateTtlConfig:
         ReturnExpiredIfNotCleanedUp = "until-cleaned-up"
 
     class TtlTimeCharacteristic(Enum):
-        """Which time passes: the batch's processing time, or the subtask's watermark."""
+        """Which time passes: the batch's processing time; or event time, which is the watermark as the key sees it."""
 
         ProcessingTime = "processing"
         EventTime = "event"

@@ -245,6 +245,16 @@ def record_run_failure(storage: Storage, record: ActionRecord) -> None:
     write_action(storage, record, _ONLY)
 
 
+def savepoints_elsewhere(storage: Storage) -> list[ActionRecord]:
+    """The records of savepoints that were made outside of the job root; some of them may be gone."""
+    actions = [record for record in read_history(storage) if isinstance(record, ActionRecord)]
+    root = f"{storage.uri.rstrip('/')}/"
+    return [
+        r for r in actions
+        if r.kind == "savepoint" and not r.facts.get("path", root).startswith(root)
+    ]  # fmt: skip
+
+
 def beginning(storage: Storage) -> ActionRecord | None:
     """What a fork, or a job root that began with a savepoint, was made from; None for another job, and once trimmed."""
     found = _read(storage, history(1, f"fork-{MADE}"))

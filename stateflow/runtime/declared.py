@@ -90,7 +90,8 @@ def _opened(function: KeyedFunction[Any], info: TaskInfo) -> Declarations:
     try:
         declared = declare(function, info)
         return Declarations(declared.keyed.declarations, declared.operator.declarations)
-    except StateflowError:
+    except StateflowError as e:
+        e.add_facts(operator=info.uid)
         raise
     except Exception as e:
         raise UserCodeError(f"open of an operator raised {type(e).__name__}: {e}", hint="it is called once, to learn "

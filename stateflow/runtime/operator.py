@@ -127,7 +127,8 @@ class KeyedOperator:
         """The last key of the previous Arrow batch; the next one may have more of its rows."""
         self._ended: dict[tuple[bytes, bytes], NamedKey] = {}
         """Keys with rows of phase 0, for `on_batch_end`: each may have rows of phase 1 too."""
-        self._begin(base is not None, checkpoint_id)
+        with self._naming_position(self._context):
+            self._begin(base is not None, checkpoint_id)
 
     def _begin(self, is_restored: bool, checkpoint_id: int) -> None:
         """Opens the function, in Flink's order of calls."""

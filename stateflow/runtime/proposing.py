@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.documents import NOT_BEGUN, Manifest, SinkMode
 from stateflow.checkpoint.files import state_bytes
+from stateflow.checkpoint.history import savepoints_elsewhere
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import Head
 from stateflow.checkpoint.proposal import (
@@ -21,9 +22,9 @@ from stateflow.checkpoint.proposal import (
     state_changes,
 )
 from stateflow.checkpoint.replay import is_run_open, rows_since
-from stateflow.checkpoint.stored_savepoints import list_savepoints
+from stateflow.checkpoint.stored_savepoints import list_savepoints, savepoint_at
 from stateflow.checkpoint.targets import Target, resolve_target
-from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged, StateflowError
 from stateflow.runtime.job import Job
 from stateflow.runtime.planned import (
     check_fits,
@@ -129,12 +130,26 @@ def _with_sizes(states: list[StateChange], newest: Manifest | None) -> list[Stat
 
 
 def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
-    """Savepoints of checkpoints that a restore drops."""
+    """Savepoints of checkpoints that a restore drops: those of the job root by name, and by path those elsewhere that
+    the history knows and that are still there."""
     if not dropped:
         return []
     documents = [stored.document for stored in list_savepoints(root.storage)]
-    return [SavedCheckpoint(checkpoint_id=d.checkpoint_id, savepoint=d.name) for d in documents
-            if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped]  # fmt: skip
+    own = [SavedCheckpoint(checkpoint_id=d.checkpoint_id, savepoint=d.name) for d in documents
+           if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped]  # fmt: skip
+    return own + [
+        SavedCheckpoint(checkpoint_id=record.seq, savepoint=record.facts["path"])
+        for record in savepoints_elsewhere(root.storage)
+        if record.seq in dropped and _is_there(record.facts["path"])
+    ]
+
+
+def _is_there(savepoint: str) -> bool:
+    try:
+        savepoint_at(savepoint)
+    except StateflowError:
+        return False
+    return True
 
 
 def _source_changes(job: Job, head: Head, manifest: Manifest, newest: Manifest | None) -> list[SourceChange]:
@@ -176,13 +191,13 @@ def _sink_changes(job: Job, head: Head, target: Target, mode: SinkMode) -> list[
         table_id = sink.sink.check(sink.context)
         if table_id is None:
             if uid in known:
-                raise SinkDiverged(
-                    "the sink's table is gone", hint="restore it, or give the sink a new uid", sink=uid
-                )
+                raise SinkDiverged("the sink's table is gone", hint="restore it, or give the sink a new uid", sink=uid,
+                                   table=sink.sink.location)  # fmt: skip
             continue
         if uid in known and known[uid].table_id != table_id:
             raise SinkDiverged("the sink's table is not the one that this job published to", hint="plan with the "
-                               "settings of the job's runs", sink=uid, known=known[uid].table_id,
+                               "settings of the job's runs; to go on in the table that is there, give the sink a new "
+                               "uid", sink=uid, table=sink.sink.location, known=known[uid].table_id,
                                found=table_id)  # fmt: skip
         table = sink.open_table()
         if mode is SinkMode.KEEP:

@@ -122,7 +122,7 @@ class FakeDag:
         return self
 
     def get_dr_count(self, _: str, states: list[str]) -> int:
-        return self._active if states == ["running"] else 0
+        return self._active if set(states) == {"running", "queued"} else 0
 
 
 @pytest.mark.parametrize(("paused", "active"), [(True, 0), (False, 1)])

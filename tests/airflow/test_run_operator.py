@@ -111,10 +111,19 @@ def test_command_line(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
 
 def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     spark.script("finish")
-    operator(from_savepoint="s3://kept/mine", tables="continue").execute(FakeRun().next_try())
+    beginning = {
+        "from_savepoint": "s3://kept/mine",
+        "tables": "continue",
+        "from_other_job": True,
+        "drop": "b, a",
+    }
+    operator(**beginning).execute(FakeRun().next_try())
     argv = spark.launches()[0]["argv"]
     at = argv.index("--from-savepoint")
-    assert argv[at : at + 4] == ["--from-savepoint", "s3://kept/mine", "--tables", "continue"]
+    assert argv[at : at + 7] == [
+        *("--from-savepoint", "s3://kept/mine", "--tables", "continue"),
+        *("--from-other-job", "--drop=a", "--drop=b"),
+    ]
     with pytest.raises(StateflowTaskFailed, match="absolute path"):
         operator(from_savepoint="kept/mine").execute(FakeRun().next_try())
 

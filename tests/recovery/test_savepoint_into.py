@@ -59,6 +59,22 @@ def test_it_needs_nothing_of_its_job_root(resting: AccountsBox, tmp_path: Path) 
     assert resting.shell(f"stateflow savepoint dispose '{_folder(made)}'").code == 2
 
 
+def test_a_plan_names_it_as_what_remains_of_a_checkpoint_while_it_is_there(
+    resting: AccountsBox, tmp_path: Path
+) -> None:
+    earlier = disk.head(resting.root).checkpoint
+    resting.deliver_more(20)
+    resting.finish()
+    into = tmp_path / "kept"
+    made = _create(resting, into)
+    for remaining in ([made["path"]], []):
+        command = ("restore", resting.job_file, "--plan", str(earlier), "--json")
+        planned = resting.begin(*command, with_job=True).wait()
+        assert planned.code == 0, str(planned)
+        assert [saved["savepoint"] for saved in json.loads(planned.out)["saved"]] == remaining
+        shutil.rmtree(into, ignore_errors=True)
+
+
 @pytest.mark.parametrize("name", mostly_slow(MAKING, ["savepoint.copied", "savepoint.complete"]))
 def test_the_same_command_completes_it_and_clears_up_after_one_that_was_killed(
     resting: AccountsBox, tmp_path: Path, name: str

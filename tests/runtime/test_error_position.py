@@ -35,12 +35,26 @@ class Failing(KeyedProcessFunction[Row, Row]):
         yield row
 
 
+class DeclaredTwice(KeyedProcessFunction[Row, Row]):
+    """Declares one state with two types."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        for type_ in (int, str):
+            ctx.get_state(ValueStateDescriptor("value", type_))
+
+    def process_element(self, row: Row, ctx: Context) -> None: ...
+
+
 def _error_of(tmp_path: Path, wrong: Callable[[Any, Context], None]) -> dict[str, object]:
+    return _error_in(tmp_path, Failing(wrong))
+
+
+def _error_in(tmp_path: Path, function: KeyedProcessFunction[Row, Row]) -> dict[str, object]:
     box = Box(tmp_path)
 
     def build(env: StreamExecutionEnvironment) -> None:
         rows = env.from_collection(ROWS, Row, uid="rows").key_by("key", order_by=("number",))
-        rows.process(Failing(wrong), output=Row, uid="failing").sink_to(box.sink("out"), uid="out")
+        rows.process(function, output=Row, uid="failing").sink_to(box.sink("out"), uid="out")
 
     with pytest.raises(StateflowError) as raised:
         box.run(build)
@@ -62,6 +76,11 @@ def test_an_error_about_a_value_names_operator_state_key_and_row(
     assert (facts["operator"], facts["state"]) == ("failing", state)
     assert facts["key"] == "{'key': 'b'}"
     assert facts["row"] == repr(Row("b", 3))
+
+
+def test_an_error_about_a_declaration_names_operator_and_state(tmp_path: Path) -> None:
+    facts = _error_in(tmp_path, DeclaredTwice())
+    assert (facts["operator"], facts["name"]) == ("failing", "value")
 
 
 @pytest.mark.parametrize("tag", [None, "late", OutputTag])

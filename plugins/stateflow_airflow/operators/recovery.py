@@ -265,11 +265,11 @@ class StateflowVerifyOperator(JobRootOperator):
 
 
 def _run_dag(context: Context, dag_id: str) -> dict[str, Any]:
-    """Whether a DAG is paused, and how many of its runs are active, now."""
+    """Whether a DAG is paused, and how many of its runs work or wait, now."""
     ti = context["ti"]
     return {
         "paused": ti.get_dag(dag_id).is_paused,
-        "active_runs": ti.get_dr_count(dag_id, states=["running"]),
+        "active_runs": ti.get_dr_count(dag_id, states=["running", "queued"]),
     }
 
 

@@ -18,7 +18,7 @@ from stateflow_airflow.logs import LogFollower, last_lines
 from stateflow_airflow.operators.base import JobOperator
 from stateflow_airflow.results import read_result
 from stateflow_airflow.spark import SparkSubmit
-from stateflow_airflow.task_requests import as_text, told_as_failures
+from stateflow_airflow.task_requests import as_names, as_text, told_as_failures
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         tables: with `from_savepoint`, what to do about tables that the savepoint's job has written: ``refuse``;
             ``continue``, to go on in them if nothing was published after the savepoint; ``keep``, in any case.
             Templated.
+        from_other_job: with `from_savepoint`, whether the savepoint may be of a job with another name.
+        drop: with `from_savepoint`, uids of operators that the job does not have, whose state is dropped; a list, or
+            a text with commas. Templated.
         settings: settings of stateflow (``source.max_files_per_batch``) and of the job itself
             (``job.<name>``), as ``--set`` takes them. Templated.
         spark: the connection to launch with, and everything else that spark-submit is told. Its `conf` and
@@ -79,7 +82,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     """
 
     template_fields: Sequence[str] = (
-        "job", "job_root", "from_savepoint", "tables", "settings", "conf", "env_vars", "run_folder",
+        "job", "job_root", "from_savepoint", "tables", "drop", "settings", "conf", "env_vars", "run_folder",
     )  # fmt: skip
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
     ui_color = "#d7ecf7"
@@ -96,6 +99,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         run_folder: str | None = None,
         from_savepoint: str = "",
         tables: str = "refuse",
+        from_other_job: bool = False,
+        drop: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         # Counts over all runs of the DAG; a backfill's runs are not counted by the DAG's max_active_runs.
@@ -107,6 +112,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.run_folder = run_folder
         self.from_savepoint = from_savepoint
         self.tables = tables
+        self.from_other_job = from_other_job
+        self.drop = drop
         self._launcher: Launcher | None = None
         self._killed = False
 
@@ -209,6 +216,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         arguments = ["run", self.job, "--job-root", self.job_root]
         if self.from_savepoint:
             arguments += ["--from-savepoint", self.from_savepoint, "--tables", self.tables]
+            arguments += ["--from-other-job"] if self.from_other_job else []
+            arguments += [f"--drop={uid}" for uid in sorted(as_names(self.drop))]
         for key, value in self.settings.items():
             arguments += ["--set", f"{key}={as_text(value)}"]
         arguments += ["--result-file", str(result_file(folder))]
