@@ -76,11 +76,13 @@ class CheckpointLog:
     Args:
         storage: the job root.
         job: whose entries these must be.
+        limit: size of the largest entry that is written, and that is read, in bytes.
     """
 
-    def __init__(self, storage: Storage, job: JobFormat) -> None:
+    def __init__(self, storage: Storage, job: JobFormat, limit: int = LIMIT) -> None:
         self.storage = storage
         self.job = job
+        self._limit = limit
 
     def read_head(self) -> Head | None:
         """The newest entry, verified; None when the log is empty."""
@@ -147,7 +149,7 @@ class CheckpointLog:
     def _create(self, entry: LogEntry) -> Head | None:
         """Writes the entry into its slot; None when another one is there."""
         key = log_entry(entry.seq)
-        data, digest = seal(entry)
+        data, digest = seal(entry, self._limit)
         for _ in range(_PUT_TRIES):
             result = self.storage.put_new(key, data)
             if result is PutResult.CREATED:
@@ -172,7 +174,7 @@ class CheckpointLog:
     def _bytes_of(self, key: str) -> bytes | None:
         """What is in the slot: a put whose answer was lost, or was taken for a conflict, left our very bytes there."""
         try:
-            return self.storage.get(key, LIMIT)
+            return self.storage.get(key, self._limit)
         except MissingFile:
             return None
 
@@ -211,7 +213,7 @@ class CheckpointLog:
     def _read(self, seq: int) -> Head | None:
         key = log_entry(seq)
         try:
-            entry, digest = unseal(self.storage.get(key, LIMIT), LogEntry, key)
+            entry, digest = unseal(self.storage.get(key, self._limit), LogEntry, key)
         except MissingFile:
             return None
         if entry.seq != seq or entry.job_uuid != self.job.job_uuid:

@@ -93,7 +93,7 @@ class History:
         self.plan = plan or Plan.draw(rng)
         self.world = World(rng, self.plan, trace)
         self.rng = rng
-        storage = SimStorage(self.world, rng)
+        storage = SimStorage(self.world, rng, denied=self.plan.denied)
         checker = Checker(storage, self.plan.retain)
         storage.observer = checker
         sinks = [SimSink(self.world, f"sink{i}", checker) for i in range(self.plan.sinks)]

@@ -35,7 +35,7 @@ class Cleaner:
         try:
             collector.collect()
             site.count("collections")
-        except StorageError:
+        except (ConfigError, StorageError):
             site.count("collections that failed")
         except DataError as e:
             raise Violation("I3", f"collector: {e}") from e

@@ -49,6 +49,8 @@ class Plan:
     """Whether the real ones store files and commit in the background; a file may then never be stored."""
     lost_uploads: float = 0.0
     """How likely such a file is lost with its host."""
+    denied: float = 0.0
+    """How likely a deletion is refused, as by a policy of the storage that denies it."""
     vacuum: bool = False
     """Whether somebody deletes output before it is published."""
     appenders: int = 0
@@ -171,10 +173,16 @@ ASYNCHRONOUS = Plan(
 )  # fmt: skip
 """Runs whose files come late, or never, and whose commits happen in the background."""
 
+DENIED = Plan(
+    steps=400, drivers=2, batches=6, collectors=2, admins=2, shorten=0.3, sinks=1, retain=2, real=True, abort=0.1,
+    denied=0.5, people=(("saver", 2), ("asker", 1), ("restorer", 1)),
+)  # fmt: skip
+"""A storage that lets nobody delete, now and then: work goes on, and what could not be deleted goes later."""
+
 PLANS: dict[str, Plan | None] = {
     "": None, "held": HELD, "vacuum": VACUUM, "lost": BEREFT, "busy": BUSY, "commands": COMMANDS, "rewinds": REWINDS,
     "shared": SHARED, "shared-lost": SHARED_LOST, "keeping": KEEPING, "given-up": GIVEN_UP,
-    "asynchronous": ASYNCHRONOUS,
+    "asynchronous": ASYNCHRONOUS, "denied": DENIED,
 }  # fmt: skip
 """Directed searches by name; without a name each history draws its own plan."""
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from stateflow.errors import MissingFile, StorageError
+from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import BlobInfo, PutResult, Storage
+from stateflow.storage.paths import PROBE
 from tests.model.plan import PUT, READ, WRITE
 from tests.model.world import World
 
@@ -26,8 +27,9 @@ class Observer(Protocol):
 class SimStorage(Storage):
     """Objects by area (the first segment of a key), so that listing one does not walk the others."""
 
-    def __init__(self, world: World, rng: random.Random, uri: str = "sim://job") -> None:
+    def __init__(self, world: World, rng: random.Random, uri: str = "sim://job", denied: float = 0.0) -> None:
         self.uri = uri
+        self._denied = denied
         self.areas: dict[str, dict[str, bytes]] = {}
         self.observer: Observer | None = None
         self._world = world
@@ -70,10 +72,21 @@ class SimStorage(Storage):
     def delete(self, keys: Iterable[str]) -> None:
         """A backend deletes one by one: sometimes others come in between, and a crash leaves the rest."""
         left = list(keys)
+        self._refuse(left)
         while left:
             count = len(left) if self._rng.random() < 0.8 else 1
             chunk, left = left[:count], left[count:]
             self._world.call(WRITE, f"delete {len(chunk)}", chunk[0], lambda chunk=chunk: self._delete(chunk))
+
+    def _refuse(self, keys: list[str]) -> None:
+        """A start refuses a storage whose probe cannot be deleted, so that is never denied."""
+        if not self._denied or self._world.quiet or not keys or keys[0].startswith(PROBE):
+            return
+        if self._rng.random() < self._denied:
+            self._world.stats["deletions refused"] += 1
+            raise ConfigError(
+                "the storage does not let us write or read", reason="403 Forbidden", key=keys[0]
+            )
 
     def intent(self) -> None:
         """A restore begins to change tables; from the invariants."""

@@ -24,6 +24,7 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "commits of others undone": 40, "tables rewound late for a replaced plan": 2,
     },
     "shared-lost": {"appended by others to a table in limbo": 300, "runs stopped by others' rows": 50},
+    "denied": {"deletions refused": 1_000, "collections that failed": 500, "savepoints complete": 200, "commits": 400},
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
     "asynchronous": {
         "uploads during a batch": 4_000, "uploads lost": 100, "runs that waited in vain": 5, "commits": 3_000,

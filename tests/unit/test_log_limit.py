@@ -1,0 +1,58 @@
+"""The log's size limit: an entry that is acknowledged can be read; one that is not leaves the log as it was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stateflow.checkpoint.documents import EntryKind, LogEntry
+from stateflow.checkpoint.envelope import seal
+from stateflow.checkpoint.log import Appended, CheckpointLog, Head
+from stateflow.errors import TooLarge
+from stateflow.storage import MemoryStorage
+from tests.unit.kit import JOB, entry
+
+INPUTS, INPUTS_OF_TEST_ALL = 300, 100_000
+
+
+def check_limit(notes: list[str], limit: int) -> None:
+    """Appends a CLAIM with each note; a reader of its own sees what was acknowledged, and nothing else."""
+    log = CheckpointLog(MemoryStorage(), JOB, limit)
+    head: Head | None = None
+    for note in notes:
+        new = _after(head, note)
+        size = len(seal(new)[0])
+        try:
+            outcome = log.append(head, lambda _, new=new: new)
+        except TooLarge as refused:
+            assert size > limit and refused.facts["size"] == size
+        else:
+            assert isinstance(outcome, Appended) and size <= limit
+            head = outcome.head
+        assert CheckpointLog(log.storage, JOB, limit).read_head() == head
+
+
+def _after(head: Head | None, note: str) -> LogEntry:
+    seq, parent = (head.entry.seq + 1, head.sha256) if head else (1, "")
+    return entry(seq, EntryKind.CLAIM, generation=seq, parent=parent, note=note)
+
+
+EMPTY = len(seal(_after(None, ""))[0])
+
+
+@settings(max_examples=INPUTS)
+@given(st.lists(st.text(max_size=60), max_size=4), st.integers(-10, 200))
+def test_what_is_acknowledged_can_be_read(notes: list[str], room: int) -> None:
+    check_limit(notes, EMPTY + room)
+
+
+@pytest.mark.slow
+def test_what_is_acknowledged_can_be_read_of_many_entries() -> None:
+    """The same from plain dice, with sizes around the limit."""
+    for seed in range(INPUTS_OF_TEST_ALL):
+        dice = random.Random(seed)
+        room = dice.randint(60, 200)
+        check_limit(["\u00e9" * ((room + dice.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)
