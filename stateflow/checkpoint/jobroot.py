@@ -194,8 +194,9 @@ class JobRoot:
         folder = new.manifest.key.rpartition("/")[0] + "/"
         try:
             moved = self.retained.moved(parent.entry, parent.checkpoint, folder, oldest)
-        except StorageError as e:
-            # The entry is a little longer then; the next COMMIT tries again, in a folder of its own.
+        except (StorageError, MissingFile) as e:
+            # The entry is a little longer then; the next COMMIT tries again, in a folder of its own. A list is gone
+            # when a command has shortened it since `parent`, and its objects were collected.
             log.warning("retained checkpoints stay in the log entry: %s", e)
             moved = None
         return Kept(oldest, moved)

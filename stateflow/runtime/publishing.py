@@ -94,7 +94,8 @@ class Publisher:
         ahead = [
             u for u, t in tables.items() if max(t.token or 0, self._known(head, u).checkpoint_id) >= lost
         ]
-        retained = self._root.retained.of(head.entry)
+        # Also when a command has shortened the list since, and a collection has removed the objects of this one.
+        retained = self._root.line(head)
         older = [ref for ref in retained if ref.id < lost]
         if ahead or not older:
             raise MissingFile("output that is not yet published was deleted, and the run cannot go back by itself",
