@@ -144,9 +144,14 @@ class JobRoot:
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
         """A checkpoint of the line as something to continue from. Raises DataError when it is not there any more."""
         self._check_adoptable(head, ref)
-        adopted = self.resolved(ref)
-        assert adopted.manifest is not None
-        sources = self.read_manifest(adopted.manifest).sources
+        try:
+            adopted = self.resolved(ref)
+            assert adopted.manifest is not None
+            sources = self.read_manifest(adopted.manifest).sources
+        except MissingFile:
+            # A command may have released it since `head`, and a collection removed it.
+            self._check_adoptable(self.log.newest_on(head) if head else None, ref)
+            raise
         return Adoption(
             upto=ref.id, manifest=adopted.manifest, sources=sources, checkpoint=adopted, savepoint=adopted.savepoint
         )  # fmt: skip
