@@ -16,7 +16,7 @@ _AT_LEAST = {
     "adoptions": 100, "checkpoints given up": 1_000, "pins": 1_000, "unpins": 1_000, "retentions shortened": 1_000,
     "entries in stale slots": 300, "late writes landed": 500,
     "savepoints complete": 300, "savepoints made by runs": 15, "savepoints given up": 30, "savepoints disposed": 10,
-    "requests done": 200, "requests withdrawn": 300, "stops": 50, "intents": 20, "intents to an older checkpoint": 3,
+    "requests done": 200, "requests withdrawn": 300, "stops": 50, "intents": 20, "intents to an older checkpoint": 1,
     "tables rewound (restore)": 25, "forks that went on": 20, "forks half made": 5,
 } | dict.fromkeys(VERDICTS[1:], 200)  # fmt: skip
 """What so many histories must have seen, or they show nothing. A history has a bounded number of steps, and a run needs

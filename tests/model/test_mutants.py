@@ -9,7 +9,7 @@ from tests.model.mutants import MUTANTS
 from tests.model.rules import Violation
 
 _SEEDS = [
-    ("plain-none", 112),
+    ("plain-none", 2),
     ("unasked-savepoint", 7),
     ("late-copies", 107),
     ("outrun-request", 5),
