@@ -22,7 +22,7 @@ from stateflow.checkpoint.envelope import unseal
 from stateflow.checkpoint.jobroot import JobRoot
 from stateflow.checkpoint.log import CheckpointLog, Head
 from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing, new_root, preflight, rewinding
+from stateflow.runtime import assembly, committing, old_tables, preflight, rewinding
 from stateflow.runtime.publishing import BoundSink
 from stateflow.runtime.seeding import SparkLocation
 from stateflow.state import transfer
@@ -187,7 +187,7 @@ PLANTS = {
                           ((Collector, "_delete", _delete_data_only), (JobRoot, "_forget_entry", _nothing))),
     "blind-rewind": Plant("a table goes back to the version of the intent, whatever others committed since",
                           ((rewinding, "_version_to_restore", _version_of_the_intent),)),
-    "any-table": Plant("nobody looks where a savepoint's tables stand", ((new_root, "_check_standing", _nothing),)),
+    "any-table": Plant("nobody looks where a savepoint's tables stand", ((old_tables, "_check_standing", _nothing),)),
     "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
 }  # fmt: skip
 """By name; some are of one row of the scoreboard only."""
