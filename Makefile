@@ -8,6 +8,12 @@ MAKEFLAGS += --no-print-directory
 # pandas and Airflow anew: a second and more.
 unexport PYTHONDONTWRITEBYTECODE
 
+# `make test PYTHON=python3.13` tests with another Python, `make test JAVA_HOME=/path/to/java-21` with another Java:
+# .venv is made anew for it, and stays so until the next such command.
+ifdef PYTHON
+export STATEFLOW_PYTHON = $(PYTHON)
+endif
+
 # Asked for by each recipe, not when this file is read: on a fresh machine `setup` has to write it first.
 RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
@@ -20,7 +26,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo ui test test-all scoreboard lint format bench requirements clean
+.PHONY: help setup demo ui test test-all scoreboard lint format golden bench reference docs requirements clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -52,11 +58,13 @@ TIER ?= half-hour
 scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more
 	@$(RUN) JAVA_TOOL_OPTIONS="$(ARCHIVE)" python -m tests.scoreboard --tier $(TIER)
 
-lint: setup  ## ruff, mypy and the layer contracts
+lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and vocabulary
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) mypy --no-error-summary
 	@$(RUN) lint-imports --no-logo
+	@$(RUN) python scripts/structure.py
+	@$(RUN) python scripts/vocabulary.py stateflow plugins dags scripts
 
 format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .
@@ -64,6 +72,16 @@ format: setup  ## put the code into the form that lint asks for
 
 bench: setup  ## run the benchmarks; some of them with BENCH="micro-batch throughput"
 	@$(RUN) python benchmarks/run.py $(BENCH)
+
+golden: setup  ## write the golden files of command line screens anew; read the diff before you commit it
+	@$(PYTEST) --snapshot-update -m syrupy_snapshot
+
+reference: setup  ## write the reference pages and pictures that follow from the code
+	@$(RUN) python scripts/reference.py
+	@$(RUN) python scripts/pictures.py
+
+docs: setup  ## build the documentation site into build/site; a broken link is an error
+	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE=1 takes new versions
 	@for file in requirements requirements-dev tests/servers/moto; do \

@@ -22,16 +22,18 @@ from unittest.mock import patch
 
 from benchmarks.jobs.large_state import Keys
 from benchmarks.results import write_result
-from stateflow.checkpoint.documents import SourcePosition
-from stateflow.checkpoint.history import CheckpointRecord, read_records
+from stateflow.checkpoint.history import read_records
+from stateflow.checkpoint.log.documents import SourcePosition
+from stateflow.checkpoint.log.records import CheckpointRecord
 from stateflow.clock import SystemClock
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.environment import declare
-from stateflow.runtime import specs, stores
-from stateflow.runtime.assembly import assemble, load_job
-from stateflow.runtime.job import Positions
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.run import JobRun
-from stateflow.settings import RocksDBSettings
+from stateflow.runtime import task_spec
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import Positions
+from stateflow.runtime.job.loader import create_or_open_job, load_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.task import store_cache
 from stateflow.storage import PosixStorage, Storage, open_storage
 
 JOB = Path(__file__).parent / "jobs" / "large_state.py"
@@ -74,12 +76,20 @@ class NullStorage(PosixStorage):
 
 def run(folder: Path, size: Size = Size()) -> Path:
     """Builds the state, measures, and writes ``async.json``."""
-    storages = {name: kind(folder / name) for name, kind in
-                (("stored", PosixStorage), ("null", NullStorage), ("tenth", PosixStorage),
-                 ("synchronous", PosixStorage))}  # fmt: skip
+    storages = {
+        name: kind(folder / name)
+        for name, kind in (
+            ("stored", PosixStorage),
+            ("null", NullStorage),
+            ("tenth", PosixStorage),
+            ("synchronous", PosixStorage),
+        )
+    }
     with _used(storages.values()):
-        runs = {name: _Timed(folder / f"{name}-local", storage, size, number)
-                for number, (name, storage) in enumerate(storages.items())}  # fmt: skip
+        runs = {
+            name: _Timed(folder / f"{name}-local", storage, size, number)
+            for number, (name, storage) in enumerate(storages.items())
+        }
         for each in runs.values():
             each.load()
         for _ in range(size.blocks):
@@ -88,7 +98,7 @@ def run(folder: Path, size: Size = Size()) -> Path:
         for each in runs.values():
             each.run.finish()
             each.run.abandon()
-        stores.close_all()
+        store_cache.close_all()
     return write_result("async", _figures(runs, size))
 
 
@@ -132,7 +142,7 @@ def _ratio(one: _Timed, other: _Timed) -> float:
 def _used(storages: Any) -> Iterator[None]:
     """Tasks find these very storages by their addresses."""
     known: dict[str, Storage] = {storage.uri: storage for storage in storages}
-    with patch.object(specs, "open_storage", lambda uri: known.get(uri) or open_storage(uri)):
+    with patch.object(task_spec, "open_storage", lambda uri: known.get(uri) or open_storage(uri)):
         yield
 
 
@@ -159,13 +169,18 @@ class _Timed:
     def __post_init__(self) -> None:
         # Stores of one process share a cache of one size; those of the others would push out what these need.
         cache = RocksDBSettings().block_cache_bytes + self.number
-        settings = {"rocksdb.block_cache_bytes": str(cache),
-                    "local_dir": str(self.local), "job.keys": str(self.keys), "job.updates": "1000000000",
-                    "job.slice": str(self.size.slice), "job.small": str(self.size.changed),
-                    "checkpoints.asynchronous": "no" if self.kind == "synchronous" else "yes",
-                    "parallelism": "2"}  # fmt: skip
+        settings = {
+            "rocksdb.block_cache_bytes": str(cache),
+            "local_dir": str(self.local),
+            "job.keys": str(self.keys),
+            "job.updates": "1000000000",
+            "job.slice": str(self.size.slice),
+            "job.small": str(self.size.changed),
+            "checkpoints.asynchronous": "no" if self.kind == "synchronous" else "yes",
+            "parallelism": "2",
+        }
         env, resolved = declare(load_job(JOB).build, JOB.stem, (settings,))
-        self.run = JobRun(assemble(env.graph, resolved, self.storage, SystemClock()), LocalExecutor())
+        self.run = JobRun(create_or_open_job(env.graph, resolved, self.storage, SystemClock()), LocalExecutor())
         self.run.start()
         self._source = Keys(self.keys, 1_000_000_000, self.size.slice, self.size.changed)
         self._position: str | None = None

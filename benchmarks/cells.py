@@ -36,17 +36,19 @@ class Cell:
 
     def data(self) -> Events:
         """What to write for it."""
-        return Events(files=self.batches * FILES_PER_BATCH, rows_per_file=self.rows_per_batch // FILES_PER_BATCH,
-                      keys=self.keys, distribution=self.distribution)  # fmt: skip
+        return Events(
+            files=self.batches * FILES_PER_BATCH,
+            rows_per_file=self.rows_per_batch // FILES_PER_BATCH,
+            keys=self.keys,
+            distribution=self.distribution,
+        )
 
 
 GOAL = Cell(1_000_000, 100_000, UNIFORM)
 """The cell that the goals are for."""
 CELLS = [
     Cell(rows, keys, distribution)
-    for rows, keys, distribution in itertools.product(
-        (1_000_000, 200_000), (100_000, 5_000_000), (UNIFORM, ZIPF)
-    )
+    for rows, keys, distribution in itertools.product((1_000_000, 200_000), (100_000, 5_000_000), (UNIFORM, ZIPF))
 ]
 
 

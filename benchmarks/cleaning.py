@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import write_result
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit
-from stateflow.checkpoint.files import write_bytes, write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import write_bytes, write_manifest
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
@@ -49,11 +49,14 @@ def run(folder: Path, size: Size = Size()) -> Path:
         shutil.copytree(home / "root" / "data", home / "copy")
         ours.append(_collected(root, size))
         plain.append(_removed(home / "copy"))
-    return write_result("gc", {
-        f"files_{size.files}_s": round(statistics.median(ours), 3),
-        "rm_s": round(statistics.median(plain), 3),
-        "checkpoints": size.checkpoints,
-    })  # fmt: skip
+    return write_result(
+        "gc",
+        {
+            f"files_{size.files}_s": round(statistics.median(ours), 3),
+            "rm_s": round(statistics.median(plain), 3),
+            "checkpoints": size.checkpoints,
+        },
+    )
 
 
 def _filled(folder: Path, size: Size) -> JobRoot:
@@ -66,8 +69,9 @@ def _filled(folder: Path, size: Size) -> JobRoot:
         into = data_folder(head.entry.generation, number % size.checkpoints + 1, "attempt")
         write_bytes(storage, f"{into}op-0-{number:06d}.sst", content)
     ordinal = size.checkpoints + 1
-    manifest = Manifest(job_uuid=root.job.job_uuid, generation=head.entry.generation, ordinal=ordinal, operators=[],
-                        sources=[])  # fmt: skip
+    manifest = Manifest(
+        job_uuid=root.job.job_uuid, generation=head.entry.generation, ordinal=ordinal, operators=[], sources=[]
+    )
     handle = write_manifest(storage, data_folder(head.entry.generation, ordinal, "attempt"), manifest)
     done = root.commit(head, Commit(ordinal, handle, [], [], {}, frozenset()), Retention(1))
     assert isinstance(done, Appended)

@@ -88,21 +88,19 @@ def _first(task: Task, batches: int | None) -> Task:
 
 
 def _micro_batches(program: str, peer: str, task: Task) -> dict[str, Any]:
-    order = {"peer": peer, "folder": str(task.folder), "events": str(task.events), "heap": HEAP,
-             "files_per_batch": FILES_PER_BATCH, "rows_per_batch": task.cell.rows_per_batch}  # fmt: skip
-    answer, usage = _run(task, order, [sys.executable, "-m", f"benchmarks.peers.{program}"],
-                         {"PYTHONPATH": str(_ROOT)})  # fmt: skip
-    assert answer["rows"] == [task.cell.rows_per_batch] * task.cell.batches, (
-        "batches are not as they should be"
-    )
+    order = {
+        "peer": peer,
+        "folder": str(task.folder),
+        "events": str(task.events),
+        "heap": HEAP,
+        "files_per_batch": FILES_PER_BATCH,
+        "rows_per_batch": task.cell.rows_per_batch,
+    }
+    answer, usage = _run(task, order, [sys.executable, "-m", f"benchmarks.peers.{program}"], {"PYTHONPATH": str(_ROOT)})
+    assert answer["rows"] == [task.cell.rows_per_batch] * task.cell.batches, "batches are not as they should be"
     ends = answer["ends"]
     timed = Timed(answer["began"], ends[0], ends[-1], sum(answer["rows"][1:]), usage)
-    return {
-        **timed.figures(),
-        "events": task.cell.events,
-        "checkpoints": len(ends),
-        "keys_checked": answer["keys"],
-    }
+    return {**timed.figures(), "events": task.cell.events, "checkpoints": len(ends), "keys_checked": answer["keys"]}
 
 
 @dataclass(frozen=True)
@@ -137,21 +135,37 @@ def _flink_sql(wanted: _FlinkTask) -> dict[str, Any]:
         if 2 / 3 < rate * interval / 1000 / task.cell.rows_per_batch < 3 / 2:
             break
     assert timed is not None and answer is not None
-    return {**timed.figures(), "events": task.cell.events, "checkpoints": len(answer["checkpoints"]),
-            "checkpoint_interval_ms": interval, "mini_batch_rows": wanted.mini_batch_rows,
-            "keys_checked": _check_flink(environment, replace(wanted, checkpoint_interval_ms=interval))}  # fmt: skip
+    return {
+        **timed.figures(),
+        "events": task.cell.events,
+        "checkpoints": len(answer["checkpoints"]),
+        "checkpoint_interval_ms": interval,
+        "mini_batch_rows": wanted.mini_batch_rows,
+        "keys_checked": _check_flink(environment, replace(wanted, checkpoint_interval_ms=interval)),
+    }
 
 
 def _flink(environment: FlinkEnvironment, wanted: _FlinkTask) -> tuple[dict[str, Any], Usage]:
     task = wanted.task
     (task.folder / "tmp").mkdir(parents=True)
-    order = {"folder": str(task.folder), "events": str(task.events), "port": _free_port(), "print": wanted.prints,
-             "jars": [str(jar) for jar in environment.jars], "checkpoint_interval_ms": wanted.checkpoint_interval_ms,
-             "managed_memory": _MANAGED, "mini_batch_latency": "5 s", "mini_batch_rows": wanted.mini_batch_rows,
-             "first_rows": task.cell.rows_per_batch}  # fmt: skip
+    order = {
+        "folder": str(task.folder),
+        "events": str(task.events),
+        "port": _free_port(),
+        "print": wanted.prints,
+        "jars": [str(jar) for jar in environment.jars],
+        "checkpoint_interval_ms": wanted.checkpoint_interval_ms,
+        "managed_memory": _MANAGED,
+        "mini_batch_latency": "5 s",
+        "mini_batch_rows": wanted.mini_batch_rows,
+        "first_rows": task.cell.rows_per_batch,
+    }
     program = Path(__file__).parent / "peers" / "flink_sql.py"
-    variables = {"HADOOP_CLASSPATH": os.pathsep.join(map(str, environment.hadoop)), "PYTHONPATH": "",
-                 "FLINK_ENV_JAVA_OPTS": f"-Xmx{HEAP}"}  # fmt: skip
+    variables = {
+        "HADOOP_CLASSPATH": os.pathsep.join(map(str, environment.hadoop)),
+        "PYTHONPATH": "",
+        "FLINK_ENV_JAVA_OPTS": f"-Xmx{HEAP}",
+    }
     return _run(task, order, [str(environment.python), str(program)], variables)
 
 

@@ -16,13 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.jobs.running_mean import Event, EveryMean, Mean, RunningMean
-from stateflow.api.functions import KeyedFunction
-from stateflow.api.graph import Keying
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.reports import TaskReport
-from stateflow.keygroups import key_hash
-from stateflow.runtime import stores
-from stateflow.runtime.specs import (
+from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.task import run_level
+from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
     CONTROL,
     GROUP_SHIFT,
@@ -30,15 +31,17 @@ from stateflow.runtime.specs import (
     PHASE_SHIFT,
     REPORT,
     SOURCE_PHASE,
+    BatchId,
     BatchInfo,
+    ChainSpec,
     InputSpec,
     LevelSpec,
-    OutletSpec,
-    UnitSpec,
+    OutputSpec,
+    TaskEnvironment,
+    TaskSettings,
 )
-from stateflow.runtime.task import Barrier, run_level
-from stateflow.settings import RocksDBSettings
 from stateflow.state.handles import SubtaskState
+from stateflow.types.key_groups import key_hash
 
 M = 4096
 _SCHEMA = RowSchema.of(Event)
@@ -60,22 +63,20 @@ class Size:
     seed: int = 1
 
 
-def measure(
-    folder: Path, function: KeyedFunction[Any], output: type[Any], size: Size = Size()
-) -> dict[str, Any]:
+def measure(folder: Path, function: KeyedFunction[Any], output: type[Any], size: Size = Size()) -> dict[str, Any]:
     """Events per second of each batch of one task; the first batch, which makes all keys, is told apart.
 
     Making the input is not counted; opening the store, working, the snapshot and its storing are.
     """
     orders = _orders(size.keys)
     dice = np.random.default_rng(size.seed)
-    unit = _unit(function, output)
+    chain = _chain(function, output)
     state: SubtaskState | None = None
     seconds = []
     try:
         for ordinal in range(1, size.batches + 1):
             given = _batch(size, orders, dice, ordinal)
-            spec = _level(folder, replace(unit, bases=(_parts(state),)), ordinal)
+            spec = _level(folder, replace(chain, bases=(_parts(state),)), ordinal)
             began = time.perf_counter()
             *_, answer = run_level(spec, 0, f"t{ordinal}", given)
             seconds.append(time.perf_counter() - began)
@@ -83,7 +84,7 @@ def measure(
             assert report.failure is None and report.rows_in == size.rows_per_batch, report.failure
             state = report.state
     finally:
-        stores.close_all()
+        store_cache.close_all()
         shutil.rmtree(folder)
     return {
         "events_per_s": round(size.rows_per_batch / statistics.median(seconds[1:])),
@@ -110,13 +111,17 @@ def _batch(
     rows = len(at)
     names = [ORDER, CONTROL, "i0_key", "i0_value"]
     table = pa.RecordBatch.from_arrays(
-        [pa.array(order[at]), pa.nulls(rows, pa.binary()), pa.array(keys[at]),
-         pa.array(values[at])], names=names
-    )  # fmt: skip
+        [pa.array(order[at]), pa.nulls(rows, pa.binary()), pa.array(keys[at]), pa.array(values[at])], names=names
+    )
     barrier = pa.RecordBatch.from_arrays(
-        [pa.array([BARRIER_ORDER]), pa.array([msgspec.msgpack.encode(Barrier(1, ordinal))]),
-         pa.nulls(1, pa.int64()), pa.nulls(1, pa.float64())], names=names
-    )  # fmt: skip
+        [
+            pa.array([BARRIER_ORDER]),
+            pa.array([msgspec.msgpack.encode(Barrier(1, ordinal))]),
+            pa.nulls(1, pa.int64()),
+            pa.nulls(1, pa.float64()),
+        ],
+        names=names,
+    )
     return [*_cut(table, size.rows_per_arrow_batch), barrier]
 
 
@@ -124,21 +129,19 @@ def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
     return (batch.slice(at, rows) for at in range(0, len(batch), rows))
 
 
-def _unit(function: KeyedFunction[Any], output: type[Any]) -> UnitSpec:
+def _chain(function: KeyedFunction[Any], output: type[Any]) -> ChainSpec:
     keying = Keying(("key",), (), ("bigint",))
-    outlet = OutletSpec("", (), RowSchema.of(output), (), None)
-    return UnitSpec(
-        "op", (InputSpec("i0_", _SCHEMA, keying),), function, (outlet,), (b"",), emits=outlet.schema
-    )
+    main = OutputSpec("", (), RowSchema.of(output), (), None)
+    return ChainSpec("op", (InputSpec("i0_", _SCHEMA, keying),), function, (main,), (b"",), emits=main.schema)
 
 
-def _level(folder: Path, unit: UnitSpec, ordinal: int) -> LevelSpec:
+def _level(folder: Path, chain: ChainSpec, ordinal: int) -> LevelSpec:
     batch = BatchInfo(
-        job_uuid=_JOB, root_uri=(folder / "root").as_uri(), generation=1, ordinal=ordinal,
-        processing_time=datetime(2026, 1, 1, tzinfo=UTC), max_parallelism=M, local_folder=folder / "local",
-        rocksdb=RocksDBSettings(),
-    )  # fmt: skip
-    return LevelSpec(batch, 1, (unit,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
+        BatchId(_JOB, 1, ordinal, datetime(2026, 1, 1, tzinfo=UTC)),
+        TaskSettings(M),
+        TaskEnvironment((folder / "root").as_uri(), folder / "local"),
+    )
+    return LevelSpec(batch, 1, (chain,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
 
 
 def _parts(state: SubtaskState | None) -> bytes:

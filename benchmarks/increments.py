@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.results import write_result
 from benchmarks.stores import LookUps, Stores
-from stateflow.settings import COMPACTIONS, RocksDBSettings
-from stateflow.state.backend import Snapshot
-from stateflow.state.store_manifest import parse
-from stateflow.state.transfer import remove_tree
+from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
+from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.rocksdb_manifest import parse
+from stateflow.state.files.host_cache import remove_tree
 
 _SHARES = {"0_1": 0.001, "1": 0.01, "5": 0.05, "20": 0.2}
 _REPEATS = 3

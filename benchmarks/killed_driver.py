@@ -23,11 +23,11 @@ from unittest.mock import patch
 
 from benchmarks.data import Events, write_events
 from benchmarks.runs import JOB
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
-from stateflow.environment import RunRequest, run_job
 from stateflow.errors import ConfigError, DataError
-from stateflow.runtime import session
+from stateflow.launch import RunRequest, run_job
+from stateflow.runtime.spark import session
 from stateflow.storage import open_storage
 
 _EVENTS = Events(files=2_000, rows_per_file=10_000, keys=100_000)
@@ -68,9 +68,7 @@ def measure(folder: Path, kills: int, events: Events = _EVENTS) -> dict[str, Any
                 told = json.loads((folder / job.name / "spark.json").read_text())
                 spark[job.name].append(told["seconds"])
                 _await(folder, job, process, _AFTER)
-    rest = {
-        name: [whole - start for whole, start in zip(away[name], spark[name], strict=True)] for name in away
-    }
+    rest = {name: [whole - start for whole, start in zip(away[name], spark[name], strict=True)] for name in away}
     return {
         "recovery_s": round(statistics.median(rest["ours"]), 2),
         "recovery_worst_s": round(max(rest["ours"]), 2),
@@ -114,9 +112,7 @@ def _tell(folder: Path, seconds: float) -> None:
 
 def _newest_checkpoint(folder: Path) -> int:
     try:
-        return (
-            JobRoot.open(open_storage(str(folder / "root")), SystemClock(), "benchmark").head().checkpoint_id
-        )
+        return JobRoot.open(open_storage(str(folder / "root")), SystemClock(), "benchmark").head().checkpoint_id
     except (ConfigError, DataError):
         # No job root yet, or no entry in it.
         return 0
@@ -131,8 +127,13 @@ def _drive(folder: Path) -> None:
         _tell(folder, time.monotonic() - began)
         return spark
 
-    settings = {"job.events": str(folder / "events"), "job.table": str(folder / "table"), "parallelism": "2",
-                "job.files": "1", "local_dir": str(folder / "local")}  # fmt: skip
+    settings = {
+        "job.events": str(folder / "events"),
+        "job.table": str(folder / "table"),
+        "parallelism": "2",
+        "job.files": "1",
+        "local_dir": str(folder / "local"),
+    }
     with patch.object(session, "open_session", timed):
         run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark"))
 

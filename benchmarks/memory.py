@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.data import write_keys
 from benchmarks.results import write_result
-from stateflow.environment import RunRequest, run_job
-from stateflow.runtime.job import BatchResult
+from stateflow.launch import RunRequest, run_job
+from stateflow.runtime.job.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "wide_state.py"
 MIB = 1 << 20
@@ -45,13 +45,7 @@ class Size:
     def bound(self) -> int:
         """The documented sum."""
         arrow = self.copies * self.rows_per_arrow_batch * self.value_bytes
-        return (
-            self.base_bytes
-            + 2 * self.write_buffer_bytes
-            + self.block_cache_bytes
-            + self.sort_memory_bytes
-            + arrow
-        )
+        return self.base_bytes + 2 * self.write_buffer_bytes + self.block_cache_bytes + self.sort_memory_bytes + arrow
 
 
 @dataclass
@@ -63,7 +57,7 @@ class _Watch:
 
     def note(self, result: BatchResult) -> None:
         for pid in workers(os.getpid()):
-            self.peaks[pid] = max(_peak(pid), self.peaks.get(pid, 0))
+            self.peaks[pid] = max(peak_bytes(pid), self.peaks.get(pid, 0))
         self.grown.append((result.full_bytes, max(self.peaks.values())))
 
 
@@ -76,9 +70,7 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
     """Runs the job; the peak is that of the worker that had the highest."""
     write_keys(folder / "events", _keys(size), size.rows_per_file)
     watch = _Watch()
-    run_job(
-        RunRequest(JOB, str(folder / "root"), (_settings(folder, size),), "benchmark", on_batch=watch.note)
-    )
+    run_job(RunRequest(JOB, str(folder / "root"), (_settings(folder, size),), "benchmark", on_batch=watch.note))
     state, peak = watch.grown[-1]
     return {
         "peak_mib": _mib(peak),
@@ -100,16 +92,19 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
 
 def _settings(folder: Path, size: Size) -> dict[str, str]:
     return {
-        "job.events": str(folder / "events"), "job.value_bytes": str(size.value_bytes),
-        "local_dir": str(folder / "local"), "parallelism": "2",
+        "job.events": str(folder / "events"),
+        "job.value_bytes": str(size.value_bytes),
+        "local_dir": str(folder / "local"),
+        "parallelism": "2",
         "rocksdb.write_buffer_bytes": str(size.write_buffer_bytes),
         "rocksdb.block_cache_bytes": str(size.block_cache_bytes),
         "shuffle.sort_memory_bytes": str(size.sort_memory_bytes),
         # Once in a run, and no more: a compaction needs the disk for a store twice.
         "rocksdb.compact_at_files": str(size.compact_at_files),
-        "checkpoints.retained": "1", "checkpoints.collect_every": "1",
+        "checkpoints.retained": "1",
+        "checkpoints.collect_every": "1",
         "spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(size.rows_per_arrow_batch),
-    }  # fmt: skip
+    }
 
 
 def _keys(size: Size) -> np.ndarray[Any, Any]:
@@ -145,7 +140,7 @@ def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
     return pid == ancestor
 
 
-def _peak(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     """The most memory that a process ever had, in bytes; shared pages count in full. 0 when it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

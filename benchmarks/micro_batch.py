@@ -62,9 +62,14 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
 
 def _timeline(folder: Path, name: str, levels: int, asynchronous: bool = True) -> Timeline:
     home = folder / name
-    settings = {"job.events": str(folder / "events"), "job.table": str(home / "table"), "job.levels": str(levels),
-                "local_dir": str(home / "local"), "parallelism": "2",
-                "checkpoints.asynchronous": str(asynchronous)}  # fmt: skip
+    settings = {
+        "job.events": str(folder / "events"),
+        "job.table": str(home / "table"),
+        "job.levels": str(levels),
+        "local_dir": str(home / "local"),
+        "parallelism": "2",
+        "checkpoints.asynchronous": str(asynchronous),
+    }
     return run_timed(JOB, home / "root", settings)[1]
 
 

@@ -59,8 +59,9 @@ def run_program(
     usage = Usage()
     deadline = time.monotonic() + limit_seconds
     with output.open("wb") as file:
-        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=file,
-                                   stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 usage.look(process.pid)

@@ -15,15 +15,15 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.restore import bases_of
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.restore.state_matching import bases_of
 from stateflow.clock import SystemClock
-from stateflow.keygroups import range_of
-from stateflow.settings import RocksDBSettings
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import HostCache
 from stateflow.storage import PosixStorage
+from stateflow.types.key_groups import range_of
 
 M = 4096
 _CHUNK = 10_000
@@ -61,8 +61,12 @@ def measure(folder: Path, size: Size = Size(), repeats: int = 3) -> dict[str, An
     """
     state = _build(folder / "root", folder / "build", size)
     p = size.parallelism
-    figures: dict[str, Any] = {"keys": size.keys, "value_bytes": size.value_bytes, "parallelism": p,
-                               "full_bytes": sum(f.handle.size for s in state.subtasks for f in s.files)}  # fmt: skip
+    figures: dict[str, Any] = {
+        "keys": size.keys,
+        "value_bytes": size.value_bytes,
+        "parallelism": p,
+        "full_bytes": sum(f.handle.size for s in state.subtasks for f in s.files),
+    }
     # Not forked: RocksDB's threads, which work for all stores of a process, would be missing in the child.
     with ProcessPoolExecutor(_CORES, get_context("spawn")) as pool:
         list(pool.map(time.sleep, [0.1] * _CORES))
@@ -77,11 +81,7 @@ def measure(folder: Path, size: Size = Size(), repeats: int = 3) -> dict[str, An
 
 def _figures(name: str, run: Callable[[], tuple[float, float, int]], repeats: int) -> dict[str, Any]:
     opened, snapshot, written = min(run() for _ in range(repeats))
-    return {
-        f"{name}_s": round(opened, 3),
-        f"{name}_snapshot_s": round(snapshot, 3),
-        f"{name}_written_bytes": written,
-    }
+    return {f"{name}_s": round(opened, 3), f"{name}_snapshot_s": round(snapshot, 3), f"{name}_written_bytes": written}
 
 
 def _open_all(
@@ -92,8 +92,10 @@ def _open_all(
     bases = bases_of(state, parallelism, M)
     for base in bases:
         (host / str(base.subtask)).mkdir(parents=True)
-    work = [_Opening(folder / "root", host, b, parallelism, f"data/{2:020d}/{1:010d}-{time.time_ns()}/op-{b.subtask}-")
-            for b in bases]  # fmt: skip
+    work = [
+        _Opening(folder / "root", host, b, parallelism, f"data/{2:020d}/{1:010d}-{time.time_ns()}/op-{b.subtask}-")
+        for b in bases
+    ]
     began = time.monotonic()
     done = list(run(_open, work))
     found = max(at for at, _, _ in done) - began
@@ -105,9 +107,7 @@ def _open(work: _Opening) -> tuple[float, float, int]:
     """When the store was open, how long its snapshot took, bytes it wrote; the last are not part of the opening."""
     storage = PosixStorage(work.root)
     homes = [work.host / str(n) for n in range(work.subtasks)]
-    cache = HostCache.direct(
-        homes[work.base.subtask], storage, SystemClock(), homes if work.base.rescales else ()
-    )
+    cache = HostCache.direct(homes[work.base.subtask], storage, SystemClock(), homes if work.base.rescales else ())
     store = RocksDBBackend(work.host / f"store-{work.base.subtask}", cache, work.base, RocksDBSettings())
     opened = time.monotonic()
     files = list(store.snapshot(work.snapshot).files)
@@ -142,8 +142,14 @@ def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> Subta
             store.write({_key(owned.first + n % len(owned), n): os.urandom(size.value_bytes) for n in chunk})
         taken = store.snapshot(prefix.format(ordinal))
     store.close()
-    return SubtaskState(subtask=subtask, first_group=owned.first, last_group=owned.last, snapshot="base",
-                        files=list(taken.files), store_manifest=taken.store_manifest)  # fmt: skip
+    return SubtaskState(
+        subtask=subtask,
+        first_group=owned.first,
+        last_group=owned.last,
+        snapshot="base",
+        files=list(taken.files),
+        store_manifest=taken.store_manifest,
+    )
 
 
 def _chunks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:

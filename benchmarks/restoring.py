@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import killed_driver
 from benchmarks.results import write_result
 from benchmarks.stores import SUBTASKS, Stores
-from stateflow.state.transfer import FETCHERS, remove_tree
+from stateflow.state.files.host_cache import FETCHERS, remove_tree
 
 _CHUNK = 1 << 20
 

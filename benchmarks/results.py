@@ -31,11 +31,7 @@ def merge_result(name: str, figures: dict[str, Any], groups: dict[str, dict[str,
 
 def stamp() -> dict[str, Any]:
     """When, of which commit and on what machine figures are."""
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": _machine(),
-    }
+    return {"at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": _commit(), "machine": _machine()}
 
 
 def _write(name: str, document: dict[str, Any]) -> Path:
@@ -55,16 +51,20 @@ def _commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    found = subprocess.run(
-        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    )
+    found = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return found.stdout.strip()
 
 
 def _machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {"cores": os.cpu_count(), "memory_gib": round(memory, 1), "cpu": _cpu(), "kernel": platform.release(),
-            "python": platform.python_version(), "load_1m": round(os.getloadavg()[0], 2)}  # fmt: skip
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory, 1),
+        "cpu": _cpu(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
 
 
 def _cpu() -> str:

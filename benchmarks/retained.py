@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results import write_result
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.entries import Commit
-from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.files import write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, Head
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import write_manifest
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
-from stateflow.ops import describe
+from stateflow.operations import describe
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 
@@ -83,14 +83,17 @@ def _measured(folder: Path, count: int) -> Cost:
         sizes.append(len(seal(head.entry)[0]))
         if number % _EVERY == 0:
             due = collector.is_due(head, collected)
-            collections.append(_timed(collector.collect if due else collector.collect_of_runs)[0])
+            collections.append(_timed(collector.collect if due else collector.collect_run_leftovers)[0])
             collected = head.entry.seq if due else collected
     status = [_timed(lambda: describe(str(folder)))[0] for _ in range(5)]
     cold = _timed(Collector(_open(folder)).collect)[0]
     return Cost(
-        max(sizes), round(statistics.median(appends), 2), round(sum(collections) / rounds, 2),
-        round(statistics.median(status), 2), round(cold, 1),
-    )  # fmt: skip
+        max(sizes),
+        round(statistics.median(appends), 2),
+        round(sum(collections) / rounds, 2),
+        round(statistics.median(status), 2),
+        round(cold, 1),
+    )
 
 
 def _open(folder: Path) -> JobRoot:
@@ -102,7 +105,7 @@ def _manifest(root: JobRoot, head: Head) -> Commit:
     ordinal = entry.ordinal + 1
     manifest = Manifest(
         job_uuid=root.job.job_uuid, generation=entry.generation, ordinal=ordinal, operators=[], sources=[]
-    )  # fmt: skip
+    )
     handle = write_manifest(root.storage, data_folder(entry.generation, ordinal, "driver"), manifest)
     return Commit(ordinal, handle, [])
 

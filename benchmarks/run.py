@@ -44,19 +44,11 @@ def main(arguments: list[str]) -> int:
     """Runs the named benchmarks, or all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all without one: {', '.join(NAMES)}")
-    parser.add_argument(
-        "--cells", default="", help="of throughput: names with commas between; all without it"
-    )
-    parser.add_argument(
-        "--events", type=int, default=cells.EVENTS, help="of throughput: how many in each cell"
-    )
+    parser.add_argument("--cells", default="", help="of throughput: names with commas between; all without it")
+    parser.add_argument("--events", type=int, default=cells.EVENTS, help="of throughput: how many in each cell")
     size = soak.Size()
-    parser.add_argument(
-        "--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none"
-    )
-    parser.add_argument(
-        "--spark-batches", type=int, default=size.spark_batches, help="of soak: with Spark; 0 for none"
-    )
+    parser.add_argument("--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none")
+    parser.add_argument("--spark-batches", type=int, default=size.spark_batches, help="of soak: with Spark; 0 for none")
     given = parser.parse_args(arguments)
     size = replace(size, batches=given.batches, spark_batches=given.spark_batches)
     try:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stateflow.environment import RunRequest, RunResult, run_job
-from stateflow.runtime.job import BatchResult
+from stateflow.launch import RunRequest, RunResult, run_job
+from stateflow.runtime.job.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "running_mean.py"
 
@@ -42,6 +42,10 @@ def run_timed(job: Path, root: Path, settings: Mapping[str, str]) -> tuple[RunRe
 
 def run_means(folder: Path, **settings: str) -> tuple[RunResult, Timeline]:
     """Runs the job of running means over ``folder/events`` in a fresh job root below `folder`."""
-    layer = {"job.events": str(folder / "events"), "job.table": str(folder / "table"),
-             "local_dir": str(folder / "local"), **settings}  # fmt: skip
+    layer = {
+        "job.events": str(folder / "events"),
+        "job.table": str(folder / "table"),
+        "local_dir": str(folder / "local"),
+        **settings,
+    }
     return run_timed(JOB, folder / "root", layer)

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.results import write_result
-from stateflow import recovery
-from stateflow.checkpoint.documents import Origin, Request, RequestKind
-from stateflow.checkpoint.requests import post
+from stateflow import operations
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import SystemClock
-from stateflow.environment import RunRequest, open_existing, run_job
-from stateflow.recovery import JobCode, SavepointAsk
-from stateflow.runtime import stores
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.proposing import RestoreOptions
-from stateflow.runtime.restoring import RestoreOrder
-from stateflow.runtime.run import JobRun
+from stateflow.launch import RunRequest, open_existing, run_job
+from stateflow.operations import JobCode, SavepointRequest
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.planner import RestoreOptions
+from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def run(folder: Path, size: Size = Size()) -> Path:
     """Builds the state with a run of a job, measures, and writes ``savepoints.json``."""
     root = folder / "root"
     _run(folder, size)
-    made, native = _best(lambda n: recovery.create_savepoint(str(root), SavepointAsk(name=f"native-{n}")))
+    made, native = _best(lambda n: operations.create_savepoint(str(root), SavepointRequest(name=f"native-{n}")))
     copied = [_cp(Path(made.path.removeprefix("file://")), folder / "copy") for _ in range(_REPEATS)]
     restored = {p: min(_restore(folder, size, made.name, p) for _ in range(_REPEATS)) for p in (2, 4, 1)}
     delays = _delays(folder, size)
@@ -73,13 +73,18 @@ def run(folder: Path, size: Size = Size()) -> Path:
 
 
 def _settings(folder: Path, size: Size, updates: int = 0, **more: str) -> dict[str, str]:
-    return {"local_dir": str(folder / "local"), "job.keys": str(size.keys), "job.updates": str(updates),
-            "job.slice": str(size.slice), "job.small": str(size.rows), "requests.interval": "50ms", **more}  # fmt: skip
+    return {
+        "local_dir": str(folder / "local"),
+        "job.keys": str(size.keys),
+        "job.updates": str(updates),
+        "job.slice": str(size.slice),
+        "job.small": str(size.rows),
+        "requests.interval": "50ms",
+        **more,
+    }
 
 
-def _run(
-    folder: Path, size: Size, updates: int = 0, on_batch: Callable[[BatchResult], None] = lambda _: None
-) -> None:
+def _run(folder: Path, size: Size, updates: int = 0, on_batch: Callable[[BatchResult], None] = lambda _: None) -> None:
     settings = _settings(folder, size, updates)
     run_job(RunRequest(JOB, str(folder / "root"), (settings,), "benchmark", on_batch=on_batch))
 
@@ -90,26 +95,26 @@ def _restore(folder: Path, size: Size, name: str, parallelism: int) -> float:
     scratch = folder / "fresh"
     settings = _settings(folder, size, parallelism=str(parallelism), local_dir=str(scratch))
     code = JobCode(JOB, (settings,))
-    plan = recovery.plan_restore(str(folder / "root"), code, name, RestoreOptions())
+    plan = operations.plan_restore(str(folder / "root"), code, name, RestoreOptions())
     began = time.monotonic()
-    recovery.restore(str(folder / "root"), code, plan, RestoreOrder(SystemClock().new_id()))
+    operations.restore(str(folder / "root"), code, plan, RestoreRequest(SystemClock().new_id()))
     run = JobRun(open_existing(JOB, str(folder / "root"), code.layers), LocalExecutor())
     run.start()
     _open_stores(run)
     took = time.monotonic() - began
-    stores.close_all()
+    store_cache.close_all()
     run.finish()
     shutil.rmtree(scratch)
     return took
 
 
 def _open_stores(run: JobRun) -> None:
-    info = run.batch_info(1)
+    info = run.batches.info(1, run.head.checkpoint_id)
     for uid, bases in run.restored.bases.items():
         for base in bases:
-            key = stores.StoreKey(info.job_uuid, uid, base.subtask)
-            store = stores.acquire(key, base, info, "benchmark", len(bases))
-            stores.give_back(key, store, "benchmark", info.state)
+            key = store_cache.StoreKey(info.id.job_uuid, uid, base.subtask)
+            store = store_cache.acquire(key, base, info, "benchmark", len(bases))
+            store_cache.release(key, store, "benchmark", info.settings.state)
 
 
 @dataclass
@@ -125,8 +130,12 @@ class _Watch:
         self.compacted.append(result.compaction_bytes > 0)
         if len(self.times) in _ASK_AT:
             name = f"beside-{len(self.times)}"
-            post(open_storage(self.root), Request(id=name, kind=RequestKind.SAVEPOINT, savepoint=name,
-                                                  origin=Origin.MANUAL, by="benchmark", at=""))  # fmt: skip
+            post(
+                open_storage(self.root),
+                Request(
+                    id=name, kind=RequestKind.SAVEPOINT, savepoint=name, origin=Origin.MANUAL, by="benchmark", at=""
+                ),
+            )
 
 
 def _delays(folder: Path, size: Size) -> dict[str, Any]:
@@ -135,7 +144,7 @@ def _delays(folder: Path, size: Size) -> dict[str, Any]:
     batch behind them do not count."""
     watch = _Watch(str(folder / "root"))
     _run(folder, size, _BATCHES * size.rows, watch.note)
-    made = [s for s in recovery.list_all(str(folder / "root")) if s.name.startswith("beside-")]
+    made = [s for s in operations.list_all(str(folder / "root")) if s.name.startswith("beside-")]
     assert len(made) == len(_ASK_AT), "a request was not served"
     intervals = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]
     usual = statistics.median(intervals)

@@ -25,11 +25,11 @@ from benchmarks.jobs.soak import Batches, has_output
 from benchmarks.memory import MIB
 from benchmarks.results import write_result
 from benchmarks.soak_leg import JOB, Ended, Order, Sample
-from stateflow import recovery
+from stateflow import operations
 from stateflow.clock import SystemClock
-from stateflow.recovery import JobCode, SavepointAsk
-from stateflow.runtime.proposing import RestoreOptions
-from stateflow.runtime.restoring import RestoreOrder
+from stateflow.operations import JobCode, SavepointRequest
+from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.planner import RestoreOptions
 
 _REPOSITORY = Path(__file__).parent.parent
 _SHARE = 10
@@ -106,22 +106,24 @@ class _Soak:
 
     def _settings(self, batches: int) -> dict[str, str]:
         given = {
-            "job.table": str(self.folder / "table"), "local_dir": str(self.folder / "local"),
-            "job.keys": str(self.size.keys), "job.value_bytes": str(self.size.value_bytes),
-            "job.rows": str(self.size.rows), "job.batches": str(self.done - self._source.fill + batches),
+            "job.table": str(self.folder / "table"),
+            "local_dir": str(self.folder / "local"),
+            "job.keys": str(self.size.keys),
+            "job.value_bytes": str(self.size.value_bytes),
+            "job.rows": str(self.size.rows),
+            "job.batches": str(self.done - self._source.fill + batches),
             "run.max_batches": str(batches or 1),
             # Smaller than the state, so that they are full before a tenth of the batches is over.
-            "rocksdb.block_cache_bytes": str(8 << 20), "rocksdb.write_buffer_bytes": str(4 << 20),
-        }  # fmt: skip
+            "rocksdb.block_cache_bytes": str(8 << 20),
+            "rocksdb.write_buffer_bytes": str(4 << 20),
+        }
         return {**given, "job.events": str(self.folder / "events")} if self.on_spark else given
 
     def _run(self, batches: int) -> None:
         """A run with so many batches; it ends since there are no more, or at its bound."""
         output, order = self.folder / "seen", self.folder / "order.json"
         window = max(10, self.batches // 200)
-        order.write_bytes(
-            msgspec.json.encode(Order(self._root, self._settings(batches), str(output), window))
-        )
+        order.write_bytes(msgspec.json.encode(Order(self._root, self._settings(batches), str(output), window)))
         paths = {**os.environ, "PYTHONPATH": str(_REPOSITORY)}
         subprocess.run([sys.executable, "-m", "benchmarks.soak_leg", str(order)], check=True, env=paths)
         *lines, last = output.read_bytes().splitlines()
@@ -134,15 +136,17 @@ class _Soak:
 
     def _savepoint(self) -> str:
         code = JobCode(JOB, (self._settings(1),))
-        return recovery.create_savepoint(self._root, SavepointAsk(code=code, patience=timedelta())).name
+        return operations.create_savepoint(
+            self._root, SavepointRequest(code=code, acknowledge_timeout=timedelta())
+        ).name
 
     def _go_back(self, savepoint: str, batches: int) -> None:
         """Runs on for some batches, and goes back from there."""
         self._run(batches)
         code = JobCode(JOB, (self._settings(1),))
-        plan = recovery.plan_restore(self._root, code, savepoint, RestoreOptions())
-        recovery.restore(self._root, code, plan, RestoreOrder(SystemClock().new_id()))
-        recovery.dispose(self._root, savepoint)
+        plan = operations.plan_restore(self._root, code, savepoint, RestoreOptions())
+        operations.restore(self._root, code, plan, RestoreRequest(SystemClock().new_id()))
+        operations.dispose(self._root, savepoint)
         self.done -= batches
         self.restores += 1
 
@@ -150,9 +154,7 @@ class _Soak:
         """Each row that was to come out is in the table, once."""
         files = [uri.removeprefix("file://") for uri in DeltaTable(str(self.folder / "table")).file_uris()]
         found = pa.concat_tables(parquet.read_table(file) for file in files)
-        wanted = self.size.rows * sum(
-            map(has_output, range(self._source.fill, self._source.fill + self.batches))
-        )
+        wanted = self.size.rows * sum(map(has_output, range(self._source.fill, self._source.fill + self.batches)))
         distinct = found.group_by(["key", "count"]).aggregate([]).num_rows
         assert (self.done, found.num_rows, distinct) == (self._source.fill + self.batches, wanted, wanted)
 
@@ -167,7 +169,7 @@ class _Soak:
             "batch_ms": round(statistics.median(s.median_ms for s in samples), 2),
             "batch_time_last_vs_first": _ratio(last, first, lambda s: s.median_ms),
             "batch_cpu_last_vs_first": _ratio(last, first, lambda s: s.cpu_ms),
-            "rss_growth_mib": {kind: _growth(self.samples, kind) for kind in sorted(samples[0].resident)},
+            "rss_growth_mib": {kind: growth(self.samples, kind) for kind in sorted(samples[0].resident)},
             "rss_mib": {kind: max(s.resident[kind] for s in samples) for kind in sorted(samples[0].resident)},
             "log_entries": _bounded(samples, ["log"]),
             "objects": _bounded(samples, ["data", "log", "requests", "savepoints", "probe", "spark"]),
@@ -195,7 +197,7 @@ def _ratio(last: list[Sample], first: list[Sample], figure: Callable[[Sample], f
     return round(statistics.median(map(figure, last)) / statistics.median(map(figure, first)), 3)
 
 
-def _growth(runs: Sequence[Sequence[Sample]], kind: str) -> float:
+def growth(runs: Sequence[Sequence[Sample]], kind: str) -> float:
     """How far memory came to be above that after the first tenth of the first, long run; the median of some windows
     counts, since a garbage collector gives back now and then."""
     longest = [s.resident[kind] for s in runs[0]]
@@ -219,9 +221,7 @@ def _write_files(folder: Path, source: Batches, batches: int) -> None:
     folder.mkdir()
     for number in range(batches):
         path = folder / f"{number:08d}.parquet"
-        parquet.write_table(
-            pa.Table.from_pylist([msgspec.structs.asdict(r) for r in source.rows(number)]), path
-        )
+        parquet.write_table(pa.Table.from_pylist([msgspec.structs.asdict(r) for r in source.rows(number)]), path)
         os.utime(path, (_EPOCH + number, _EPOCH + number))
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from benchmarks.memory import MIB, workers
-from stateflow.environment import RunRequest, run_job
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.run import JobRun
+from stateflow.launch import RunRequest, run_job
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "soak.py"
 
@@ -96,9 +96,13 @@ class _Watch:
     def _sample(self) -> Sample:
         cpu = (time.process_time() - self._cpu_from) * 1000 / len(self._times)
         return Sample(
-            self._batches, round(statistics.median(self._times), 2), round(statistics.fmean(self._times), 2),
-            round(cpu, 2), _resident(), _objects(Path(self._order.root)),
-        )  # fmt: skip
+            self._batches,
+            round(statistics.median(self._times), 2),
+            round(statistics.fmean(self._times), 2),
+            round(cpu, 2),
+            _resident(),
+            _objects(Path(self._order.root)),
+        )
 
     def write(self, what: msgspec.Struct) -> None:
         self._file.write(msgspec.json.encode(what) + b"\n")
@@ -148,9 +152,7 @@ def main(arguments: list[str]) -> None:
     """Carries out the order."""
     order = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Order)
     watch = _Watch(order)
-    request = RunRequest(
-        JOB, order.root, (order.settings,), "soak", on_start=watch.note_start, on_batch=watch.note
-    )
+    request = RunRequest(JOB, order.root, (order.settings,), "soak", on_start=watch.note_start, on_batch=watch.note)
     result = run_job(request)
     watch.finish(result.batches)
 

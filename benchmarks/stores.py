@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.clock import SystemClock
-from stateflow.keygroups import range_of
-from stateflow.serializers import encode_key
-from stateflow.settings import RocksDBSettings
-from stateflow.state.backend import Snapshot
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import HostCache, remove_tree
 from stateflow.storage import PosixStorage
+from stateflow.types.key_groups import range_of
+from stateflow.types.serializers import encode_key
 
 SUBTASKS = 2
 _GROUPS = 128
@@ -127,8 +127,14 @@ class Stores:
         home.mkdir(parents=True, exist_ok=True)
         cache = HostCache.direct(home / "cache", self.storage, SystemClock())
         owned, taken = range_of(subtask, SUBTASKS, _GROUPS), self.taken[subtask]
-        state = SubtaskState(subtask=subtask, first_group=owned.first, last_group=owned.last, snapshot="s",
-                             files=list(taken.files), store_manifest=taken.store_manifest)  # fmt: skip
+        state = SubtaskState(
+            subtask=subtask,
+            first_group=owned.first,
+            last_group=owned.last,
+            snapshot="s",
+            files=list(taken.files),
+            store_manifest=taken.store_manifest,
+        )
         base = Base(subtask, owned, (state,) if taken.files else ())
         return RocksDBBackend(home / f"work-{next(self._numbers)}", cache, base, self.settings, incremental)
 

@@ -50,8 +50,10 @@ def run(folder: Path, cells: Sequence[Cell]) -> Path:
 def measure(folder: Path, cell: Cell, competitors: Mapping[str, Competitor] = COMPETITORS) -> dict[str, Any]:
     """One cell: all competitors, one after another, over the same files."""
     write_events(folder / "events", cell.data())
-    found = {name: _one(name, competitor, Task(cell, folder / "events", folder / name))
-             for name, competitor in competitors.items()}  # fmt: skip
+    found = {
+        name: _one(name, competitor, Task(cell, folder / "events", folder / name))
+        for name, competitor in competitors.items()
+    }
     shutil.rmtree(folder)
     return {
         "events": cell.events,

@@ -1,15 +1,15 @@
-"""Days of aircraft and of carriers, each reported as soon as event time says that it is over.
+"""Daily statistics per aircraft and per carrier, emitted when event time passes the end of the day.
 
-A second job over the landing folder of `flights`: it has a job root and a position of its own, so either runs,
-fails, and goes back in time without the other. Where `flights` answers row by row, this one waits: with timers, with
-flights that came too late for their day in a table of their own, and with aircraft that are forgotten when they have
-not flown for 30 days.
+A second job over the landing folder of `flights`. It has its own job root and source position, so each job runs, fails
+and is restored independently. While `flights` emits a result per row, this job uses event-time timers, a side output
+table for flights that arrive after the end of their day, and state that expires for aircraft without a flight in 30
+days.
 
-`STATEFLOW_HOME` and `spark_default` are those of `flights`: `tables/aircraft_days`, `tables/carrier_days` and
-`tables/late_flights` get the output, `jobs/fleet` has the checkpoints.
+It uses `STATEFLOW_HOME` and `spark_default` as `flights` does. `tables/aircraft_days`, `tables/carrier_days` and
+`tables/late_flights` receive the output, `jobs/fleet` has the checkpoints.
 
-The last day is open until a later flight arrives. When no more are to come, a trigger of `fleet_savepoint` with *Stop
-the run with it* and *Drain* closes it.
+The last day stays open until a later flight arrives. To close it after the last flight, trigger `fleet_savepoint` with
+*Stop the run* and *Drain*.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from stateflow_airflow.family import Retention, StateflowJob, stateflow_dags
+from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")
@@ -27,14 +27,9 @@ stateflow_dags(
     job=StateflowJob(
         name="fleet",
         root=f"{HOME}/jobs/fleet",
-        settings={
-            "local_dir": f"{HOME}/local",
-            "job.flights": f"{HOME}/landing",
-            "job.tables": f"{HOME}/tables",
-        },
+        settings={"local_dir": f"{HOME}/local", "job.flights": f"{HOME}/landing", "job.tables": f"{HOME}/tables"},
         spark=SparkSubmit(
-            conn_id="spark_default",
-            conf={"spark.ui.enabled": "false", "spark.local.dir": f"{HOME}/local/spark"},
+            conn_id="spark_default", conf={"spark.ui.enabled": "false", "spark.local.dir": f"{HOME}/local/spark"}
         ),
         run={"retries": 2, "retry_delay": timedelta(seconds=5)},
         description=__doc__,

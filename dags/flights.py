@@ -1,15 +1,15 @@
 """Running delays of 336,776 real flights, per aircraft and per carrier and origin.
 
-Every run takes in the files that arrived in the landing folder since the last one, one file a micro-batch, and leaves
-a checkpoint after each: a run that dies continues from the last of them. Whatever its logical date, a run starts
-where the one before ended, so clearing an old run or catching up never counts a flight twice.
+Each run processes the files that arrived in the landing folder since the last run, one file per micro-batch, with a
+checkpoint after each. A run that is killed continues from the last checkpoint. Every run continues where the previous
+one ended, whatever its logical date, so clearing an old run or catching up never counts a flight twice.
 
-Beside it are `flights_savepoint` (by hand), `flights_retention` (periodic savepoints, and what is deleted) and
-`flights_recovery` (goes back to a point in time).
+The other DAGs of the job are `flights_savepoint` (manual), `flights_retention` (periodic savepoints and deletion) and
+`flights_recovery` (restores an earlier checkpoint or savepoint).
 
-`STATEFLOW_HOME` in the environment of Airflow says where everything lies (default `/opt/stateflow`):
-`landing/` has the files, `tables/delays` and `tables/routes` get the output, `jobs/flights` has the checkpoints.
-The Airflow connection `spark_default` says on which Spark it runs.
+The environment variable `STATEFLOW_HOME` of Airflow sets the base folder (default `/opt/stateflow`): `landing/` has the
+files, `tables/delays` and `tables/routes` receive the output, `jobs/flights` has the checkpoints. The Airflow
+connection `spark_default` selects the Spark master.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 
 from airflow.sdk import Param
 
-from stateflow_airflow.family import Retention, StateflowJob, stateflow_dags
+from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")
 
-# No pattern: Airflow answers with the schema where a value does not match. The task checks the name.
+# No pattern: for a value that does not match, Airflow shows only the JSON schema. The task checks the name.
 FAILPOINT = Param(
     None,
     type=["null", "string"],
     title="Kill the driver at",
-    description_md="To see a recovery: `batch.reported:3` kills the first try in its third micro-batch, after all"
-    " of its work and before its commit. Without it, nothing is killed.",
+    description_md="For a demonstration of recovery: `batch.reported:3` kills the first try in its third micro-batch,"
+    " after its work and before its commit. Leave empty to kill nothing.",
     examples=["batch.begin:2", "batch.reported:3", "commit.manifest:3", "commit.after:3", "publish.after:3"],
 )
 
@@ -50,7 +50,7 @@ stateflow_dags(
             conf={"spark.ui.enabled": "false", "spark.local.dir": f"{HOME}/local/spark"},
             env_vars={
                 "STATEFLOW_FAILPOINT": "{{ params.get('failpoint') or '' }}",
-                # Relative to the folder of one launch, so this file is one for all tries of the task.
+                # Relative to the folder of a launch, so all tries of the task share this file.
                 "STATEFLOW_FAILPOINT_ONCE": "../failpoint-reached",
             },
         ),

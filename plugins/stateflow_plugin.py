@@ -1,7 +1,7 @@
-"""Registers stateflow's plugin when this folder is Airflow's plugins folder.
+"""Registers stateflow's plugin if this folder is Airflow's plugins folder.
 
-An installed stateflow has an entry point that Airflow loads as well. Registering one name twice is an
-import error in Airflow's eyes, so this file then stands back.
+An installed stateflow registers the plugin by its entry point. Airflow reports a name that is registered twice as an
+import error, so this file then registers nothing.
 """
 
 from importlib.metadata import entry_points

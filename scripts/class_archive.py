@@ -1,9 +1,9 @@
-"""Makes an archive of the classes that a run on Spark loads, once, as ``.venv/spark.jsa``: tests start many JVMs, and
-one that maps them from a file, parsed and verified, is there sooner.
+"""Creates a class data sharing archive of the classes that a run on Spark loads, as ``.venv/spark.jsa``.
 
-A small job is run for it, and the JVM writes down what it has loaded (class data sharing of JDK 17 and later). A JVM
-takes the archive only with the very JARs that it was made with, and goes on without it otherwise. When there is one of
-this Java and this Spark the script returns at once and prints nothing.
+Tests start many JVMs, and a JVM starts faster when it maps parsed and verified classes from a file. The script runs a
+small job, and the JVM dumps the classes it has loaded (JDK 17 and later). A JVM uses the archive only with the JARs
+that it was created from, and starts without it otherwise. If an archive of this Java and this Spark exists, the script
+returns at once and prints nothing.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ STAMP = ARCHIVE.with_suffix(".made")
 
 
 def wanted() -> str:
-    """What an archive depends on."""
+    """Returns the versions that an archive depends on."""
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    return f"{told}pyspark {version('pyspark')}\n"
+    reported = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
+    return f"{reported}pyspark {version('pyspark')}\n"
 
 
-def make() -> str:
-    """Makes it; returns an empty string, or what went wrong."""
-    from tests.recovery.flights import FlightsBox
-    from tests.recovery.process import spawn
+def create_archive() -> str:
+    """Creates the archive; returns an empty string, or the error."""
+    from tests.support.flights_job import FlightsJob
+    from tests.support.processes import spawn
 
     with tempfile.TemporaryDirectory(prefix="archive", dir=ARCHIVE.parent) as folder:
         new = Path(folder) / "spark.jsa"
-        settings = {"spark__conf__spark.driver.extraJavaOptions":
-                    f"-XX:ArchiveClassesAtExit={new} -Xlog:cds=off -Xlog:cds+dynamic=off"}  # fmt: skip
-        box = FlightsBox(Path(folder) / "job", settings, job="small_flights", launcher=spawn)
+        settings = {
+            "spark__conf__spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={new} "
+            "-Xlog:cds=off -Xlog:cds+dynamic=off"
+        }
+        box = FlightsJob(Path(folder) / "job", settings, job="small_flights", launcher=spawn)
         box.deliver(3)
         run = box.start()
         ended = run.wait(run.family)
@@ -50,16 +52,17 @@ def make() -> str:
 
 
 def main() -> int:
-    asked = wanted()
-    if ARCHIVE.exists() and STAMP.exists() and STAMP.read_text() == asked:
+    """Creates the archive unless it is up to date; returns the exit code."""
+    versions = wanted()
+    if ARCHIVE.exists() and STAMP.exists() and STAMP.read_text() == versions:
         return 0
-    print("setup: making an archive of Spark's classes, by a small run", file=sys.stderr)
+    print("setup: creating an archive of Spark's classes with a small run", file=sys.stderr)
     STAMP.unlink(missing_ok=True)
-    problem = make()
+    problem = create_archive()
     if problem:
-        print(f"{problem}\nsetup: there is no archive of Spark's classes", file=sys.stderr)
+        print(f"{problem}\nsetup: could not create the archive of Spark's classes", file=sys.stderr)
         return 1
-    STAMP.write_text(asked)
+    STAMP.write_text(versions)
     return 0
 
 

@@ -1,7 +1,7 @@
 """Adds compiled modules to the archives that Spark's Python workers import PySpark from.
 
-Spark puts ``pyspark.zip`` of its own folder on the path of each worker. Python stores no compiled modules for archives,
-so each worker process compiles PySpark again: 0.6 s of CPU. Another version of Python reads the sources as before.
+Spark puts its ``pyspark.zip`` on the path of each worker. Python does not store compiled modules of archives, so each
+worker process would compile PySpark again, which takes 0.6 s of CPU. Other versions of Python still read the sources.
 
     python scripts/compile_pyspark.py
 """
@@ -19,7 +19,7 @@ import pyspark
 
 
 def compile_archive(archive: Path) -> bool:
-    """Adds the compiled form of each module; returns whether there was something to do."""
+    """Adds the compiled form of each module; returns whether the archive has changed."""
     with ZipFile(archive) as old:
         names = set(old.namelist())
     missing = sorted(name for name in names if name.endswith(".py") and f"{name}c" not in names)
@@ -31,20 +31,18 @@ def compile_archive(archive: Path) -> bool:
         with ZipFile(archive) as old, ZipFile(draft, "a", ZIP_STORED) as new:
             for name in missing:
                 source = Path(old.extract(name, folder))
-                # The archive is never edited, so a worker need not compare times.
+                # The archive is never edited, so workers need not compare timestamps.
                 mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
                 compiled = f"{source}c"
-                py_compile.compile(
-                    str(source), compiled, f"{archive}/{name}", doraise=True, invalidation_mode=mode
-                )
+                py_compile.compile(str(source), compiled, f"{archive}/{name}", doraise=True, invalidation_mode=mode)
                 new.write(compiled, f"{name}c")
-        # In one step: a worker that starts meanwhile has the old archive open.
+        # Atomically, because a worker that is starting may have the old archive open.
         os.replace(draft, archive)
     return True
 
 
 def main() -> None:
-    """Compiles what the installed PySpark has."""
+    """Compiles the archives of the installed PySpark."""
     for archive in sorted((Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")):
         if compile_archive(archive):
             print(f"compiled {archive.name}")

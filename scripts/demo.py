@@ -1,7 +1,7 @@
-"""``make demo``: a year of flights, a job under Airflow, a driver that is killed, and tables that are right.
+"""``make demo``: Airflow runs a job over a year of flights; a driver is killed, and the tables are compared.
 
-``demo.py`` runs it and leaves with 0 only when every row of both tables is right. ``demo.py ui`` starts Airflow over
-what the demo left (or runs the demo first), and keeps it up until Ctrl-C.
+``demo.py`` ends with 0 only if every row of both tables is correct. ``demo.py ui`` starts Airflow with the results of
+the demo, which it runs first if necessary, and keeps it running until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flights_demo.crash import Kill, NotAsPromised
 from flights_demo.deliveries import YEAR
 from flights_demo.flights import prepare
 from flights_demo.layout import Layout
-from flights_demo.patience import Stopwatch, poll
+from flights_demo.polling import Stopwatch, poll
 from flights_demo.quarters import DAG, Round, Stage, collect_garbage, run_quarter
 from flights_demo.screen import Screen
 from flights_demo.upgrade import deploy, go_back, take_savepoint
@@ -29,9 +29,9 @@ STARTING = 180.0
 
 
 def main(arguments: list[str]) -> int:
-    """The program; returns its exit code."""
+    """Runs the command; returns its exit code."""
     screen, layout = Screen(), Layout()
-    # As Ctrl-C: everything that was started is ended on the way out.
+    # As for Ctrl-C, all processes that were started are ended first.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_demo(screen: Screen, layout: Layout) -> int:
-    """All of it, from an empty folder."""
+    """Runs the whole demo in an empty folder; returns the exit code."""
     watch = Stopwatch()
     wipe(layout.root)
     layout.root.mkdir(parents=True)
@@ -70,16 +70,13 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     show_checkpoints(screen, layout, rounds)
     screen.say(replayed(layout, rounds[KILLED_QUARTER - 1]))
     screen.table("How long it took", ("part", "seconds"), [(part, f"{s:.1f}") for part, s in screen.timings])
-    screen.say(f"{watch.seconds:.0f} s altogether. Look around: make ui; the files are in {layout.root}")
+    screen.say(f"{watch.seconds:.0f} s in total. To explore the results, run make ui; the files are in {layout.root}")
     return 0 if all(result.equal for result in comparisons) else 1
 
 
 def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> None:
-    """Writes the files while Airflow starts."""
-    with (
-        screen.step("Write a year of flights as Parquet files; start Airflow") as news,
-        ThreadPoolExecutor() as pool,
-    ):
+    """Writes the input files while Airflow starts."""
+    with screen.step("Write a year of flights as Parquet files; start Airflow") as news, ThreadPoolExecutor() as pool:
         news("making Airflow's database, writing files")
         written = pool.submit(prepare, layout.staging)
         airflow.migrate()
@@ -89,87 +86,79 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
         airflow.wait_until_healthy(STARTING, lambda: news(f"Airflow starts, {watch.seconds:.0f} s"))
         client = airflow.client()
         if not poll(lambda: client.has_dag(DAG), 60):
-            raise AirflowError(
-                f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why"
-            )
+            raise AirflowError(f"Airflow does not find the DAG {DAG!r}: airflow dags list-import-errors says why")
         client.unpause(DAG)
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 
 
 def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
-    """Four DAG runs; the driver of the second is killed on its first try, and the fourth runs a wrong version first."""
+    """Runs the four quarters: the second with a killed driver, the fourth first with a wrong version of the job."""
     rounds = []
     for quarter in range(1, 4):
         killed = quarter == KILLED_QUARTER
         title = f"Quarter {quarter} arrives: one DAG run" + (", whose driver gets SIGKILL" if killed else "")
         with screen.step(title) as news:
             done = run_quarter(stage, quarter, news, kill=killed)
-        tell_kill(screen, done.kill, done)
-        tell_run(screen, done)
+        show_kill(screen, done.kill, done)
+        show_run(screen, done)
         rounds.append(done)
     rounds += upgrade_and_go_back(screen, stage)
-    with screen.step("The retention DAG keeps one checkpoint, and deletes what it does not need") as news:
+    with screen.step("The retention DAG retains one checkpoint and deletes the files that it does not need") as news:
         report = collect_garbage(stage, news)
     kept = ", ".join(map(str, report["retained"]))
-    screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; checkpoints kept: {kept}")
+    screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; retained checkpoints: {kept}")
     return rounds
 
 
 def upgrade_and_go_back(screen: Screen, stage: Stage) -> list[Round]:
-    """The fourth quarter: with a wrong version, back by the runbook, with the right version. Returns both runs."""
-    with screen.step("A savepoint before an upgrade of the job, by its DAG") as news:
+    """Runs the fourth quarter with a wrong version, restores, and runs it with the right version; returns both runs."""
+    with screen.step("A savepoint before an upgrade of the job, taken by its DAG") as news:
         savepoint = take_savepoint(stage, news)
-    screen.good(
-        f"savepoint {savepoint['name']}: checkpoint {savepoint['checkpoint_id']}, {savepoint['path']}"
-    )
+    screen.good(f"savepoint {savepoint['name']}: checkpoint {savepoint['checkpoint_id']}, {savepoint['path']}")
     deploy(stage.layout, wrong=True)
     with screen.step("Quarter 4 arrives, and the new version of the job is wrong") as news:
         wrong = run_quarter(stage, 4, news)
-        tell_run(screen, wrong)
+        show_run(screen, wrong)
         comparisons = compare_tables(stage.layout, news)
     if any(c.equal for c in comparisons):
-        raise NotAsPromised("the wrong version of the job wrote right rows")
+        raise NotAsPromised("the wrong version of the job wrote correct rows")
     for result in comparisons:
-        screen.say(f"{result.name}: wrong, as it should be: {result.difference}")
-    with screen.step("The recovery runbook: plan, approval by a person, back to the savepoint") as news:
+        screen.say(f"{result.name}: wrong, as expected: {result.difference}")
+    with screen.step("The recovery runbook: plan, approval by a user, restore of the savepoint") as news:
         plan, restored = go_back(stage, news)
     for line in plan["markdown"].splitlines():
         screen.say(line)
-    screen.good(f"state, source positions and both tables are back at {restored['label']}")
+    screen.good(f"state, source positions and both tables are restored to {restored['label']}")
     deploy(stage.layout)
-    with screen.step("The right version takes quarter 4 in again") as news:
+    with screen.step("The right version processes quarter 4 again") as news:
         done = run_quarter(stage, 4, news, again=True)
-    tell_run(screen, done)
+    show_run(screen, done)
     return [wrong, done]
 
 
-def tell_run(screen: Screen, done: Round) -> None:
-    """Says what a run did."""
-    told = done.returned
+def show_run(screen: Screen, done: Round) -> None:
+    """Prints the result of a run."""
+    result = done.returned
     screen.say(
-        f"{told['rows_in']:,} flights in {told['batches']} micro-batches,"
-        f" from {told['started_at']} to checkpoint {told['checkpoint_id']}"
+        f"{result['rows_in']:,} flights in {result['batches']} micro-batches,"
+        f" from {result['started_at']} to checkpoint {result['checkpoint_id']}"
     )
 
 
-def tell_kill(screen: Screen, kill: Kill | None, done: Round) -> None:
-    """Says what was checked about the kill."""
+def show_kill(screen: Screen, kill: Kill | None, done: Round) -> None:
+    """Prints the checked properties of the kill."""
     if kill is None:
         return
-    screen.good(
-        f"try 1: driver {kill.driver} was killed by SIGKILL after its tasks had reported, before the commit"
-    )
+    screen.good(f"try 1: driver {kill.driver} was killed by SIGKILL after its tasks had reported and before the commit")
     screen.good(
         f"the log ends with checkpoint {kill.checkpoint_id};"
-        f" {kill.left_behind.files} files of the next one are there, and belong to nothing"
+        f" {kill.left_behind.files} files of the next one exist, and no checkpoint refers to them"
     )
-    screen.good(
-        f"try {done.tries}: Airflow ran it again, and it continued from checkpoint {kill.checkpoint_id}"
-    )
+    screen.good(f"try {done.tries}: Airflow retried the task, which continued from checkpoint {kill.checkpoint_id}")
 
 
 def show_ui(screen: Screen, layout: Layout) -> int:
-    """Airflow over what the demo left, until Ctrl-C."""
+    """Runs Airflow with the results of the demo until Ctrl-C; returns the exit code."""
     if not (layout.airflow / "airflow.db").exists() and (code := run_demo(screen, layout)):
         return code
     with layout.airflow_home() as airflow:
@@ -179,7 +168,7 @@ def show_ui(screen: Screen, layout: Layout) -> int:
             airflow.wait_until_healthy(STARTING, lambda: news("Airflow starts"))
         screen.say(f"Airflow: {airflow.url}/dags/{DAG}   user: {USER}   password: {airflow.password}")
         screen.say(f"Checkpoints: .venv/bin/stateflow status --job-root {layout.job_root}")
-        screen.say("Ctrl-C ends it.")
+        screen.say("Press Ctrl-C to stop.")
         with contextlib.suppress(KeyboardInterrupt):
             poll(lambda: not airflow.is_running(), float("inf"), interval=2)
             raise AirflowError("a component of Airflow has ended")

@@ -1,9 +1,9 @@
-"""Fetches JARs, once: those that Spark needs for Delta tables into ``.venv/jars`` (or the folder given by ``--into``),
-or with ``--package hdfs`` an HDFS for tests into ``.venv/hdfs``.
+"""Downloads the JARs that Spark needs for Delta tables, or an HDFS for tests.
 
-They come from Maven Central through Ivy, the resolver inside Spark, so a mirror configured for Spark works here too.
-A session takes the paths of the first, separated by commas, as ``spark.jars``. When the folder already holds all of
-them the script returns at once and prints nothing.
+The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``; ``--into`` changes the folder.
+They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A session takes
+the paths of the Delta JARs, separated by commas, as ``spark.jars``. If the folder is complete, the script returns at
+once and prints nothing.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = "manifest.json"
 ATTEMPTS = 3
-# A session that starts has resolved everything; a Python worker or a table would add nothing to that.
+# Starting a session resolves all packages; no job needs to run.
 RESOLVE = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
 
 
 def delta() -> str:
-    """The Maven name of Delta for the installed Spark: it carries Spark's minor version and Delta's own."""
+    """Returns the Maven coordinate of Delta for the installed Spark; it contains both minor versions."""
     spark_minor = ".".join(version("pyspark").split(".")[:2])
     return f"io.delta:delta-spark_{spark_minor}_2.13:{version('delta-spark')}"
 
 
 def hdfs() -> str:
-    """The Maven name of an HDFS of the version whose client Spark brings."""
+    """Returns the Maven coordinate of HDFS in the version of Spark's Hadoop client."""
     (client,) = spark_jars().glob("hadoop-client-api-*.jar")
     return f"org.apache.hadoop:hadoop-client-minicluster:{client.stem.rpartition('-')[2]}"
 
 
 PACKAGES = {"delta": (delta, "jars"), "hdfs": (hdfs, "hdfs")}
-"""How each is named, and its folder below ``.venv``."""
+"""Functions that return the coordinate of a package, and its folder below ``.venv``."""
 
 
 def spark_jars() -> Path:
-    """Where Spark's own are."""
+    """Returns the folder of the JARs that are part of PySpark."""
     return Path(str(distribution("pyspark").locate_file("pyspark/jars")))
 
 
 def is_complete(folder: Path, wanted: str) -> bool:
-    """Whether the folder holds every file of an earlier, finished fetch of the same version."""
+    """Returns whether the folder has every file of an earlier, complete download of the same version."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError):
@@ -61,7 +61,7 @@ def is_complete(folder: Path, wanted: str) -> bool:
 
 
 def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
-    """Starts and stops a Spark session that asks for the packages; the JARs are then in ``ivy/jars``."""
+    """Starts and stops a Spark session with the packages, which downloads the JARs to ``ivy/jars``."""
     settings = {
         "spark.jars.packages": wanted,
         "spark.jars.ivy": str(ivy),
@@ -74,7 +74,7 @@ def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "PYSPARK_SUBMIT_ARGS": shlex.join([*submit, "pyspark-shell"]),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Else Spark looks for itself from where it is, and takes .venv for its home when that has a folder of JARs.
+        # Without it, Spark takes .venv for its home if that has a folder of JARs.
         "SPARK_HOME": str(spark_jars().parent),
     }
     return subprocess.run(
@@ -83,15 +83,15 @@ def resolve(wanted: str, ivy: Path) -> subprocess.CompletedProcess[str]:
 
 
 def artifact(name: str) -> str:
-    """``parquet-column`` for ``parquet-column-1.17.0.jar``."""
+    """Returns the artifact of a JAR's name: ``parquet-column`` for ``parquet-column-1.17.0.jar``."""
     return re.split(r"-\d", name, maxsplit=1)[0]
 
 
 def missing_in_spark(jars: list[Path]) -> list[Path]:
-    """The JARs that Spark does not bring itself.
+    """Returns the JARs that are not part of Spark.
 
-    Delta names Hadoop, Parquet and others in older versions than Spark has. Spark's own win when both are there, so the
-    others would only cost: each session copies every JAR that it is given.
+    Delta depends on older versions of Hadoop, Parquet and others than Spark has. Spark's versions take precedence, and
+    each session copies every JAR that it is given, so the older ones would only cost time.
     """
     brought = {artifact(jar.name) for jar in spark_jars().glob("*.jar")}
     # Ivy puts the organisation and an underscore before the artifact.
@@ -99,7 +99,7 @@ def missing_in_spark(jars: list[Path]) -> list[Path]:
 
 
 def keep(jars: list[Path], wanted: str, folder: Path, scratch: Path) -> None:
-    """Moves the JARs to where they stay; the folder appears with its manifest, whole."""
+    """Moves the JARs into the folder atomically, together with a manifest."""
     new = scratch / "new"
     new.mkdir()
     for jar in jars:
@@ -112,7 +112,7 @@ def keep(jars: list[Path], wanted: str, folder: Path, scratch: Path) -> None:
 
 
 def fetch(wanted: str, folder: Path) -> str:
-    """Fills the folder; returns an empty string, or what went wrong."""
+    """Downloads the JARs into the folder; returns an empty string, or the error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=folder.name, dir=folder.parent) as temporary:
         scratch = Path(temporary)
@@ -125,18 +125,19 @@ def fetch(wanted: str, folder: Path) -> str:
 
 
 def main() -> int:
+    """Downloads a package unless its folder is complete; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--package", choices=PACKAGES, default="delta", help="what to fetch")
-    parser.add_argument("--into", type=Path, help="the folder to fill")
-    asked = parser.parse_args()
-    name, own = PACKAGES[asked.package]
-    folder, wanted = (asked.into or ROOT / ".venv" / own).absolute(), name()
+    parser.add_argument("--package", choices=PACKAGES, default="delta", help="package to download")
+    parser.add_argument("--into", type=Path, help="target folder")
+    given = parser.parse_args()
+    name, own = PACKAGES[given.package]
+    folder, wanted = (given.into or ROOT / ".venv" / own).absolute(), name()
     if is_complete(folder, wanted):
         return 0
-    print(f"setup: fetching {wanted} and what it needs from Maven Central", file=sys.stderr)
+    print(f"setup: downloading {wanted} and its dependencies from Maven Central", file=sys.stderr)
     problem = fetch(wanted, folder)
     if problem:
-        print(f"{problem}\nsetup: {wanted} could not be fetched from Maven Central", file=sys.stderr)
+        print(f"{problem}\nsetup: could not download {wanted} from Maven Central", file=sys.stderr)
         return 1
     return 0
 

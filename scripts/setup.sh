@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Sets the project up in .venv: Python packages at their pins, the project itself (editable), a Java for Spark and the
-# JARs for Delta tables. Safe to run again: when nothing it depends on has changed it returns at once.
+# Sets up the project in .venv: pinned Python packages, the project itself (editable), Java for Spark and the JARs for
+# Delta tables. It can be run again, and returns at once if nothing that it depends on has changed.
 #
-# Taken from the environment, all optional:
-#   STATEFLOW_PYTHON   the Python to use, instead of the first fitting one on PATH
-#   JAVA_HOME          the Java to use, when it is one that Spark supports
-#   STATEFLOW_JVM_DIR  where else to look for Java (default /usr/lib/jvm)
+# Optional environment variables:
+#   STATEFLOW_PYTHON   Python to use instead of the first supported one on PATH
+#   JAVA_HOME          Java to use if Spark supports it
+#   STATEFLOW_JVM_DIR  another folder to search for Java (default /usr/lib/jvm)
 #
-# tests/setup sources this file and calls its functions one by one; it only acts when it is run.
+# tests/setup sources this file and calls single functions; main runs only when the file is executed.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV="$ROOT/.venv"
 STAMP="$VENV/.setup-stamp"
-# Read by the Makefile, and by scripts that start Spark without it.
+# Read by the Makefile and by scripts that start Spark without it.
 JAVA_HOME_FILE="$VENV/java_home"
 
-# Progress goes to stderr, because some functions below answer on stdout.
+# Progress goes to stderr, because some functions return values on stdout.
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() {
     say "$*"
@@ -25,8 +25,8 @@ fail() {
 
 # --- Python ----------------------------------------------------------------------------------------------------------
 
-# The version ("3.11") and path of a Python; nothing when it does not run, as a pyenv shim for another version does not.
-# The base executable: with .venv activated, "python3" would be the very environment that may have to be replaced.
+# Prints version ("3.11") and path of a Python; nothing if it does not run, such as a pyenv shim of another version. The
+# path is that of the base executable: with .venv activated, "python3" is in the environment that may be replaced.
 python_facts() {
     "$1" -c 'import sys
 print("%d.%d" % sys.version_info[:2], getattr(sys, "_base_executable", "") or sys.executable)' 2>/dev/null
@@ -36,8 +36,8 @@ is_supported_python() {
     case $1 in 3.11 | 3.12 | 3.13) ;; *) return 1 ;; esac
 }
 
-# Prints version and path of the Python to use. 3.11 comes first because most testing happens there, and because the
-# Docker image has it.
+# Prints version and path of the Python to use. 3.11 is preferred, because most tests run with it and the Docker image
+# has it.
 find_python() {
     local candidate version path others=""
     local -a candidates=(python3.11 python3.12 python3.13 python3 python)
@@ -56,7 +56,7 @@ find_python() {
 
 # --- Debian packages -------------------------------------------------------------------------------------------------
 
-# Installs packages when that needs no password; fails quietly otherwise, and the caller says what to do.
+# Installs packages if no password is needed; otherwise fails without output, and the caller prints what to do.
 apt_install() {
     local -a as_root=(env DEBIAN_FRONTEND=noninteractive)
     command -v apt-get >/dev/null || return 1
@@ -65,14 +65,14 @@ apt_install() {
         as_root=(sudo -n "${as_root[@]}")
     fi
     say "installing $* with apt-get"
-    # A repository that does not answer fails the update, but need not be the one that has the package.
+    # A repository that does not respond fails the update, but another one may have the package.
     "${as_root[@]}" apt-get update -qq >/dev/null 2>&1 || true
     "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null 2>&1
 }
 
 # --- Java ------------------------------------------------------------------------------------------------------------
 
-# The major version and the home of a java command. Asking the JVM itself sees through links, shims and wrappers.
+# Prints major version and home of a java command. The JVM reports them also for links, shims and wrappers.
 java_facts() {
     local line version="" home=""
     while IFS= read -r line; do
@@ -84,12 +84,12 @@ java_facts() {
     [ -n "$version" ] && [ -n "$home" ] && printf '%s %s\n' "$version" "$home"
 }
 
-# What Spark 4.2 supports; newer ones may start, but Spark does not promise that they work.
+# The versions that Spark 4.2 supports; newer ones may start, but are not supported.
 is_supported_java() {
     case $1 in 17 | 21) ;; *) return 1 ;; esac
 }
 
-# Prints version and home of the first Java that Spark supports, or "none" and what was found instead.
+# Prints version and home of the first Java that Spark supports, or "none" and the versions that were found.
 look_for_java() {
     local java version home others=""
     local -a candidates=("${JAVA_HOME:-/nonexistent}/bin/java")
@@ -125,10 +125,10 @@ find_java() {
 
 # --- The virtual environment -----------------------------------------------------------------------------------------
 
-# Changes whenever the set-up has to be done again.
+# Prints a hash that changes whenever the set-up must be repeated.
 fingerprint() {
     {
-        printf '%s\n' "$ROOT" "${JAVA_HOME:-}" "$(python_facts "$VENV/bin/python" || true)"
+        printf '%s\n' "$ROOT" "${JAVA_HOME:-}" "${STATEFLOW_PYTHON:-}" "$(python_facts "$VENV/bin/python" || true)"
         cat "$ROOT/requirements.txt" "$ROOT/requirements-dev.txt" "$ROOT/pyproject.toml" "${BASH_SOURCE[0]}"
     } | sha256sum
 }
@@ -138,11 +138,18 @@ is_up_to_date() {
         [ "$(cat "$STAMP")" = "$(fingerprint)" ]
 }
 
-# An environment that was interrupted half-way is completed; one that was moved, or whose Python is gone, is replaced.
+# Whether a version is that of STATEFLOW_PYTHON; any version is, when that is not set.
+is_wanted_python() {
+    local version path
+    [ -n "${STATEFLOW_PYTHON:-}" ] || return 0
+    read -r version path < <(python_facts "$STATEFLOW_PYTHON") && [ "$version" = "$1" ]
+}
+
+# An incomplete environment is completed; one that was moved, or whose Python no longer exists, is replaced.
 can_reuse_venv() {
     local version path
     read -r version path < <(python_facts "$VENV/bin/python") || return 1
-    is_supported_python "$version" && [ "$("$VENV/bin/python" -c 'import sys; print(sys.prefix)')" = "$VENV" ] &&
+    is_wanted_python "$version" && is_supported_python "$version" && [ "$("$VENV/bin/python" -c 'import sys; print(sys.prefix)')" = "$VENV" ] &&
         { [ ! -f "$VENV/.location" ] || [ "$(cat "$VENV/.location")" = "$VENV" ]; }
 }
 
@@ -153,20 +160,20 @@ make_venv() {
         return
     fi
     read -r version python < <(find_python) || exit 1
-    say "making .venv with Python $version ($python)"
+    say "creating .venv with Python $version ($python)"
     rm -rf "$VENV"
     if command -v uv >/dev/null && uv venv --quiet --python "$python" "$VENV"; then
         :
     elif "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install "python$version-venv"; then
         "$python" -m venv "$VENV"
     else
-        fail "this Python cannot make virtual environments: $python." \
+        fail "this Python cannot create virtual environments: $python." \
             "Run 'sudo apt-get install python$version-venv', or install uv; then run this again."
     fi
     printf '%s\n' "$VENV" >"$VENV/.location"
 }
 
-# The uv to install with: the one on PATH, or one inside .venv; nothing when neither can be had.
+# Prints the uv to install with: the one on PATH, or one inside .venv; nothing if neither is available.
 find_uv() {
     if command -v uv; then return; fi
     if [ ! -x "$VENV/bin/uv" ]; then
@@ -176,11 +183,11 @@ find_uv() {
     printf '%s\n' "$VENV/bin/uv"
 }
 
-# Installs with uv, which is ten times faster, and with pip where uv does not get through: pip has its own settings for
-# mirrors and proxies (pip.conf), which uv does not read.
+# Installs with uv, which is ten times faster, and with pip if uv fails: pip has settings for mirrors and proxies
+# (pip.conf) that uv does not read.
 install() {
     if [ -n "$UV" ]; then
-        # The machine's certificates include those of a company's own network.
+        # The system's certificates include those of a company's network.
         UV_SYSTEM_CERTS=${UV_SYSTEM_CERTS-1} UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180} \
             "$UV" pip install --quiet --python "$VENV/bin/python" "$@" && return
         say "uv could not install; trying pip"
@@ -193,30 +200,30 @@ install_packages() {
     UV=$(find_uv) || UV=""
     say "installing the pinned packages (1.3 GB; a few minutes the first time)"
     install -r "$ROOT/requirements.txt" -r "$ROOT/requirements-dev.txt" ||
-        fail "the packages could not be installed; the lines above say why"
+        fail "could not install the packages; see the lines above"
     "$VENV/bin/python" "$ROOT/scripts/compile_pyspark.py" >&2 ||
-        say "going on with a PySpark that is not compiled: its workers start more slowly"
+        say "continuing without a compiled PySpark: its workers start more slowly"
     say "installing stateflow itself, editable"
     install --no-deps --no-build-isolation --editable "$ROOT" ||
-        fail "the project could not be installed; the lines above say why"
+        fail "could not install the project; see the lines above"
 }
 
-# The JARs are for reading and writing Delta tables through Spark; everything else works without them, so a machine that
-# does not reach Maven Central is told, and goes on.
+# Spark needs the JARs for Delta tables only, so the set-up prints a message and continues on a machine that does not
+# reach Maven Central.
 fetch_jars() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" ||
-        say "going on without the Delta JARs: tests that read Delta tables through Spark will fail until 'make setup'" \
-            "has fetched them"
+        say "continuing without the Delta JARs: tests that read Delta tables through Spark will fail until 'make setup'" \
+            "has downloaded them"
 }
 
-# Tests start many JVMs, which are there sooner with it; without it everything works.
+# Tests start many JVMs, which start faster with it; it is optional.
 make_class_archive() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/class_archive.py" ||
-        say "going on without an archive of Spark's classes: tests on Spark take longer"
+        say "continuing without an archive of Spark's classes: tests on Spark take longer"
 }
 
-# Storage servers for tests come from Maven Central, PyPI and npm. Everything else works without them, so a machine that
-# does not reach one, or has no Node, is told, and goes on.
+# Only tests need the storage servers from Maven Central, PyPI and npm, so the set-up prints a message and continues on a
+# machine that does not reach one of these, or has no Node.
 fetch_servers() {
     fetch_hdfs
     fetch_moto
@@ -225,40 +232,40 @@ fetch_servers() {
 
 fetch_hdfs() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package hdfs ||
-        say "going on without an HDFS: tests against it will be skipped until 'make setup' has fetched it"
+        say "continuing without HDFS: its tests are skipped until 'make setup' has downloaded it"
 }
 
-# In a folder beside the packages: what it needs does not go with what Airflow needs.
+# In a separate folder, because its dependencies conflict with those of Airflow.
 fetch_moto() {
     local folder="$VENV/moto" wanted="$ROOT/tests/servers/moto.txt"
     cmp -s "$wanted" "$folder/.installed" && return
-    say "fetching a storage server for tests from PyPI"
+    say "downloading a storage server for tests from PyPI"
     UV=$(find_uv) || UV=""
     rm -rf "$folder"
     install --target "$folder" -r "$wanted" && cp "$wanted" "$folder/.installed" && return
-    say "going on without moto: the test that it is refused will be skipped until 'make setup' has fetched it"
+    say "continuing without moto: the test that it is refused is skipped until 'make setup' has downloaded it"
 }
 
 fetch_node_servers() {
     local folder="$VENV/node"
     cmp -s "$ROOT/tests/servers/package.json" "$folder/.installed" && return
     if command -v npm >/dev/null || apt_install nodejs npm; then
-        say "fetching storage servers for tests from npm"
+        say "downloading storage servers for tests from npm"
         mkdir -p "$folder"
         cp "$ROOT/tests/servers/package.json" "$folder/"
-        # Nothing of it is run at this moment.
+        # Without install scripts: nothing of the packages is run here.
         (cd "$folder" && npm install --silent --ignore-scripts --no-audit --no-fund --no-package-lock >&2) &&
             cp "$folder/package.json" "$folder/.installed" && return
     fi
-    say "going on without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
-        "refused, will be skipped until 'make setup' has fetched them"
+    say "continuing without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
+        "refused, will be skipped until 'make setup' has downloaded them"
 }
 
-# For the tests of Airflow's web interface. Everything else works without it.
+# Only the tests of Airflow's web interface need it.
 install_browser() {
     command -v chromium >/dev/null && return
     apt_install chromium && return
-    say "going on without Chromium: tests of Airflow's web interface will be skipped until it is installed, on Debian" \
+    say "continuing without Chromium: tests of Airflow's web interface will be skipped until it is installed, on Debian" \
         "with 'sudo apt-get install chromium'"
 }
 
@@ -271,7 +278,7 @@ main() {
         make_class_archive
         return
     fi
-    # Before the long installation: a missing Java should be known at once.
+    # Before the long installation, so that a missing Java is reported at once.
     read -r version home < <(find_java) || exit 1
     say "Java $version ($home)"
     make_venv

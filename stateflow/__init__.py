@@ -1,29 +1,36 @@
 """Apache Flink's checkpoints, savepoints and managed state for PySpark jobs that Airflow launches.
 
-The names that a job file needs; those that need Spark are imported when they are first used.
+Exports the public API for job files; names that need Spark are imported on first use.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stateflow.api.backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
-from stateflow.api.checkpointed import (
+from stateflow.api.dead_letters import DeadLetter, DeadLetters
+from stateflow.api.functions.checkpointed import (
     CheckpointedFunction,
     CheckpointListener,
     FunctionInitializationContext,
     FunctionSnapshotContext,
 )
-from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.dead_letters import DeadLetter, DeadLetters
-from stateflow.api.functions import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
-from stateflow.api.rich_functions import RichFilterFunction, RichFlatMapFunction, RichMapFunction
+from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
+from stateflow.api.functions.rich import RichFilterFunction, RichFlatMapFunction, RichMapFunction
+from stateflow.api.functions.timers import TimerService
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.timers import TimerService
-from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.descriptors import (
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import EnvironmentUnsupported
+from stateflow.state.kinds.list_state import ListState
+from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.operator_state import BroadcastState, OperatorListState, OperatorStateStore
+from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.types.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,
     Compatibility,
@@ -35,24 +42,17 @@ from stateflow.descriptors import (
     Serializer,
     ValueStateDescriptor,
 )
-from stateflow.environment import StreamExecutionEnvironment
-from stateflow.state.aggregating_state import AggregatingState
-from stateflow.state.list_state import ListState
-from stateflow.state.map_state import MapState
-from stateflow.state.operator_state import BroadcastState, OperatorListState, OperatorStateStore
-from stateflow.state.reducing_state import ReducingState
-from stateflow.state.timers import TimeDomain
-from stateflow.state.value_state import ValueState
-from stateflow.time_to_live import StateTtlConfig, Time
+from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
-    from stateflow.connectors.delta import DeltaSink
-    from stateflow.connectors.files import ColumnPolicy, FileSource
+    from stateflow.connectors.delta.sink import DeltaSink
+    from stateflow.connectors.files.columns import ColumnPolicy
+    from stateflow.connectors.files.source import FileSource
 
 _LAZY = {
-    "ColumnPolicy": "stateflow.connectors.files",
-    "DeltaSink": "stateflow.connectors.delta",
-    "FileSource": "stateflow.connectors.files",
+    "ColumnPolicy": "stateflow.connectors.files.columns",
+    "DeltaSink": "stateflow.connectors.delta.sink",
+    "FileSource": "stateflow.connectors.files.source",
 }
 
 __all__ = [
@@ -107,7 +107,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'stateflow' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    try:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as e:
+        if e.name != "pyspark":
+            raise
+        raise EnvironmentUnsupported(
+            "PySpark is not installed", hint="pip install 'stateflow[spark]'", package="pyspark", needed_by=name
+        ) from e

@@ -1,6 +1,6 @@
-"""Time, randomness and fresh ids: the one module that may ask the operating system for them.
+"""Clocks: the only source of time, random numbers and new ids.
 
-Everything else receives a `Clock`, so that tests and the simulator decide what time it is and which ids come next.
+All other modules receive a `Clock`, so that tests and the simulator control the time and the ids.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock(ABC):
-    """Where time and ids come from. Clocks affect waiting and reports, never safety."""
+    """Source of time, random numbers and ids. Correctness never depends on a clock, only waiting and reports do."""
 
     @abstractmethod
     def now(self) -> datetime:
-        """The present time, aware, in UTC."""
+        """Returns the current time as an aware datetime in UTC."""
 
     @abstractmethod
     def monotonic(self) -> float:
-        """Seconds that never go back, from an arbitrary start."""
+        """Returns seconds since an arbitrary start; the value never decreases."""
 
     @abstractmethod
     def new_id(self) -> str:
-        """32 hexadecimal digits that nobody else has."""
+        """Returns a unique id of 32 hexadecimal digits."""
 
     def random(self) -> float:
-        """A number from 0 up to 1."""
+        """Returns a random number in [0, 1)."""
         return int(self.new_id()[:13], 16) / 16**13
 
     @abstractmethod
     def sleep(self, duration: timedelta) -> None:
-        """Waits for `duration`."""
+        """Blocks for `duration`."""
 
 
 class SystemClock(Clock):
-    """The operating system's clock and randomness."""
+    """The clock and random numbers of the operating system."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
@@ -53,7 +53,12 @@ class SystemClock(Clock):
 
 
 class ManualClock(Clock):
-    """A clock that moves only when it is told to, with ids from a seed; for tests and the simulator."""
+    """Clock for tests and the simulator, which only `sleep` advances.
+
+    Args:
+        seed: determines the ids and random numbers.
+        start: the initial time.
+    """
 
     def __init__(self, seed: int = 0, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
         self._random = random.Random(seed)

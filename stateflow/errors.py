@@ -1,49 +1,50 @@
-"""Every error that stateflow raises on purpose, by what the person who meets it should do.
+"""Exception classes of stateflow, grouped by the action that the user should take.
 
 ::
 
     StateflowError                     code, facts, hint, exit_code, retryable
-    ├── ConfigError                    the job, its settings or the machine are not right: mend them, then start again
-    │   ├── JobDefinitionError         the job file or its graph
-    │   ├── SchemaMismatch             declared columns and real columns differ
-    │   ├── EnvironmentUnsupported     Java, Python, Spark, Airflow, or storage this version does not run on
-    │   ├── WrongJobRoot               the root belongs to another job, format, or max parallelism
-    │   ├── IncompatibleState          stored values cannot be read as the type that the job declares
-    │   └── TooLarge                   a document would exceed what readers accept; nothing was stored
-    ├── UserCodeError                  a user function failed: mend the job
-    ├── StateError                     a user function used state in a way that state does not allow
-    ├── DataError                      what is stored, or what a sink holds, is not what it must be: a person decides
-    │   ├── CorruptFile                bytes differ from what was recorded for them, or do not decode
-    │   │   └── DamagedCopy            a copy on a host; it was dropped, and is fetched again by the next attempt
-    │   ├── MissingFile                a file that a checkpoint needs is gone
-    │   ├── CorruptInput               an input file cannot be read: replace it, or let it be skipped and recorded
-    │   ├── SinkRefused                a table that the sink cannot honour
-    │   ├── SinkDiverged               a table went back, was replaced, or knows more than the log
-    │   ├── ForeignRows                a restore would undo commits of others that its plan did not show
-    │   └── PlanOutdated               a restore's plan was made for a job that has moved on: plan again
-    ├── Fenced                         a newer run owns the job: this one must end, and not be retried
-    ├── StorageError                   the storage did not answer or refused: trying again may help
-    ├── BatchFailed                    a micro-batch did not come back whole: a new run starts from the head
-    │   └── SparkGone                  Spark's process has ended, or was stopped: this process has no other
-    ├── RequestTimeout                 a run did not answer in time: ask again, or look whether there is a run
-    ├── Interrupted                    a person or the system ended the run; its last checkpoint is safe
-    └── InternalError                  should never happen: please report it
+    ├── ConfigError                    wrong job, settings or machine: fix them, then start again
+    │   ├── JobDefinitionError         invalid job file or graph
+    │   ├── SchemaMismatch             declared and actual columns differ
+    │   ├── EnvironmentUnsupported     unsupported version of Java, Python, Spark or Airflow, or unsupported storage
+    │   ├── WrongJobRoot               the root has another job, format version or max parallelism
+    │   ├── IncompatibleState          stored values cannot be read as the declared type
+    │   └── TooLarge                   a document would exceed the size limit of readers; nothing was stored
+    ├── UserCodeError                  a user function raised: fix the job
+    ├── StateError                     a user function used state incorrectly
+    ├── DataError                      stored data or a sink's table is not as recorded: an operator must decide
+    │   ├── CorruptFile                content differs from the recorded hash, or does not decode
+    │   │   └── DamagedCopy            damaged copy on a host; deleted, and fetched again by the next attempt
+    │   ├── MissingFile                a file that a checkpoint needs does not exist
+    │   ├── CorruptInput               unreadable input file: replace it, or let the source skip and record it
+    │   ├── SinkRefused                unsupported property of a sink's table
+    │   ├── SinkDiverged               a table was restored, replaced, or has commits that the log does not know
+    │   ├── ForeignRows                a restore would undo other writers' commits that its plan does not show
+    │   └── PlanOutdated               the job has changed since a restore was planned: plan again
+    ├── Fenced                         a newer run owns the job: this run must end without a retry
+    ├── StorageError                   the storage failed or did not respond: a retry may succeed
+    ├── BatchFailed                    a micro-batch is incomplete: a new run starts from the newest checkpoint
+    │   └── SparkGone                  Spark's process has ended; this process cannot start another one
+    ├── RequestTimeout                 a run did not answer in time: retry, or check whether a run is active
+    ├── Interrupted                    the user or the system ended the run; its last checkpoint is intact
+    └── InternalError                  a bug: report it
 
-Each class has a stable ``code``; ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a line of
-its own, a hint. All of them survive pickling, because they cross from Spark's Python workers to the driver.
+Each class has a stable ``code``. ``str(error)`` is a lower-case sentence with ``key=value`` facts and, on a second
+line, a hint. All classes can be pickled, because Spark sends them from its Python workers to the driver.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 
 class StateflowError(Exception):
-    """Base of all errors raised on purpose.
+    """Base class of all errors that stateflow raises.
 
     Args:
-        message: a lower-case sentence that names the thing and the reason.
-        hint: what the reader can do now.
+        message: a lower-case sentence that says what failed and why.
+        hint: what the user can do.
         facts: values that help to find the cause, printed as ``key=value``.
     """
 
@@ -57,11 +58,11 @@ class StateflowError(Exception):
         self.hint = hint
         self.facts = facts
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., StateflowError], tuple[object, ...]]:
         return _rebuild, (type(self), self.message, self.hint, self.facts)
 
     def add_facts(self, **facts: object) -> None:
-        """Adds facts that the place which raised the error did not know; those that it gave stay."""
+        """Adds facts that were unknown where the error was raised; does not replace existing ones."""
         self.facts = {**self.facts, **{name: v for name, v in facts.items() if name not in self.facts}}
 
     @property
@@ -78,77 +79,77 @@ def _rebuild(cls: type[StateflowError], message: str, hint: str, facts: dict[str
 
 
 class ConfigError(StateflowError, ValueError):
-    """A setting has a wrong name or value."""
+    """A setting, option or argument has an invalid name or value."""
 
     code = "config"
     exit_code = 2
 
 
 class JobDefinitionError(ConfigError):
-    """The job file is missing, has no ``build``, or describes a graph that cannot run."""
+    """The job file does not exist, has no ``build``, or describes an invalid graph."""
 
     code = "job-definition"
 
 
 class SchemaMismatch(ConfigError):
-    """Columns that the job declares are not the columns that are there."""
+    """The columns that the job declares differ from the actual columns."""
 
     code = "schema-mismatch"
 
 
 class EnvironmentUnsupported(ConfigError):
-    """Java, Python, Spark, Airflow or the storage is not one that this version runs on."""
+    """This version does not support the installed Java, Python, Spark or Airflow, or the storage."""
 
     code = "environment-unsupported"
 
 
 class WrongJobRoot(ConfigError):
-    """The job root was made by another job, another format version, or with another max parallelism."""
+    """The job root was created by another job, another format version, or with another max parallelism."""
 
     code = "wrong-job-root"
 
 
 class IncompatibleState(ConfigError):
-    """Values of a state were stored as a type that cannot be read as the one that is declared."""
+    """Stored values of a state cannot be read as the declared type."""
 
     code = "incompatible-state"
 
 
 class TooLarge(ConfigError):
-    """A document would be larger than what readers accept; it was not stored, and nothing changed."""
+    """A document would exceed the size limit of readers; it was not stored, and nothing changed."""
 
     code = "too-large"
 
 
 class UserCodeError(StateflowError):
-    """A function of the job raised; tasks are pure, so trying again would end the same way."""
+    """A function of the job raised an exception; tasks are deterministic, so a retry would fail as well."""
 
     code = "user-code"
     exit_code = 4
 
 
 class StateError(StateflowError):
-    """State was used without a key, with another type under a known name, or with a key that cannot be one."""
+    """A function used state without a key, under a name that has another type, or with an invalid key."""
 
     code = "state"
     exit_code = 4
 
 
 class DataError(StateflowError):
-    """Stored data is not what the log says that it is; nothing was changed."""
+    """Stored data is not as the log describes it; nothing was changed."""
 
     code = "data"
     exit_code = 4
 
 
 class CorruptFile(DataError):
-    """A stored file's bytes are not those that were recorded for it."""
+    """The content of a stored file differs from what was recorded for it."""
 
     code = "corrupt-file"
 
 
 class DamagedCopy(CorruptFile):
-    """A host's copy of a file is damaged; it was dropped, and the next attempt fetches or writes the file again."""
+    """A host's copy of a file is damaged; it was deleted, and the next attempt fetches or writes the file again."""
 
     code = "damaged-copy"
     exit_code = 5
@@ -156,13 +157,13 @@ class DamagedCopy(CorruptFile):
 
 
 class CorruptInput(DataError):
-    """A file that a source, or a transform, reads is truncated, garbled, or not of the declared format."""
+    """An input file of a source or transform is truncated, damaged, or not in the declared format."""
 
     code = "corrupt-input"
 
 
 class MissingFile(DataError, LookupError):
-    """A stored file that is needed is not there."""
+    """A required stored file does not exist."""
 
     code = "missing-file"
 
@@ -175,32 +176,32 @@ class SinkRefused(DataError):
 
 
 class SinkDiverged(DataError):
-    """The sink's table is not the one, or not at the point, that the log knows."""
+    """The sink's table is another table, or at another version, than the log records."""
 
     code = "sink-diverged"
 
 
 class ForeignRows(DataError):
-    """Other writers changed a table after a restore was planned; the restore would undo that, so it stopped."""
+    """Other writers changed a table after a restore was planned; the restore stopped, because it would undo that."""
 
     code = "foreign-rows"
 
 
 class PlanOutdated(DataError):
-    """The job or the target is not any more what a restore was planned for; nothing was changed."""
+    """The job or the target has changed since a restore was planned; nothing was changed."""
 
     code = "plan-outdated"
 
 
 class Fenced(StateflowError):
-    """A newer run has claimed the job; nothing that this run did after that exists."""
+    """A newer run has claimed the job; nothing that this run did after the claim has any effect."""
 
     code = "fenced"
     exit_code = 3
 
 
 class StorageError(StateflowError):
-    """The storage failed; the state of the job is what its log says."""
+    """The storage failed; the log defines the state of the job."""
 
     code = "storage"
     exit_code = 5
@@ -208,7 +209,7 @@ class StorageError(StateflowError):
 
 
 class BatchFailed(StateflowError):
-    """A micro-batch did not come back whole; a new run replays it from the last checkpoint."""
+    """A micro-batch did not complete; a new run replays it from the last checkpoint."""
 
     code = "batch-failed"
     exit_code = 5
@@ -216,13 +217,13 @@ class BatchFailed(StateflowError):
 
 
 class SparkGone(BatchFailed):
-    """Spark's process has ended, or was stopped. Nothing helps in this process; a new one has a Spark of its own."""
+    """Spark's process has ended or was stopped. A retry needs a new process, which starts its own Spark."""
 
     code = "spark-gone"
 
 
 class RequestTimeout(StateflowError):
-    """A run that knows of a request did not get to it in time; the request was withdrawn."""
+    """A run acknowledged a request and did not complete it in time; the request was withdrawn."""
 
     code = "request-timeout"
     exit_code = 5
@@ -230,7 +231,7 @@ class RequestTimeout(StateflowError):
 
 
 class Interrupted(StateflowError):
-    """The run was interrupted; what was not committed will be replayed."""
+    """The run was interrupted; the next run replays what was not committed."""
 
     code = "interrupted"
     exit_code = 130
@@ -238,7 +239,7 @@ class Interrupted(StateflowError):
 
 
 class InternalError(StateflowError):
-    """Something that should never happen did."""
+    """A bug in stateflow."""
 
     code = "internal"
     retryable = True

@@ -1,7 +1,6 @@
-"""Names that identify things, validated where they enter.
+"""Validation of names that become part of a storage path.
 
-Everything that becomes part of a path passes through `check_name`, so that no uid, savepoint name or attempt can
-leave the folder that it belongs to.
+`check_name` checks every such name, so that no uid, savepoint name or attempt id can escape its folder.
 """
 
 from __future__ import annotations
@@ -14,10 +13,17 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Returns `name` when it is fit for a path segment; raises ConfigError that names `kind` otherwise."""
+    """Returns `name` if it can be a segment of a path.
+
+    Args:
+        kind: what the name identifies, for the error's message.
+
+    Raises:
+        ConfigError: `name` is not a valid name.
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{kind} is not a usable name",
+            f"{kind} is not a valid name",
             hint="use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or digit",
             name=name,
         )

@@ -1,24 +1,24 @@
-"""Orders known names by their likeness to a name that is not known."""
+"""Suggests known names that are similar to an unknown one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-_ALIKE = 0.6
-"""difflib's own bound for close matches."""
+_CUTOFF = 0.6
+"""Smallest similarity ratio of a suggestion; the default of `difflib.get_close_matches`."""
 
 
-def closest_first(wrong: str, known: Iterable[str]) -> list[str]:
-    """The known names: first those like `wrong`, the closest first, then the others in their order."""
+def closest_first(unknown: str, known: Iterable[str]) -> list[str]:
+    """Returns the known names: first the similar ones, most similar first, then the others in their order."""
     names = list(known)
-    likeness = {name: SequenceMatcher(None, wrong.lower(), name.lower()).ratio() for name in names}
-    alike = sorted((n for n in names if likeness[n] >= _ALIKE), key=lambda name: -likeness[name])
-    return alike + [name for name in names if name not in alike]
+    ratios = {name: SequenceMatcher(None, unknown.lower(), name.lower()).ratio() for name in names}
+    similar = sorted((n for n in names if ratios[n] >= _CUTOFF), key=lambda name: -ratios[name])
+    return similar + [name for name in names if name not in similar]
 
 
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """A hint with the closest name where there is one, and all names otherwise."""
-    names = closest_first(wrong, known)
-    is_alike = SequenceMatcher(None, wrong.lower(), names[0].lower()).ratio() >= _ALIKE
-    return f"did you mean {names[0]!r}?" if is_alike else f"known are {', '.join(names)}"
+def did_you_mean(unknown: str, known: Iterable[str]) -> str:
+    """Returns a hint with the most similar name, or with all known names if none is similar."""
+    names = closest_first(unknown, known)
+    is_similar = SequenceMatcher(None, unknown.lower(), names[0].lower()).ratio() >= _CUTOFF
+    return f"did you mean {names[0]!r}?" if is_similar else f"known are {', '.join(names)}"

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from syrupy.assertion import SnapshotAssertion
 
 from tests.servers.running import CANARY, files_with
+from tests.support.screens import ScreenFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # The conformance suites are part of the library, and still say what they compared.
 pytest.register_assert_rewrite(
-    "stateflow.testing.storage", "stateflow.testing.state_backend", "stateflow.testing.fleet"
+    "stateflow.testing.conformance.storage",
+    "stateflow.testing.conformance.state_backend",
+    "stateflow.testing.conformance.operator_subtasks",
 )
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
@@ -50,6 +54,12 @@ _SPARK = {
 }
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``-k`` and ``-m`` together, syrupy takes golden files of tests that do not run for unused ones."""
+    if config.option.keyword and config.option.markexpr:
+        config.option.disable_unused_snapshots = True
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that use Spark come first: they have few tests and take minutes, and one of them at the end would let the
@@ -70,6 +80,12 @@ def _no_failpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failpoint in the environment of whoever calls is not for the tests' own process."""
     monkeypatch.delenv("STATEFLOW_FAILPOINT", raising=False)
     monkeypatch.delenv("STATEFLOW_FAILPOINT_ONCE", raising=False)
+
+
+@pytest.fixture
+def golden(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    """The golden file of a test: ``assert normalized(shown) == golden``; ``golden(name="…")`` for several in a test."""
+    return snapshot.use_extension(ScreenFile)
 
 
 @pytest.fixture

@@ -10,16 +10,10 @@ import random
 
 import msgspec
 
-from stateflow import (
-    Context,
-    KeyedProcessFunction,
-    RuntimeContext,
-    StreamExecutionEnvironment,
-    ValueStateDescriptor,
-)
+from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.settings import SourceSettings
+from stateflow.config.settings import SourceSettings
 
 VALUE_BYTES = 200
 

@@ -21,8 +21,8 @@ from stateflow import (
     VectorizedKeyedFunction,
     VectorState,
 )
-from stateflow.api.keyed_stream import KeyedStream
-from stateflow.api.streams import DataStream
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 
 
 class Event(msgspec.Struct):
@@ -113,37 +113,32 @@ class EveryMean(VectorizedKeyedFunction):
         counts = np.arange(1, len(batch) + 1) - (state.starts - count)[state.key_of_row]
         ends = state.starts + state.counts - 1
         state.write(self.sum, pa.StructArray.from_arrays([counts[ends], own[ends]], names=["count", "total"]))
-        return pa.RecordBatch.from_arrays(
-            [batch.column("key"), counts, own / counts], names=["key", "count", "mean"]
-        )
+        return pa.RecordBatch.from_arrays([batch.column("key"), counts, own / counts], names=["key", "count", "mean"])
 
 
-def _row(events: KeyedStream) -> DataStream:
+def _row(events: KeyedStream[DataStream]) -> DataStream:
     return events.process(RunningMean(), output=Mean, uid="running-mean")
 
 
-def _row_keys(events: KeyedStream) -> DataStream:
+def _row_keys(events: KeyedStream[DataStream]) -> DataStream:
     return events.process(MeanOfKey(), output=Mean, uid="running-mean")
 
 
-def _vectorized(events: KeyedStream) -> DataStream:
+def _vectorized(events: KeyedStream[DataStream]) -> DataStream:
     return events.process(KeyMean(), output=Mean, uid="running-mean")
 
 
-def _vectorized_rows(events: KeyedStream) -> DataStream:
+def _vectorized_rows(events: KeyedStream[DataStream]) -> DataStream:
     return events.process(EveryMean(), output=Mean, uid="running-mean")
 
 
-def _columns(events: KeyedStream) -> DataStream:
+def _columns(events: KeyedStream[DataStream]) -> DataStream:
     return events.aggregate_columns(
-        {"count": ("count", "value"), "mean": ("mean", "value")},
-        output=Mean,
-        uid="running-mean",
-        divide_floats=True,
+        {"count": ("count", "value"), "mean": ("mean", "value")}, output=Mean, uid="running-mean", divide_floats=True
     )
 
 
-KINDS: dict[str, Callable[[KeyedStream], DataStream]] = {
+KINDS: dict[str, Callable[[KeyedStream[DataStream]], DataStream]] = {
     "row": _row,
     "row_keys": _row_keys,
     "vectorized": _vectorized,

@@ -20,7 +20,7 @@ from stateflow import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.settings import SourceSettings
+from stateflow.config.settings import SourceSettings
 
 FILL_ROWS = 2_000
 """Rows of a batch that makes keys."""

@@ -105,9 +105,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     configuration = Configuration()
     for name, value in settings(order).items():
         configuration.set_string(name, value)
-    env = TableEnvironment.create(
-        EnvironmentSettings.new_instance().with_configuration(configuration).build()
-    )
+    env = TableEnvironment.create(EnvironmentSettings.new_instance().with_configuration(configuration).build())
     env.execute_sql(f"""
         CREATE TABLE events (`key` BIGINT, `value` DOUBLE)
         WITH ('connector' = 'filesystem', 'path' = '{Path(order["events"]).as_uri()}', 'format' = 'parquet')""")
@@ -125,10 +123,16 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     watch.ended.set()
     watch.join()
     checkpoints = sorted(watch.checkpoints.values(), key=lambda c: c["id"])
-    return {"began": began, "ended": ended, "first": watch.first,
-            "checkpoints": [[c["trigger_timestamp"], c["latest_ack_timestamp"], c["checkpointed_size"], c["state_size"]]
-                            for c in checkpoints],
-            "plan": plan}  # fmt: skip
+    return {
+        "began": began,
+        "ended": ended,
+        "first": watch.first,
+        "checkpoints": [
+            [c["trigger_timestamp"], c["latest_ack_timestamp"], c["checkpointed_size"], c["state_size"]]
+            for c in checkpoints
+        ],
+        "plan": plan,
+    }
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.peers.final import Final, check_final
 from benchmarks.runs import Timeline
-from stateflow.environment import RunRequest, run_job
+from stateflow.launch import RunRequest, run_job
 from stateflow.query.state import read_state
 
 JOB = Path(__file__).parent.parent / "jobs" / "running_mean.py"
@@ -20,9 +20,14 @@ JOB = Path(__file__).parent.parent / "jobs" / "running_mean.py"
 def main(order: dict[str, Any]) -> dict[str, Any]:
     """Runs the job until the files are read; when each batch was committed, and whether the state is right."""
     folder = Path(order["folder"])
-    settings = {"job.events": order["events"], "job.files": str(order["files_per_batch"]), "job.kind": order["peer"],
-                "local_dir": str(folder / "local"), "spark.conf.spark.driver.memory": order["heap"],
-                **order.get("settings", {})}  # fmt: skip
+    settings = {
+        "job.events": order["events"],
+        "job.files": str(order["files_per_batch"]),
+        "job.kind": order["peer"],
+        "local_dir": str(folder / "local"),
+        "spark.conf.spark.driver.memory": order["heap"],
+        **order.get("settings", {}),
+    }
     timeline = Timeline()
     root = str(folder / "root")
     run_job(RunRequest(JOB, root, (settings,), "benchmark", on_batch=timeline.note))
@@ -30,8 +35,12 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     began = timeline.committed[0] - results[0].seconds
     # Rows that are aggregated before the shuffle are not counted one by one; that all were read, the state shows.
     rows = [order["rows_per_batch"] if order["peer"] == "columns" else r.rows_in for r in results]
-    return {"began": began, "ends": timeline.committed, "rows": rows,
-            "keys": check_final(_state(root), Path(order["events"]))}  # fmt: skip
+    return {
+        "began": began,
+        "ends": timeline.committed,
+        "rows": rows,
+        "keys": check_final(_state(root), Path(order["events"])),
+    }
 
 
 def _state(root: str) -> Final:

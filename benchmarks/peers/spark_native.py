@@ -81,8 +81,12 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     ends = _ends(progress)
     began = ends[0] - progress[0]["durationMs"]["triggerExecution"] / 1000
     final = _state(spark, order["peer"], checkpoint)
-    return {"began": began, "ends": ends, "rows": [p["numInputRows"] for p in progress],
-            "keys": check_final(final, Path(order["events"]))}  # fmt: skip
+    return {
+        "began": began,
+        "ends": ends,
+        "rows": [p["numInputRows"] for p in progress],
+        "keys": check_final(final, Path(order["events"])),
+    }
 
 
 def _run(spark: SparkSession, order: dict[str, Any], checkpoint: Path) -> list[dict[str, Any]]:
@@ -107,9 +111,7 @@ def _ends(progress: list[dict[str, Any]]) -> list[float]:
     """By the monotonic clock, as all programs tell times."""
     offset = time.time() - time.monotonic()
     return [
-        datetime.fromisoformat(p["timestamp"]).timestamp()
-        - offset
-        + p["durationMs"]["triggerExecution"] / 1000
+        datetime.fromisoformat(p["timestamp"]).timestamp() - offset + p["durationMs"]["triggerExecution"] / 1000
         for p in progress
     ]
 

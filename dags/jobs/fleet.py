@@ -1,10 +1,10 @@
-"""Which aircraft a carrier flies, day by day: per aircraft and per carrier, as soon as event time says a day is over.
+"""Daily statistics per aircraft and per carrier, emitted when event time passes the end of the day.
 
 Parameters: ``job.flights`` (folder of Parquet files), ``job.tables`` (folder of the Delta tables).
 
-What comes out does not depend on how the flights come in batches, but for one thing: the operators' event time moves
-from batch to batch, and with it which flights are too late for their day. Several days of an aircraft may be in one
-batch, with or without the timer of the first one between them: so the functions keep each day by itself.
+The output does not depend on how flights are divided into batches, with one exception: the watermark advances between
+batches, and determines which flights are too late for their day. A batch may contain several days of an aircraft, with
+or without the timer of the first day firing between them, so the functions keep separate state for each day.
 """
 
 from collections.abc import Iterator
@@ -28,18 +28,18 @@ from stateflow import (
     WatermarkStrategy,
 )
 
-# Flights are filed up to so much later than flights that were to leave after them.
+# Maximum delay of a flight's record relative to the records of later flights.
 LATENESS = timedelta(hours=6)
-# An aircraft that comes back after more than that begins anew.
+# The statistics of an aircraft start again after a longer absence.
 AWAY = timedelta(days=30)
-# What is known of an aircraft is removed after that. A time to live counts from batch to batch, too: so it decides
-# nothing here, and only frees what no rule asks for any more, as long as a batch has less than the other thirty days.
+# State of an aircraft is removed after this time. The time to live only frees state that the rule above no longer uses,
+# and does not affect results, as long as a batch spans less than the other thirty days.
 FORGOTTEN = timedelta(days=60)
 EPOCH = date(1970, 1, 1)
 
 
 class Flight(msgspec.Struct):
-    """One flight as it comes in; a flight that was cancelled has no delay."""
+    """An input row; a cancelled flight has no delay."""
 
     time: datetime
     carrier: str
@@ -50,7 +50,7 @@ class Flight(msgspec.Struct):
 
 
 class AircraftDay(msgspec.Struct):
-    """A day on which an aircraft was to fly."""
+    """A day on which an aircraft was scheduled."""
 
     carrier: str
     tailnum: str
@@ -58,11 +58,11 @@ class AircraftDay(msgspec.Struct):
     flights: int
     arrived: int
     delay: float
-    """Minutes, all flights together."""
+    """Total of all flights, in minutes."""
     since: date
-    """The first such day, since the aircraft came or came back."""
+    """The first such day since the aircraft appeared or reappeared."""
     days: int
-    """Such days since then, with this one."""
+    """Number of such days since then, including this one."""
 
 
 class CarrierDay(msgspec.Struct):
@@ -78,7 +78,7 @@ class CarrierDay(msgspec.Struct):
 
 
 class AircraftFigures(msgspec.Struct, array_like=True):
-    """Of a day while it is open."""
+    """Statistics of an open day of an aircraft."""
 
     flights: int = 0
     arrived: int = 0
@@ -86,14 +86,14 @@ class AircraftFigures(msgspec.Struct, array_like=True):
 
 
 class CarrierFigures(AircraftFigures, array_like=True):
-    """The same for all aircraft of a carrier."""
+    """Statistics of an open day of a carrier."""
 
     aircraft: int = 0
     newcomers: int = 0
 
 
 class Service(msgspec.Struct, array_like=True):
-    """How long an aircraft has been flying."""
+    """The period in which an aircraft has been flying."""
 
     since: date
     last: date
@@ -103,29 +103,29 @@ class Service(msgspec.Struct, array_like=True):
 LATE = OutputTag("late", Flight)
 
 
-def last_moment(day: date) -> int:
-    """Of a day, in milliseconds since 1970: once event time is there, no more of its flights are to come."""
+def end_of_day(day: date) -> int:
+    """Returns the last timestamp of a day, in milliseconds since 1970."""
     return (day + timedelta(days=1) - EPOCH) // timedelta(milliseconds=1) - 1
 
 
-def day_of(moment: int) -> date:
-    """The day in which a moment lies."""
-    return EPOCH + timedelta(milliseconds=moment)
+def day_of(timestamp: int) -> date:
+    """Returns the day of a timestamp in milliseconds since 1970."""
+    return EPOCH + timedelta(milliseconds=timestamp)
 
 
 class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
-    """Counts the flights of an aircraft by day. Several days are open at once, since flights come out of order."""
+    """Aggregates the flights of an aircraft by day. Several days may be open: flights arrive out of order."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.days = ctx.get_map_state(MapStateDescriptor("days", date, AircraftFigures))
-        # By event time, so that a run over old files removes what the first one removed.
+        # By event time, so that a run over old files removes the same state as the first run.
         ttl = StateTtlConfig.new_builder(FORGOTTEN).use_event_time().build()
         self.service = ctx.get_state(ValueStateDescriptor("service", Service, ttl=ttl))
 
     def process_element(self, row: Flight, ctx: Context) -> None:
         day, timers = row.time.date(), ctx.timer_service()
-        if last_moment(day) <= timers.current_watermark():
-            # The day was reported. A second report of it would be counted twice downstream.
+        if end_of_day(day) <= timers.current_watermark():
+            # The day was emitted. A second row for it would be counted twice downstream.
             ctx.output(LATE, row)
             return
         figures = self.days.get(day) or AircraftFigures()
@@ -134,8 +134,8 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
             figures.arrived += 1
             figures.delay += row.arr_delay
         self.days.put(day, figures)
-        # Setting the same timer again changes nothing: a day has one.
-        timers.register_event_time_timer(last_moment(day))
+        # Registering the same timer again has no effect: each day has one timer.
+        timers.register_event_time_timer(end_of_day(day))
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[AircraftDay]:
         day = day_of(timestamp)
@@ -150,12 +150,15 @@ class AircraftDays(KeyedProcessFunction[Flight, AircraftDay]):
         carrier, tailnum = ctx.get_current_key()
         yield AircraftDay(
             carrier, tailnum, day, figures.flights, figures.arrived, figures.delay, service.since, service.days
-        )  # fmt: skip
+        )
 
 
 class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
-    """Adds up a carrier's aircraft. A day's timer here has the time of those that send the rows, and fires behind them:
-    all of them are there by then."""
+    """Aggregates the days of a carrier's aircraft.
+
+    The timer of a day has the same timestamp as the timers of the upstream operator and fires after them, so it sees
+    all of their rows.
+    """
 
     def open(self, ctx: RuntimeContext) -> None:
         self.days = ctx.get_map_state(MapStateDescriptor("days", date, CarrierFigures))
@@ -168,7 +171,7 @@ class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
         total.arrived += row.arrived
         total.delay += row.delay
         self.days.put(row.day, total)
-        ctx.timer_service().register_event_time_timer(last_moment(row.day))
+        ctx.timer_service().register_event_time_timer(end_of_day(row.day))
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[CarrierDay]:
         day = day_of(timestamp)
@@ -181,7 +184,7 @@ class CarrierDays(KeyedProcessFunction[AircraftDay, CarrierDay]):
 
 
 def known_aircraft(flights: DataFrame) -> DataFrame:
-    """Flights that were given an aircraft."""
+    """Returns the flights with a known aircraft."""
     return flights.where("tailnum IS NOT NULL")
 
 
@@ -195,9 +198,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         .assign_timestamps_and_watermarks(event_time)
         .transform(known_aircraft)
     )
-    aircraft = flights.key_by("carrier", "tailnum").process(
-        AircraftDays(), output=AircraftDay, uid="aircraft-days"
-    )
+    aircraft = flights.key_by("carrier", "tailnum").process(AircraftDays(), output=AircraftDay, uid="aircraft-days")
     aircraft.sink_to(DeltaSink(f"{tables}/aircraft_days"), uid="aircraft-days-table")
     aircraft.get_side_output(LATE).sink_to(DeltaSink(f"{tables}/late_flights"), uid="late-flights-table")
     carriers = aircraft.key_by("carrier").process(CarrierDays(), output=CarrierDay, uid="carrier-days")

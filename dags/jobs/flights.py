@@ -22,7 +22,7 @@ from stateflow import (
 
 
 class Flight(msgspec.Struct):
-    """One flight as it comes in; a flight that was cancelled has no delay."""
+    """An input row; a cancelled flight has no delay."""
 
     time: datetime
     carrier: str
@@ -34,7 +34,7 @@ class Flight(msgspec.Struct):
 
 
 class Delay(msgspec.Struct):
-    """A flight, and what its aircraft was like up to and with it."""
+    """A flight, with the statistics of its aircraft up to and including it."""
 
     time: datetime
     carrier: str
@@ -50,7 +50,7 @@ class Delay(msgspec.Struct):
 
 
 class Route(msgspec.Struct):
-    """What a carrier was like at an origin, up to the end of a batch."""
+    """Statistics of a carrier at an origin, up to the end of a batch."""
 
     carrier: str
     origin: str
@@ -62,7 +62,7 @@ class Route(msgspec.Struct):
 
 
 class Stats(msgspec.Struct, array_like=True):
-    """Running figures; flights without a delay count as flights, and not in mean and maximum."""
+    """Running statistics. Flights without a delay count as flights, but not in the mean and the maximum."""
 
     flights: int = 0
     measured: int = 0
@@ -71,7 +71,7 @@ class Stats(msgspec.Struct, array_like=True):
     batches: int = 0
 
     def add(self, delay: float | None) -> None:
-        """Takes one flight in."""
+        """Adds a flight."""
         self.flights += 1
         if delay is not None:
             self.measured += 1
@@ -80,12 +80,12 @@ class Stats(msgspec.Struct, array_like=True):
 
     @property
     def mean(self) -> float | None:
-        """Mean delay; None while no flight had one."""
+        """Mean delay; None if no flight had a delay."""
         return self.total / self.measured if self.measured else None
 
 
 class RunningDelay(KeyedProcessFunction[Flight, Delay]):
-    """One row per flight, with its aircraft's figures."""
+    """Emits one row per flight, with the statistics of its aircraft."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.stats = ctx.get_state(ValueStateDescriptor("stats", Stats))
@@ -95,13 +95,22 @@ class RunningDelay(KeyedProcessFunction[Flight, Delay]):
         stats.add(row.arr_delay)
         self.stats.update(stats)
         yield Delay(
-            row.time, row.carrier, row.flight, row.origin, row.dest, row.tailnum or "", row.arr_delay,
-            stats.flights, stats.measured, stats.mean, stats.maximum,
-        )  # fmt: skip
+            row.time,
+            row.carrier,
+            row.flight,
+            row.origin,
+            row.dest,
+            row.tailnum or "",
+            row.arr_delay,
+            stats.flights,
+            stats.measured,
+            stats.mean,
+            stats.maximum,
+        )
 
 
 class RouteDelay(KeyedProcessFunction[Flight, Route]):
-    """One row per carrier, origin and batch."""
+    """Emits one row per carrier, origin and batch."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.stats = ctx.get_state(ValueStateDescriptor("stats", Stats))
@@ -120,7 +129,7 @@ class RouteDelay(KeyedProcessFunction[Flight, Route]):
 
 
 def name_unknown(flights: DataFrame) -> DataFrame:
-    """Flights whose aircraft is not known share one key."""
+    """Replaces an unknown aircraft by one common key."""
     return flights.withColumn("tailnum", F.coalesce("tailnum", F.lit("UNKNOWN")))
 
 
@@ -131,11 +140,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     order = ("time", "flight", "carrier", "origin", "dest")
     source = FileSource(env.parameter("flights"), schema=Flight)
     flights = env.from_source(source, uid="flights").transform(name_unknown)
-    delays = flights.key_by("tailnum", order_by=order).process(
-        RunningDelay(), output=Delay, uid="running-delay"
-    )
+    delays = flights.key_by("tailnum", order_by=order).process(RunningDelay(), output=Delay, uid="running-delay")
     delays.sink_to(DeltaSink(f"{tables}/delays"), uid="delays")
-    routes = flights.key_by("carrier", "origin", order_by=order).process(
-        RouteDelay(), output=Route, uid="route-delay"
-    )
+    routes = flights.key_by("carrier", "origin", order_by=order).process(RouteDelay(), output=Route, uid="route-delay")
     routes.sink_to(DeltaSink(f"{tables}/routes"), uid="routes")

@@ -1,5 +1,5 @@
-"""stateflow in Airflow: operators that launch jobs and look after their checkpoints.
+"""Airflow operators, DAGs and a hook that launch stateflow jobs and manage their checkpoints.
 
-Nothing below this package imports pyspark, a state store or a table library when it is imported, since the
-scheduler imports it for every DAG file; `stateflow` itself is imported only inside a running task.
+The scheduler imports this package for every DAG file. No module imports pyspark, a state backend or a table library at
+its top; tasks import `stateflow` itself while they run.
 """

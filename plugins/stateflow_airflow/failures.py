@@ -1,95 +1,115 @@
-"""How a task fails: with the job's own error, told apart by whether trying again can help.
+"""Task failures: the job's own error, and whether a retry can succeed.
 
 ::
 
-    StateflowTaskFailed                code, hint
-    ├── PermanentFailure               configuration, fencing, damaged data: a person has to act
-    └── TransientFailure               a crash, a signal, storage, a broken batch: the next try continues
+    StateflowTaskFailed                code, message, hint, facts
+    ├── PermanentFailure               configuration, fencing, damaged data: a user must act
+    └── TransientFailure               a crash, a signal, storage, a failed batch: a retry continues the job
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 from airflow.sdk.exceptions import AirflowException
 from structlog.typing import EventDict
 
-# What the program's exit codes say; used only when it could not write its result.
 PERMANENT_EXIT_CODES = {2: "config", 3: "fenced", 4: "data"}
+"""Error codes by the program's exit code; used only if the program could not write its result."""
 
 
 class StateflowTaskFailed(AirflowException):
-    """A stateflow task ended without success.
+    """A stateflow task failed. A callback of the task finds the error in ``context["exception"]``.
 
-    Args:
-        code: the stable error code, as in stateflow's own errors.
-        message: what happened.
-        hint: what the reader can do now.
+    Attributes:
+        code: the stable error code, as of stateflow's own errors.
+        message: what failed, with the facts.
+        hint: what the user can do; may be empty.
+        facts: values that help to find the cause, by name. For a failed run, they are plain JSON values.
     """
 
-    def __init__(self, code: str, message: str, hint: str = "") -> None:
-        super().__init__(code, message, hint)
+    def __init__(self, code: str, message: str, hint: str = "", facts: Mapping[str, object] | None = None) -> None:
+        super().__init__(code, message, hint, facts)
         self.code = code
         self.message = message
         self.hint = hint
+        self.facts = dict(facts or {})
 
     def __str__(self) -> str:
-        # A message that comes from a run's result has its hint on its last line already.
-        hint = f"\n  hint: {self.hint}" if self.hint and self.hint not in self.message else ""
-        return f"[{self.code}] {self.message}{hint}"
+        return f"[{self.code}] {self.message}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
 class PermanentFailure(StateflowTaskFailed):
-    """Another try would fail in the same way, or must not happen."""
+    """A retry would fail in the same way, or must not happen."""
 
 
 class TransientFailure(StateflowTaskFailed):
-    """Another try continues from the job's last checkpoint."""
+    """A retry continues from the job's last checkpoint."""
 
 
-def report(failed: StateflowTaskFailed) -> StateflowTaskFailed:
-    """Logs the error's sentence and hint and returns the error, to be raised. Airflow's own line about the failed task
-    comes after it, and without a traceback unless stateflow itself is at fault."""
+def log_failure(failed: StateflowTaskFailed) -> StateflowTaskFailed:
+    """Logs the message and hint of a failure, and returns it for a `raise` statement.
+
+    Airflow logs the failed task after that; without a traceback, unless the error is a bug in stateflow.
+    """
     logging.getLogger("airflow.task").error("%s", failed)
-    # Airflow logs a failed task by log.exception, which offers no way to leave the traceback out. Loggers that exist
-    # share this list.
+    # Airflow logs a failed task with log.exception, which always adds the traceback. Existing loggers share this list.
     processors = structlog.get_config()["processors"]
     if _without_traceback not in processors:
         processors.insert(0, _without_traceback)
     return failed
 
 
-def _without_traceback(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """A structlog processor: removes the traceback of a failure that its sentence explains."""
+def _without_traceback(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """A structlog processor: removes the traceback of a failure whose message explains it."""
     error = sys.exception()
     if isinstance(error, StateflowTaskFailed) and error.code != "internal":
         event.pop("exc_info", None)
     return event
 
 
-def failure(code: str, message: str, hint: str, *, retryable: bool) -> StateflowTaskFailed:
-    """The failure that an error of a stateflow program, or of its library, stands for."""
-    return (TransientFailure if retryable else PermanentFailure)(code, message, hint)
+def failure(
+    code: str, message: str, hint: str, facts: Mapping[str, object] | None = None, *, retryable: bool
+) -> StateflowTaskFailed:
+    """Returns the failure for an error of a stateflow program or of the library."""
+    return (TransientFailure if retryable else PermanentFailure)(code, message, hint, facts)
 
 
-def misconfigured(message: str, hint: str) -> PermanentFailure:
-    """Something that is wrong before any program was started."""
-    return PermanentFailure("config", message, hint)
+def misconfigured(message: str, hint: str, /, **facts: object) -> PermanentFailure:
+    """Returns the failure for a configuration error that is found before a program starts."""
+    return PermanentFailure("config", message, hint, facts)
 
 
 def ended_without_result(exit_code: int | None) -> StateflowTaskFailed:
-    """The failure of a program that ended before it wrote its result."""
+    """Returns the failure for a program that ended before it wrote its result.
+
+    Args:
+        exit_code: negative for a signal; None if it is unknown.
+    """
     if exit_code is None:
-        return TransientFailure("killed", "the run was ended together with everything it had started")
+        return TransientFailure("killed", "the run was killed together with all of its processes")
     if exit_code < 0:
-        return TransientFailure("signal", f"the run was ended by signal {-exit_code}")
+        return TransientFailure("signal", f"the run was killed by signal {-exit_code}", facts={"signal": -exit_code})
+    hint, facts = "see the run's log above", {"exit_code": exit_code}
     if code := PERMANENT_EXIT_CODES.get(exit_code):
-        return PermanentFailure(code, f"the run ended with exit code {exit_code}", "its log above says more")
-    return TransientFailure(
-        "no-result",
-        f"the run ended with exit code {exit_code} and wrote no result",
-        "its log above says more",
-    )
+        return PermanentFailure(code, f"the run ended with exit code {exit_code}", hint, facts)
+    message = f"the run ended with exit code {exit_code} and wrote no result"
+    return TransientFailure("no-result", message, hint, facts)
+
+
+@contextmanager
+def translate_errors() -> Iterator[None]:
+    """Translates a StateflowError into a failure of the task, with its code and whether a retry can succeed."""
+    from stateflow.errors import StateflowError
+
+    try:
+        yield
+    except StateflowError as error:
+        # Only a bug in the library needs the library's traceback; any other message explains the error.
+        cause = error if error.code == "internal" else None
+        failed = failure(error.code, error.sentence, error.hint, error.facts, retryable=error.retryable)
+        raise log_failure(failed) from cause

@@ -1,10 +1,10 @@
-"""From an Airflow connection to the command line that launches a stateflow job with spark-submit.
+"""The hook that builds the spark-submit command of a stateflow job from an Airflow connection.
 
-Import this module only where a task runs: the provider that it uses is not light.
+Import this module only while a task runs: importing the Spark provider is slow.
 
-Airflow's SparkSubmitHook knows connections, masters, Kerberos and some thirty options; its way of *running*
-the command is not ours. The two private names used of it stand in `_Submit`, and `versions` pins the
-releases that have them."""
+Airflow's SparkSubmitHook handles connections, masters, Kerberos and some thirty options; stateflow runs the command
+itself. `_Submit` has the two private names of that hook that are used, and `versions` pins the releases that have them.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from stateflow_airflow.failures import TransientFailure, misconfigured
-from stateflow_airflow.launcher import Command
+from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
 
-# Java options of spark-submit, in addition to those of the configuration: stateflow's library reads the same variable.
-_OPTIONS = "SPARK_SUBMIT_OPTS"
+_JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
+"""Environment variable with Java options for spark-submit; the stateflow library reads it, too."""
+_JAVA_VERSIONS = (17, 21)
+"""Supported Java versions, as in the library, which is not imported here."""
 
 
 class _Submit(SparkSubmitHook):
-    """The parts of SparkSubmitHook that are not public."""
+    """SparkSubmitHook with public access to the command line."""
 
     @property
     def master(self) -> str:
@@ -44,22 +46,25 @@ class _Submit(SparkSubmitHook):
 
 
 class StateflowSubmitHook(BaseHook):
-    """Builds the command that runs a stateflow job on the Spark of one connection."""
+    """Builds the command that runs a stateflow job on the Spark of one Airflow connection."""
 
     def __init__(self, spark: SparkSubmit) -> None:
         super().__init__()
         self.spark = spark
 
     def command(self, name: str, arguments: Sequence[str], folder: Path | None = None) -> Command:
-        """The spark-submit command for stateflow's program with `arguments`, under Spark's name `name`.
+        """Returns the spark-submit command for the stateflow program.
 
         Args:
-            folder: where Spark's own log goes, unless the environment configures it; None to leave it to Spark.
+            name: of the Spark application.
+            arguments: of the stateflow program.
+            folder: for Spark's own log, unless the environment configures logging; None to not redirect it.
 
-        Raises PermanentFailure when the connection, spark-submit, Java or stateflow is missing, or when the
-        driver would not run on this host.
+        Raises:
+            PermanentFailure: the connection, spark-submit, Java or stateflow is missing, or the driver would not run on
+                this host.
         """
-        connection = self._connection_or_fail()
+        connection = self._existing_connection()
         submit = _Submit(
             name=name,
             conn_id=self.spark.conn_id,
@@ -72,31 +77,35 @@ class StateflowSubmitHook(BaseHook):
         argv = submit.command_line(str(_program()))
         environment = self._environment(submit.master)
         if folder is not None:
-            environment |= _quiet(environment, folder)
+            environment |= _log_to_file(environment, folder)
         return Command(argv=[_executable(argv[0]), *argv[1:]], env=environment)
 
     def session_environment(self, name: str) -> dict[str, str]:
-        """The environment in which a Spark session of this process is that of the connection.
+        """Returns the environment in which this process starts its Spark session with the connection's options.
 
-        Raises as `command` does.
+        Raises: as `command`.
         """
         command = self.command(name, ())
-        # The last argument is the program: a session starts Spark's shell in its place.
+        # The last argument is the program; a session replaces it with Spark's shell.
         arguments = shlex.join([*command.argv[1:-1], "pyspark-shell"])
         return {**command.env, "PYSPARK_SUBMIT_ARGS": arguments}
 
-    def _connection_or_fail(self) -> Connection:
+    def _existing_connection(self) -> Connection:
         try:
             connection = self.get_connection(self.spark.conn_id)
         except AirflowNotFoundException as error:
             raise misconfigured(
                 f"there is no Airflow connection {self.spark.conn_id!r}",
                 f"airflow connections add {self.spark.conn_id} --conn-type spark --conn-host 'local[2,4]'",
+                connection=self.spark.conn_id,
+                missing="connection",
             ) from error
         if not connection.host and connection.conn_type == "spark":
             raise misconfigured(
                 f"the Airflow connection {self.spark.conn_id!r} has no host",
-                "its host is the Spark master, such as local[2,4] or spark://host:7077",
+                "set its host to the Spark master, such as local[2,4] or spark://host:7077",
+                connection=self.spark.conn_id,
+                missing="host",
             )
         return connection
 
@@ -104,47 +113,47 @@ class StateflowSubmitHook(BaseHook):
         if submit.deploy_mode != "client":
             raise misconfigured(
                 f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported",
-                "use client mode: the driver has to run where the task can see and end it",
+                "use client mode: the driver must run on the worker's host, where the task can end it",
+                connection=self.spark.conn_id,
+                deploy_mode=submit.deploy_mode,
             )
-        # The provider's hook takes any error on its own look-up of the connection for "use yarn".
+        # If its own lookup of the connection fails, the provider's hook silently uses the master "yarn".
         if submit.master == "yarn" and "yarn" not in f"{connection.conn_type} {connection.host}":
             raise TransientFailure(
-                "connection", f"the connection {self.spark.conn_id!r} could not be read twice"
+                "connection",
+                f"the second read of the connection {self.spark.conn_id!r} failed",
+                facts={"connection": self.spark.conn_id},
             )
-        if (
-            not os.environ.get("JAVA_HOME")
-            and "JAVA_HOME" not in self.spark.env_vars
-            and not shutil.which("java")
-        ):
+        if not os.environ.get("JAVA_HOME") and "JAVA_HOME" not in self.spark.env_vars and not shutil.which("java"):
             raise misconfigured(
-                "there is no Java on this worker", "install Java 17 or 21, or set JAVA_HOME to one of them"
+                "there is no Java on this worker",
+                f"install Java {' or '.join(map(str, _JAVA_VERSIONS))}, or set JAVA_HOME to one of them",
+                missing="java",
+                supported=_JAVA_VERSIONS,
             )
 
     def _environment(self, master: str) -> dict[str, str]:
-        """The driver runs in this very Python, and so do Spark's workers when they are on this host."""
-        ours = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+        """The driver uses this Python interpreter, and so do Spark's workers if they run on this host."""
+        defaults = {"PYSPARK_DRIVER_PYTHON": sys.executable}
         if master.startswith("local"):
-            ours["PYSPARK_PYTHON"] = sys.executable
-        chosen = {name: value for name, value in ours.items() if name not in os.environ}
+            defaults["PYSPARK_PYTHON"] = sys.executable
+        chosen = {name: value for name, value in defaults.items() if name not in os.environ}
         return {**chosen, **{name: str(value) for name, value in self.spark.env_vars.items()}}
 
 
-def _quiet(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Spark's log in a file of the launch, and only its errors in the task's log."""
+def _log_to_file(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Returns the environment that sends Spark's log to a file in `folder`, and only its errors to the task's log."""
     given = {**os.environ, **environment}
-    options, home = (
-        given.get(_OPTIONS, ""),
-        given.get("SPARK_CONF_DIR") or f"{given.get('SPARK_HOME', '')}/conf",
-    )
+    options, home = (given.get(_JAVA_OPTIONS, ""), given.get("SPARK_CONF_DIR") or f"{given.get('SPARK_HOME', '')}/conf")
     if "log4j" in options or (Path(home) / "log4j2.properties").is_file():
         return {}
-    configuration = (_program().parent / "runtime" / "log4j2-quiet.properties").as_uri()
-    ours = [f"-Dlog4j2.configurationFile={configuration}", f"-Dstateflow.spark.log={folder / 'spark.log'}"]
-    return {_OPTIONS: " ".join(filter(None, [options, *map(shlex.quote, ours)]))}
+    configuration = (_program().parent / "runtime" / "spark" / "log4j2-quiet.properties").as_uri()
+    added = [f"-Dlog4j2.configurationFile={configuration}", f"-Dstateflow.spark.log={folder / 'spark.log'}"]
+    return {_JAVA_OPTIONS: " ".join(filter(None, [options, *map(shlex.quote, added)]))}
 
 
 def _program() -> Path:
-    """The program that spark-submit is given; found without importing the library."""
+    """Returns the program for spark-submit, located without importing the library."""
     spec = importlib.util.find_spec("stateflow")
     for location in (spec and spec.submodule_search_locations) or ():
         if (program := Path(location) / "__main__.py").is_file():
@@ -152,12 +161,14 @@ def _program() -> Path:
     raise misconfigured(
         "the Python package stateflow is not installed on this worker",
         f"{sys.executable} -m pip install stateflow",
+        missing="stateflow",
     )
 
 
 def _executable(name: str) -> str:
-    """Where spark-submit is: on the PATH, or beside this Python, where pip puts it."""
+    """Returns the path of an executable on the PATH, or in the folder of this Python, where pip installs it."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
-        raise misconfigured(f"there is no {name} on this worker", f"{sys.executable} -m pip install pyspark")
+        hint = f"{sys.executable} -m pip install pyspark"
+        raise misconfigured(f"there is no {name} on this worker", hint, missing=name)
     return found

@@ -1,4 +1,4 @@
-"""What Airflow loads: through the entry point of an installed stateflow, or through the plugins folder."""
+"""The Airflow plugin, which the entry point of an installed stateflow or the plugins folder loads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ require_supported()
 
 
 class StateflowPlugin(AirflowPlugin):
-    """Makes Airflow list stateflow among its plugins, and report a version it cannot work with."""
+    """Lists stateflow among Airflow's plugins, so that Airflow reports an unsupported version at startup."""
 
     name = "stateflow"

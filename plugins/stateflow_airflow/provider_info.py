@@ -1,19 +1,15 @@
-"""What ``airflow providers list`` and the configuration reference know about this package."""
+"""The provider metadata for ``airflow providers list`` and Airflow's configuration reference."""
 
 from __future__ import annotations
 
-from typing import Any
 
-
-def get_provider_info() -> dict[str, Any]:
-    """The provider's description, in the form that Airflow's `provider_info.schema.json` asks for."""
+def get_provider_info() -> dict[str, object]:
+    """Returns the metadata, in the format of Airflow's `provider_info.schema.json`."""
     return {
         "package-name": "stateflow",
         "name": "stateflow",
         "description": "Checkpoints, recovery and keyed state for PySpark jobs.",
-        "integrations": [
-            {"integration-name": "stateflow", "external-doc-url": "", "tags": ["software"]},
-        ],
+        "integrations": [{"integration-name": "stateflow", "external-doc-url": "", "tags": ["software"]}],
         "operators": [
             {
                 "integration-name": "stateflow",
@@ -29,11 +25,11 @@ def get_provider_info() -> dict[str, Any]:
         "hooks": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.hooks"]}],
         "config": {
             "stateflow": {
-                "description": "How stateflow's operators launch jobs.",
+                "description": "Options of stateflow's operators.",
                 "options": {
                     "run_folder": {
                         "description": (
-                            "Folder for logs, results and process records of launched jobs; without it, "
+                            "Folder for logs, results and process records of launched jobs. Default: "
                             "`stateflow-runs` in AIRFLOW_HOME."
                         ),
                         "version_added": "0.1.0",

@@ -1,8 +1,8 @@
-"""Which failures Airflow may retry."""
+"""The retry policy of stateflow's operators."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import RetryDecision, RetryPolicy
 
@@ -13,18 +13,14 @@ if TYPE_CHECKING:
 
 
 class RetryByErrorCode(RetryPolicy):
-    """Fails at once where a person has to act, and uses the task's `retries` and `retry_delay` for all else.
+    """Fails immediately for errors that a user must fix; else uses the task's `retries` and `retry_delay`.
 
-    Configuration, a newer run that owns the job, and damaged data are not retried. The reason that Airflow
-    shows for a retry is the job's error with its code.
+    Configuration errors, a newer run that owns the job, and damaged data are not retried. The reason that Airflow shows
+    for a retry is the job's error with its code.
     """
 
     def evaluate(
-        self,
-        exception: BaseException,
-        try_number: int,
-        max_tries: int,
-        context: Context | None = None,
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
         if isinstance(exception, PermanentFailure):
             return RetryDecision.fail(reason=str(exception))
@@ -32,9 +28,9 @@ class RetryByErrorCode(RetryPolicy):
             return RetryDecision.retry(reason=str(exception))
         return RetryDecision.default()
 
-    def serialize(self) -> dict[str, Any]:
+    def serialize(self) -> dict[str, object]:
         return {"__type": type(self).__name__}
 
     @classmethod
-    def deserialize(cls, data: dict[str, Any]) -> RetryByErrorCode:
+    def deserialize(cls, data: dict[str, object]) -> RetryByErrorCode:
         return cls()

@@ -1,4 +1,4 @@
-"""How an operator is told to call spark-submit; light, since DAG files import it."""
+"""Options of spark-submit. DAG files import this module, so it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class SparkSubmit:
-    """How spark-submit is called.
+    """Options of spark-submit.
 
     Args:
-        conn_id: Airflow connection of type `spark`; its host is the master, such as ``local[2,4]``. conf:
-        Spark settings, ``--conf``. The operator renders templates in it. env_vars: environment of the
-        driver. The operator renders templates in it. options: further arguments of SparkSubmitHook by their
-        names there, such as ``driver_memory`` or ``jars``.
+        conn_id: Airflow connection of type `spark`; its host is the master, such as ``local[2,4]``.
+        conf: Spark settings (``--conf``). The operator renders templates in it.
+        env_vars: environment variables of the driver. The operator renders templates in it.
+        options: further arguments of SparkSubmitHook by name, such as ``driver_memory`` or ``jars``.
     """
 
     conn_id: str = "spark_default"

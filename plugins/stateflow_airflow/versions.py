@@ -1,4 +1,4 @@
-"""Refuses versions of Airflow and of its Spark provider that this package was never run with."""
+"""Checks the versions of Airflow and its Spark provider, since the operators use private names of both."""
 
 from __future__ import annotations
 
@@ -11,24 +11,39 @@ SUPPORTED: Mapping[str, tuple[str, str]] = {
     "apache-airflow-core": ("3.3.2", "3.4"),
     "apache-airflow-providers-apache-spark": ("6.3.4", "6.4"),
 }
-"""Distribution: the first version supported, and the first one after it that is not."""
+"""First supported and first unsupported version, by distribution."""
 
 
 class UnsupportedVersion(ImportError):
-    """An installed distribution is not one that stateflow's operators work with."""
+    """The installed version of a distribution is not supported.
+
+    Attributes:
+        distribution: its name.
+        installed: its version; None if it is not installed.
+    """
+
+    def __init__(self, message: str, *, distribution: str = "", installed: str | None = None) -> None:
+        super().__init__(message)
+        self.distribution = distribution
+        self.installed = installed
 
 
 def require_supported(installed: Mapping[str, str] | None = None) -> None:
-    """Raises UnsupportedVersion, naming what is installed and what is wanted, unless `SUPPORTED` is met.
+    """Raises UnsupportedVersion unless every installed version is in `SUPPORTED`.
 
-    Operators and the plugin call it when they are imported: Airflow shows the sentence as an import error.
+    Modules of operators and the plugin call it at import: Airflow shows the message as an import error.
+
+    Args:
+        installed: versions by distribution; by default those of this environment.
     """
-    for name, (first, beyond) in SUPPORTED.items():
+    for name, (first, unsupported) in SUPPORTED.items():
         found = installed.get(name) if installed is not None else _installed(name)
-        if found is None or not Version(first) <= Version(found) < Version(beyond):
+        if found is None or not Version(first) <= Version(found) < Version(unsupported):
             raise UnsupportedVersion(
-                f"stateflow's Airflow operators need {name} >={first},<{beyond}; installed: {found or 'none'}"
-                f"\n  hint: pip install '{name}>={first},<{beyond}'"
+                f"stateflow's Airflow operators need {name} >={first},<{unsupported}; installed: {found or 'none'}"
+                f"\n  hint: pip install '{name}>={first},<{unsupported}'",
+                distribution=name,
+                installed=found,
             )
 
 

@@ -1,1 +1,1 @@
-"""The parts of ``make demo``; scripts/demo.py tells them in order."""
+"""Parts of ``make demo``; scripts/demo.py runs them."""

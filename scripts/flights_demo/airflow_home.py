@@ -1,4 +1,4 @@
-"""A whole Airflow in one folder: SQLite, four components that listen on this machine only, and a password."""
+"""An Airflow installation in one folder: SQLite, four components that listen on the loopback interface, a password."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Self
 
 from flights_demo.client import AirflowClient, AirflowError
-from flights_demo.patience import poll
-from stateflow_airflow.launcher import Command, Launch, Launcher, read_record
+from flights_demo.polling import poll
+from stateflow_airflow.launches.launch import Launch, read_record
+from stateflow_airflow.launches.launcher import Command, Launcher
 
-# The servers for log files would listen on every network interface, and all logs are on this disk anyway.
+# The servers for log files would listen on all network interfaces; all logs are on the local disk.
 _COMPONENTS = {
     "api-server": [],
     "scheduler": ["--skip-serve-logs"],
@@ -31,23 +32,23 @@ USER = "admin"
 
 @dataclass(frozen=True)
 class Folders:
-    """Where an Airflow lives and what it runs."""
+    """Folders of an Airflow installation."""
 
     home: Path
     dags: Path
     plugins: Path
     runs: Path
-    """Where stateflow's operators keep what they launched."""
+    """Run folder of stateflow's operators."""
 
 
 @dataclass
 class AirflowHome:
-    """Use as a context manager: whatever happens, its processes, and the jobs they started, end with it.
+    """Starts and stops Airflow; a context manager that ends all its processes, and the jobs they have launched.
 
     Args:
-        folders: where it lives; `home` keeps its password and database for the next time.
-        environment: what the DAGs need to find in it, on top.
-        components: names of those to start; without the scheduler, no DAG run begins.
+        folders: where it is installed; `home` keeps the password and database between starts.
+        environment: further environment variables, for the DAGs.
+        components: components to start; without the scheduler, no DAG run starts.
     """
 
     folders: Folders
@@ -63,20 +64,20 @@ class AirflowHome:
 
     @property
     def url(self) -> str:
-        """Where the API and the user interface are."""
+        """URL of the API and the user interface."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def password(self) -> str:
-        """Of the user `USER`."""
+        """Password of the user `USER`."""
         return str(self._secrets()["password"])
 
     def client(self) -> AirflowClient:
-        """The REST API, logged in."""
+        """Returns an authenticated client of the REST API."""
         return AirflowClient(self.url, USER, self.password)
 
     def migrate(self) -> None:
-        """Makes the database."""
+        """Creates the database."""
         self.folders.home.mkdir(parents=True, exist_ok=True)
         self._write_passwords()
         log = self.folders.home / "db-migrate.log"
@@ -85,10 +86,10 @@ class AirflowHome:
             command = self._airflow("db", "migrate")
             done = subprocess.run(command, env=environment, cwd=self.folders.home, stdout=file, stderr=file)
         if done.returncode:
-            raise AirflowError(f"airflow db migrate failed; {log} says why")
+            raise AirflowError(f"airflow db migrate failed; see {log}")
 
     def start(self) -> None:
-        """Starts the components; `wait_until_healthy` tells when they are up."""
+        """Starts the components; `wait_until_healthy` waits for them."""
         for name in self.components:
             launcher = self._launcher(name)
             argv = self._airflow(name, *_COMPONENTS[name])
@@ -98,7 +99,11 @@ class AirflowHome:
                 launcher.start(launcher.next_folder(), Command(argv, self._settings()))
 
     def wait_until_healthy(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:
-        """Returns when all components say that they are well; raises AirflowError otherwise."""
+        """Waits until all components report that they are healthy.
+
+        Raises:
+            AirflowError: a component has ended, or the time is over.
+        """
 
         def healthy() -> bool:
             waiting()
@@ -106,26 +111,22 @@ class AirflowHome:
             return AirflowClient.is_healthy(self.url, self.components)
 
         if not poll(healthy, seconds):
-            raise AirflowError(
-                f"Airflow was not up after {seconds:.0f} s; its logs are below {self.folders.home}"
-            )
+            raise AirflowError(f"Airflow was not up after {seconds:.0f} s; its logs are below {self.folders.home}")
 
     def is_running(self) -> bool:
-        """Whether all components live."""
-        return all(self._launcher(name).live() for name in self.components)
+        """Returns whether all components are running."""
+        return all(self._launcher(name).active() for name in self.components)
 
     def stop(self) -> None:
-        """Ends the components, then every job that a task of theirs has launched."""
+        """Ends the components, then every job that their tasks have launched."""
         for name in self.components:
             _end_all(self._launcher(name).folder)
         _end_all(self.folders.runs)
 
     def _check_alive(self) -> None:
         for name in self.components:
-            if self._launcher(name).live() is None:
-                raise AirflowError(
-                    f"Airflow's {name} has ended; its log is below {self._launcher(name).folder}"
-                )
+            if self._launcher(name).active() is None:
+                raise AirflowError(f"Airflow's {name} has ended; its log is below {self._launcher(name).folder}")
 
     def _launcher(self, component: str) -> Launcher:
         return Launcher(self.folders.home / "components" / component)
@@ -177,13 +178,13 @@ class AirflowHome:
 
 
 def wipe(folder: Path) -> None:
-    """Removes what an earlier demo left, after ending what still runs there."""
+    """Ends the processes of an earlier demo, then deletes its folder."""
     _end_all(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def launches_below(folder: Path) -> list[Launch]:
-    """Everything that was launched there, oldest first."""
+    """Returns all launches recorded below a folder, oldest first."""
     records = (read_record(path.parent) for path in sorted(folder.rglob("launch.json")))
     return [launch for launch in records if launch]
 

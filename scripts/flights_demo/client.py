@@ -1,4 +1,4 @@
-"""The few calls of Airflow's REST API that the demo makes."""
+"""Client for the calls of Airflow's REST API that the demo needs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import quote
 
 
 class AirflowError(Exception):
-    """Airflow did not do what it was asked for."""
+    """A call failed, or Airflow did not reach the expected state."""
 
 
-_SECONDS = 120.0
-"""How long one call may take; a busy machine needs more than half a minute for some."""
-# A proxy in the environment must not see, or answer, what goes to this machine.
+_TIMEOUT_SECONDS = 120.0
+"""Timeout of a call; some take more than half a minute on a busy machine."""
+# A proxy of the environment must not handle requests to this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -30,11 +30,11 @@ class TaskTry:
 
 
 class AirflowClient:
-    """The REST API of one Airflow, as one user.
+    """Client of an Airflow REST API.
 
     Args:
-        url: where the API server is.
-        user: who asks.
+        url: of the API server.
+        user: name to log in with.
         password: of that user.
     """
 
@@ -45,7 +45,7 @@ class AirflowClient:
 
     @staticmethod
     def is_healthy(url: str, components: Iterable[str]) -> bool:
-        """Whether each of these components reports that it is well."""
+        """Returns whether each of these components reports that it is healthy."""
         try:
             health = _call("GET", f"{url}/api/v2/monitor/health")
         except AirflowError:
@@ -54,7 +54,7 @@ class AirflowClient:
         return all(health.get(name, {}).get("status") == "healthy" for name in reported)
 
     def has_dag(self, dag_id: str) -> bool:
-        """Whether the DAG processor has seen that DAG."""
+        """Returns whether the DAG processor has parsed the DAG."""
         try:
             self.call("GET", f"dags/{dag_id}")
         except AirflowError:
@@ -62,7 +62,7 @@ class AirflowClient:
         return True
 
     def unpause(self, dag_id: str) -> None:
-        """Lets runs of a DAG begin."""
+        """Unpauses a DAG."""
         self.call("PATCH", f"dags/{dag_id}", {"is_paused": False})
 
     def trigger(self, dag_id: str, run_id: str, conf: dict[str, Any] | None = None) -> None:
@@ -71,26 +71,33 @@ class AirflowClient:
         self.call("POST", f"dags/{dag_id}/dagRuns", body)
 
     def answer(self, dag_id: str, run_id: str, task_id: str, option: str, given: dict[str, Any]) -> None:
-        """Answers a task that waits for a person."""
+        """Responds to a task that waits for a user."""
         path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/-1/hitlDetails"
         self.call("PATCH", path, {"chosen_options": [option], "params_input": given})
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """`queued`, `running`, `success` or `failed`."""
+        """Returns the state of a DAG run: `queued`, `running`, `success` or `failed`."""
         return str(self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}")["state"])
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> TaskTry:
-        """How far the task is."""
+        """Returns the newest try of a task."""
         answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}")
         return TaskTry(answer["state"], int(answer["try_number"]))
 
     def returned(self, dag_id: str, run_id: str, task_id: str) -> Any:
-        """What the task returned."""
+        """Returns the XCom value that a task returned."""
         path = f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/{task_id}/xcomEntries/return_value"
         return self.call("GET", f"{path}?deserialize=true")["value"]
 
     def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """One call; `path` is below ``/api/v2/``. Raises AirflowError with what the server says."""
+        """Calls the API.
+
+        Args:
+            path: below ``/api/v2/``.
+
+        Raises:
+            AirflowError: the call failed; the message has the response of the server.
+        """
         return _call(method, f"{self._url}/api/v2/{path}", body, self._token)
 
 
@@ -99,11 +106,9 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None, token: str 
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, headers=headers, method=method)
     try:
-        with _opener.open(request, timeout=_SECONDS) as answer:
+        with _opener.open(request, timeout=_TIMEOUT_SECONDS) as answer:
             return dict(json.loads(answer.read() or b"{}"))
     except urllib.error.HTTPError as error:
-        raise AirflowError(
-            f"{method} {url}: {error.code} {error.read().decode(errors='replace')[:500]}"
-        ) from error
+        raise AirflowError(f"{method} {url}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
     except OSError as error:
         raise AirflowError(f"{method} {url}: {error}") from error

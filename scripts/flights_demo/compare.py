@@ -1,4 +1,4 @@
-"""Compares a table with the answer key, row for row and bit for bit."""
+"""Compares a table with the expected rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -30,17 +30,15 @@ SCHEMAS = {
             *_FIGURES,
         ]
     ),
-    "routes": pa.schema(
-        [("carrier", pa.string()), ("origin", pa.string()), ("batch", pa.int64()), *_FIGURES]
-    ),
+    "routes": pa.schema([("carrier", pa.string()), ("origin", pa.string()), ("batch", pa.int64()), *_FIGURES]),
 }
-# No two rows of a table agree in all of these.
+# Columns that identify a row.
 KEYS = {"delays": ("time", "carrier", "flight"), "routes": ("carrier", "origin", "batch")}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a table relates to the answer key."""
+    """Result of comparing a table with the expected rows."""
 
     name: str
     rows: int
@@ -55,19 +53,19 @@ class Comparison:
 
 
 def read_exported(folder: Path, name: str) -> pa.Table:
-    """A table as Spark read it, in the order of its keys."""
+    """Returns a table as Spark has read it, in the order of its keys."""
     table = pq.read_table(folder / name)
     columns = [_as_expected(table[field.name], field.type) for field in SCHEMAS[name]]
     return _sorted(pa.table(columns, schema=SCHEMAS[name]), name)
 
 
-def answer_key(rows: Sequence[dict[str, Any]], name: str) -> pa.Table:
-    """The expected rows, in the order of their keys."""
+def expected_table(rows: Sequence[dict[str, Any]], name: str) -> pa.Table:
+    """Returns the expected rows as a table, in the order of their keys."""
     return _sorted(pa.Table.from_pylist(list(rows), schema=SCHEMAS[name]), name)
 
 
 def compare(name: str, actual: pa.Table, expected: pa.Table) -> Comparison:
-    """Compares two tables of the same order. A missing number is not equal to NaN."""
+    """Compares two tables in the same order. Null is not equal to NaN."""
     return Comparison(name, actual.num_rows, expected.num_rows, _difference(actual, expected))
 
 
@@ -75,9 +73,9 @@ def _difference(actual: pa.Table, expected: pa.Table) -> str:
     if actual.num_rows != expected.num_rows:
         return f"{actual.num_rows} rows instead of {expected.num_rows}"
     for name in expected.column_names:
-        ours, theirs = actual[name].combine_chunks(), expected[name].combine_chunks()
-        if not ours.equals(theirs):
-            row = next(i for i in range(len(ours)) if not ours[i].equals(theirs[i]))
+        found, wanted = actual[name].combine_chunks(), expected[name].combine_chunks()
+        if not found.equals(wanted):
+            row = next(i for i in range(len(found)) if not found[i].equals(wanted[i]))
             return f"column {name}: {actual.slice(row, 1).to_pylist()[0]} instead of {expected[name][row].as_py()}"
     return ""
 
@@ -87,7 +85,7 @@ def _sorted(table: pa.Table, name: str) -> pa.Table:
 
 
 def _as_expected(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
-    # A timestamp with the zone UTC and one without say the same here: the flights have neither.
+    # Timestamps with the zone UTC and without a zone are equal here, because the flights have no zone.
     if pa.types.is_timestamp(column.type):
         return pc.cast(column, wanted, safe=False)
     return pc.cast(column, wanted)

@@ -1,4 +1,4 @@
-"""The kill in the second run: proves that it happened where it should, and that nothing of the batch was committed."""
+"""Verifies the kill of the second run: it happened at the failpoint, and nothing of the batch was committed."""
 
 from __future__ import annotations
 
@@ -6,38 +6,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flights_demo.airflow_home import launches_below
-from flights_demo.job_root import Uncommitted, log_entries, uncommitted
-from stateflow.checkpoint.documents import EntryKind, LogEntry
-from stateflow_airflow import processes
-from stateflow_airflow.launcher import Launch
+from flights_demo.job_root import PendingCheckpoint, log_entries, uncommitted
+from stateflow.checkpoint.log.documents import EntryKind, LogEntry
+from stateflow_airflow.launches import processes
+from stateflow_airflow.launches.launch import Launch
 
 KILLED_BATCH = 3
 FAILPOINT = f"batch.reported:{KILLED_BATCH}"
 
 
 class NotAsPromised(Exception):
-    """The demo claims something that is not so."""
+    """A claim of the demo does not hold.
+
+    Attributes:
+        broken: names of the claims about a kill that do not hold.
+    """
+
+    def __init__(self, message: str, broken: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.broken = broken
 
 
 @dataclass(frozen=True)
 class Kill:
-    """What the first try left when it died."""
+    """State that the first try left when it was killed."""
 
     driver: int
     exit_code: int | None
     checkpoint_id: int
     generation: int
-    left_behind: Uncommitted
+    left_behind: PendingCheckpoint
 
 
 def look_for_kill(runs: Path, job_root: Path) -> Kill | None:
-    """What a killed first try left; None while it has not died yet.
+    """Returns what a killed first try left; None while it is running.
 
-    The second try may have claimed the job meanwhile. Once it works, it deletes the log entries of the first one, so
-    look before that: the second try begins some seconds after the first one's death, and starts Spark first.
+    The second try may have claimed the job already. Once it processes batches, it deletes the log entries of the first
+    one, so call this before: the second try begins some seconds after the kill, and starts Spark first.
 
-    Raises NotAsPromised when it did not die from SIGKILL at the failpoint, or when something of the batch that it was
-    in was committed.
+    Raises:
+        NotAsPromised: SIGKILL at the failpoint was not the cause, or something of its batch was committed.
     """
     marker = next(iter(runs.rglob("failpoint-reached")), None)
     launch = _first_launch(marker.parent) if marker else None
@@ -63,30 +71,32 @@ def _first_launch(folder: Path) -> Launch | None:
 
 
 def _killed_claim(entries: list[LogEntry]) -> LogEntry:
-    """The CLAIM of the newest first try: the operator has its tries noted with their numbers."""
+    """Returns the CLAIM of the newest first try; the operator stores the number of the try in the note."""
     for entry in reversed(entries):
         if entry.kind == EntryKind.CLAIM and entry.note.endswith("/1"):
             return entry
-    raise NotAsPromised("the log does not know the try that was killed")
+    raise NotAsPromised("the log has no CLAIM of the killed try")
 
 
 def _check(kill: Kill, last: LogEntry, after: list[LogEntry]) -> None:
+    # When a batch ends, the checkpoint of the batch before may not be committed yet.
+    committed = last.kind == EntryKind.COMMIT and last.ordinal < KILLED_BATCH
+    follows = not after or _continues(last, after[0])
     promises = {
-        "the driver has ended": processes.look(kill.driver) is None,
-        "SIGKILL ended it": kill.exit_code == -9,
-        # The checkpoint of the batch before may still be on its way when a batch has ended.
-        "it had committed batches before, and not its own": last.kind == EntryKind.COMMIT
-        and last.ordinal < KILLED_BATCH,
-        "its batch's files are there": kill.left_behind.files > 0,
-        "only a newer run's CLAIM follows its last COMMIT": not after or _continues(last, after[0]),
+        "ended": (processes.find(kill.driver) is None, "the driver has ended"),
+        "killed": (kill.exit_code == -9, "SIGKILL ended it"),
+        "committed": (committed, "it had committed batches before, and not its own"),
+        "files": (kill.left_behind.files > 0, "the files of its batch exist"),
+        "follows": (follows, "only a newer run's CLAIM follows its last COMMIT"),
     }
-    broken = [promise for promise, kept in promises.items() if not kept]
+    broken = {name: text for name, (kept, text) in promises.items() if not kept}
     if broken:
-        raise NotAsPromised(f"not so: {'; '.join(broken)}. Found: {kill}, then {after[:1] or 'nothing'}")
+        text = f"claims that do not hold: {'; '.join(broken.values())}. Found: {kill}, then {after[:1] or 'nothing'}"
+        raise NotAsPromised(text, tuple(broken))
 
 
 def _continues(last: LogEntry, following: LogEntry) -> bool:
-    """Whether a newer run claimed the job with exactly this checkpoint: then no COMMIT was in between, nor can be."""
+    """Returns whether a newer run claimed the job with this checkpoint; then no COMMIT lies in between, or ever can."""
     claimed = following.checkpoint
     return (
         following.kind == EntryKind.CLAIM

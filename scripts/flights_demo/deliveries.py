@@ -1,7 +1,7 @@
-"""When the year's flights arrive: four files a month, delivered quarter by quarter.
+"""Schedule of the input files: four files a month, delivered quarter by quarter.
 
-One file is one micro-batch, so these dates are also where the batches end; the comparison at the end of the demo
-knows the batches from here, and not from what the job did.
+One file is one micro-batch, so these dates are also the boundaries of the batches. The comparison at the end derives
+the batches from here, and not from the results of the job.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Delivery:
 
     @property
     def quarter(self) -> int:
-        """1 to 4."""
+        """Quarter of the year, 1 to 4."""
         return (self.first_day.month + 2) // 3
 
     @property
     def file_name(self) -> str:
-        """Sorts in the order of time."""
+        """Name of the file; names sort by time."""
         return f"flights-{self.first_day.isoformat()}.parquet"
 
 
@@ -39,10 +39,10 @@ DELIVERIES = tuple(
 
 
 def delivery_number(month: int, day: int) -> int:
-    """Which delivery holds the flights of that day."""
+    """Returns the number of the delivery with the flights of a day."""
     return (month - 1) * len(_FIRST_DAYS) + sum(day >= first for first in _FIRST_DAYS) - 1
 
 
 def of_quarter(quarter: int) -> tuple[Delivery, ...]:
-    """The deliveries of one quarter."""
+    """Returns the deliveries of a quarter."""
     return tuple(delivery for delivery in DELIVERIES if delivery.quarter == quarter)

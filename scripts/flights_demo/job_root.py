@@ -1,4 +1,4 @@
-"""What the demo reads from the job root: through stateflow's own operations, and by listing its files."""
+"""Reads the job root through stateflow's operations and by listing its files."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateflow import ops
-from stateflow.checkpoint.documents import LogEntry
-from stateflow.checkpoint.envelope import unseal
+from stateflow import operations
+from stateflow.checkpoint.log.documents import LogEntry
+from stateflow.checkpoint.log.sealed_json import unseal
 from stateflow.errors import ConfigError
 
 _DATA = re.compile(r"data/(\d+)/(\d+)-[^/]+/[^/]+")
 
 
 @dataclass(frozen=True)
-class Uncommitted:
-    """Files of a barrier that no COMMIT stands for."""
+class PendingCheckpoint:
+    """Files of barriers without a COMMIT."""
 
     files: int
     bytes: int
 
 
 def history(job_root: Path) -> list[Any]:
-    """The records of all checkpoints so far; none while the job has never run."""
+    """Returns the records of all checkpoints; empty if the job has never run."""
     try:
-        return list(ops.history(str(job_root)))
+        return list(operations.history(str(job_root)))
     except ConfigError:
         return []
 
 
 def log_entries(job_root: Path) -> list[LogEntry]:
-    """The entries that are in the log, oldest first; of what was before, a collection leaves only some."""
+    """Returns the entries of the log, oldest first; a garbage collection deletes old ones."""
     found = []
     for path in sorted((job_root / "log").iterdir()):
         with contextlib.suppress(FileNotFoundError):
@@ -41,11 +41,11 @@ def log_entries(job_root: Path) -> list[LogEntry]:
     return found
 
 
-def uncommitted(job_root: Path, generation: int, ordinal: int) -> Uncommitted:
-    """The files that a run wrote for barriers after `ordinal`, its last committed one."""
+def uncommitted(job_root: Path, generation: int, ordinal: int) -> PendingCheckpoint:
+    """Returns the files that a run wrote for barriers after `ordinal`, its last committed one."""
     found = []
     for path in (job_root / "data").rglob("*"):
         match = _DATA.fullmatch(path.relative_to(job_root).as_posix())
         if match and path.is_file() and int(match[1]) == generation and int(match[2]) > ordinal:
             found.append(path.stat().st_size)
-    return Uncommitted(len(found), sum(found))
+    return PendingCheckpoint(len(found), sum(found))

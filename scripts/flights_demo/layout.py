@@ -1,4 +1,4 @@
-"""Where the demo's things are: everything it writes is below one folder."""
+"""Folders of the demo, all below one root."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ class Layout:
 
     @property
     def dags(self) -> Path:
-        """The DAGs as they are deployed, with the job that they run."""
+        """The deployed DAGs and job."""
         return self.root / "dags"
 
     @property
     def staging(self) -> Path:
-        """Files that have not arrived yet."""
+        """Input files that are not delivered yet."""
         return self.root / "staging"
 
     @property
     def landing(self) -> Path:
-        """Files that have arrived."""
+        """Delivered input files."""
         return self.root / "landing"
 
     @property
     def job_root(self) -> Path:
-        """The job's checkpoints."""
+        """The job root."""
         return self.root / "jobs" / "flights"
 
     @property
     def tables(self) -> dict[str, Path]:
-        """The job's output, by name."""
+        """The output tables, by name."""
         return {name: self.root / "tables" / name for name in ("delays", "routes")}
 
     @property
     def exported(self) -> Path:
-        """What Spark read from the tables, for the comparison."""
+        """Parquet copies of the tables as Spark reads them."""
         return self.root / "exported"
 
     @property
@@ -57,12 +57,12 @@ class Layout:
         return self.root / "airflow"
 
     def airflow_home(self) -> AirflowHome:
-        """An Airflow that has the repository's own plugins, and its DAGs as they are deployed."""
+        """Returns an Airflow with the plugins of the repository and the deployed DAGs."""
         folders = Folders(home=self.airflow, dags=self.dags, plugins=REPOSITORY / "plugins", runs=self.runs)
         environment = {
             "STATEFLOW_HOME": str(self.root),
             "SPARK_LOCAL_IP": "127.0.0.1",
-            # A driver lives for seconds: the JVM's second compiler costs it more than it saves.
+            # A driver runs for seconds: the JVM's second compiler would cost more time than it saves.
             "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2,4]"}',
         }

@@ -1,4 +1,4 @@
-"""Waiting for something that cannot call back."""
+"""Polling with a timeout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def poll(condition: Callable[[], bool], seconds: float, interval: float = 0.3) -> bool:
-    """Asks until `condition` holds, and then returns True; False when `seconds` are over first."""
+    """Waits until `condition` holds; returns False if `seconds` elapse first."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -17,11 +17,12 @@ def poll(condition: Callable[[], bool], seconds: float, interval: float = 0.3) -
 
 
 class Stopwatch:
-    """Seconds since it was made."""
+    """Measures the seconds since its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
+        """Seconds since the creation."""
         return time.monotonic() - self._began

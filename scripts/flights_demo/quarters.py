@@ -1,4 +1,4 @@
-"""One quarter: its files arrive, Airflow runs the job, and the demo watches."""
+"""Runs a quarter: delivers its files, triggers the DAG and reports its progress."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from flights_demo.deliveries import YEAR, of_quarter
 from flights_demo.flights import deliver
 from flights_demo.job_root import history
 from flights_demo.layout import Layout
-from flights_demo.patience import poll
+from flights_demo.polling import poll
 from flights_demo.screen import News
 
 DAG, TASK = "flights", "run"
 RETENTION_DAG, RETENTION_TASK = "flights_retention", "collect"
-_PATIENCE = 240.0
+_TIMEOUT_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a quarter's run came to."""
+    """Result of a quarter's run."""
 
     run_id: str
     tries: int
@@ -33,7 +33,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Stage:
-    """What every quarter needs."""
+    """Folders, Airflow and client of the demo."""
 
     layout: Layout
     airflow: AirflowHome
@@ -41,13 +41,15 @@ class Stage:
 
 
 def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False, again: bool = False) -> Round:
-    """Delivers a quarter's files, runs the DAG over them and waits for its end.
+    """Delivers a quarter's files, runs the DAG and waits for its end.
 
     Args:
-        kill: have the first try killed in its third micro-batch, and check what it leaves.
-        again: the files are there already, and the job went back before them.
+        kill: kill the first try in its third micro-batch, and check what it leaves.
+        again: the files are delivered already, and the job was restored to the point before them.
 
-    Raises AirflowError when the run fails, NotAsPromised when a claim about the kill does not hold.
+    Raises:
+        AirflowError: the run failed.
+        NotAsPromised: a claim about the kill does not hold.
     """
     if not again:
         deliver(quarter, stage.layout.staging, stage.layout.landing)
@@ -55,13 +57,13 @@ def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False, agai
     stage.client.trigger(DAG, run_id, {"failpoint": FAILPOINT} if kill else {})
     watcher = _Watcher(stage, run_id, news, expect_kill=kill)
     watcher.total = len(of_quarter(quarter))
-    if not poll(watcher.finished, _PATIENCE, interval=0.4):
-        raise AirflowError(f"run {run_id} did not end in {_PATIENCE:.0f} s")
+    if not poll(watcher.finished, _TIMEOUT_SECONDS, interval=0.4):
+        raise AirflowError(f"run {run_id} did not end in {_TIMEOUT_SECONDS:.0f} s")
     return _conclude(stage, run_id, watcher)
 
 
 def collect_garbage(stage: Stage, news: News) -> dict[str, Any]:
-    """Runs the retention DAG once, keeping a single checkpoint; returns what its task returned."""
+    """Runs the retention DAG once, retaining a single checkpoint; returns the result of its task."""
     stage.client.unpause(RETENTION_DAG)
     stage.client.trigger(RETENTION_DAG, "after-the-year", {"retain": 1})
     news("the retention DAG runs")
@@ -69,8 +71,8 @@ def collect_garbage(stage: Stage, news: News) -> dict[str, Any]:
     def finished() -> bool:
         return stage.client.run_state(RETENTION_DAG, "after-the-year") in ("success", "failed")
 
-    if not poll(finished, _PATIENCE):
-        raise AirflowError(f"the retention DAG did not end in {_PATIENCE:.0f} s")
+    if not poll(finished, _TIMEOUT_SECONDS):
+        raise AirflowError(f"the retention DAG did not end in {_TIMEOUT_SECONDS:.0f} s")
     return dict(stage.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK))
 
 
@@ -82,17 +84,13 @@ def _conclude(stage: Stage, run_id: str, watcher: _Watcher) -> Round:
     expected_tries = 2 if watcher.expect_kill else 1
     if task.number != expected_tries:
         raise NotAsPromised(f"run {run_id} took {task.number} tries instead of {expected_tries}")
-    if watcher.expect_kill and (
-        watcher.kill is None or returned["started_from"] != watcher.kill.checkpoint_id
-    ):
-        raise NotAsPromised(
-            f"the second try started from {returned['started_from']}, not from {watcher.kill}"
-        )
+    if watcher.expect_kill and (watcher.kill is None or returned["started_from"] != watcher.kill.checkpoint_id):
+        raise NotAsPromised(f"the second try started from {returned['started_from']}, not from {watcher.kill}")
     return Round(run_id, task.number, returned, watcher.kill)
 
 
 class _Watcher:
-    """Looks at one DAG run, again and again."""
+    """Polls a DAG run."""
 
     def __init__(self, stage: Stage, run_id: str, news: News, expect_kill: bool) -> None:
         self.expect_kill = expect_kill
@@ -100,18 +98,18 @@ class _Watcher:
         self.total = 0
         self._stage = stage
         self._run_id = run_id
-        self._tell: Callable[[str], None] = news
+        self._report: Callable[[str], None] = news
         self._before = len(history(stage.layout.job_root))
 
     def finished(self) -> bool:
-        """Whether the run has ended; tells how far it is, and meets the kill when it comes."""
+        """Reports the progress and checks a kill; returns whether the run has ended."""
         layout = self._stage.layout
         if self.expect_kill and self.kill is None:
             self.kill = look_for_kill(layout.runs, layout.job_root)
         state = self._stage.client.run_state(DAG, self._run_id)
         task = self._stage.client.task(DAG, self._run_id, TASK)
         done = len(history(layout.job_root)) - self._before
-        self._tell(
+        self._report(
             f"{self._run_id}: task {task.state or 'waiting'}, try {task.number or 1}, checkpoint {done} of {self.total}"
         )
         return state in ("success", "failed")

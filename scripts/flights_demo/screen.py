@@ -1,4 +1,4 @@
-"""What the demo shows: lines that stay, and one line that tells what is going on right now."""
+"""Output of the demo: permanent lines, and a status line for the current activity."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flights_demo.patience import Stopwatch
+from flights_demo.polling import Stopwatch
 
 _QUIET_SECONDS = 3.0
 _LOG_WIDTH = 130
 
 
 class Screen:
-    """The terminal, or a log file: there, news is printed as lines instead of drawn over."""
+    """The terminal, or a log file, where status updates are printed as lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -26,7 +26,7 @@ class Screen:
 
     @contextmanager
     def step(self, title: str) -> Iterator[News]:
-        """One part of the demo; says how long it took, also when it fails."""
+        """Prints the title of a step, and its duration when it ends or fails."""
         watch = Stopwatch()
         self.console.print(f"[bold]▸ {escape(title)}[/bold]")
         try:
@@ -37,19 +37,19 @@ class Screen:
             self.console.print(f"  [dim]{watch.seconds:.1f} s[/dim]")
 
     def say(self, text: str) -> None:
-        """Prints a line that belongs to the present step."""
+        """Prints a line of the current step."""
         self.console.print(f"  {escape(text)}")
 
     def good(self, text: str) -> None:
-        """Prints something that was checked and holds."""
+        """Prints a successful check."""
         self.console.print(f"  [green]✔[/green] {escape(text)}")
 
     def bad(self, text: str) -> None:
-        """Prints something that should have held."""
+        """Prints a failed check."""
         self.console.print(f"  [red]✘ {escape(text)}[/red]")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Prints rows below headings."""
+        """Prints a table."""
         table = Table(title=title, title_justify="left", header_style="bold")
         for column in columns:
             table.add_column(column)
@@ -59,7 +59,7 @@ class Screen:
 
 
 class News:
-    """The line that tells what is going on."""
+    """The status line of a step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,6 +1,6 @@
-"""Reads Delta tables with Spark and writes their rows as Parquet files; run as a program of its own.
+"""Reads Delta tables with Spark and writes their rows as Parquet files; runs as a separate program.
 
-The demo compares what *Spark* finds in the tables, since that is what the world will read them with.
+The demo compares the tables as *Spark* reads them, because users read them with Spark.
 
 Usage: spark_export.py JARS TARGET NAME=TABLE...
 """
@@ -25,7 +25,7 @@ def main(jars: str, target: str, *tables: str) -> None:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
-        # It lives for seconds: the JVM's second compiler would cost more than it saves.
+        # It runs for seconds: the JVM's second compiler would cost more time than it saves.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")

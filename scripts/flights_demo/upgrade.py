@@ -1,4 +1,4 @@
-"""An upgrade that goes wrong: a savepoint before it, a version that writes wrong rows, the runbook that goes back."""
+"""A failed upgrade: a savepoint, a version that writes wrong rows, and the restore by the recovery DAG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from flights_demo.client import AirflowError
 from flights_demo.crash import NotAsPromised
 from flights_demo.layout import REPOSITORY, Layout
-from flights_demo.patience import Stopwatch, poll
+from flights_demo.polling import Stopwatch, poll
 from flights_demo.quarters import Stage
 from flights_demo.screen import News
 
@@ -16,26 +16,28 @@ SAVEPOINT = "before-the-upgrade"
 SAVEPOINT_DAG, RECOVERY_DAG = "flights_savepoint", "flights_recovery"
 _RIGHT = "            self.total += delay\n"
 _WRONG = "            self.total += abs(delay)  # a plane that lands early is not late\n"
-_PATIENCE = 180.0
-_PARKING = 5.0
-"""Seconds between Airflow's parking a task for an answer and taking one: it loses an answer that comes sooner."""
+_TIMEOUT_SECONDS = 180.0
+_DEFERRAL_SECONDS = 5.0
+"""Time that Airflow needs to defer a task before it accepts a response; an earlier response is lost."""
 
 
 def deploy(layout: Layout, wrong: bool = False) -> None:
-    """Puts DAGs and job where Airflow finds them; `wrong` with a mistake in the job."""
-    shutil.copytree(
-        REPOSITORY / "dags", layout.dags, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    """Deploys the DAGs and the job.
+
+    Args:
+        wrong: deploy a version of the job with an error.
+    """
+    shutil.copytree(REPOSITORY / "dags", layout.dags, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     job = layout.dags / "jobs" / "flights.py"
     text = job.read_text()
     if text.count(_RIGHT) != 1:
-        raise NotAsPromised("the job is not the one that the demo knows how to break")
+        raise NotAsPromised("the demo does not know how to break this version of the job")
     if wrong:
         job.write_text(text.replace(_RIGHT, _WRONG))
 
 
 def take_savepoint(stage: Stage, news: News) -> dict[str, Any]:
-    """Runs the savepoint DAG; returns what its task returned."""
+    """Runs the savepoint DAG; returns the result of its task."""
     conf = {"name": SAVEPOINT, "origin": "upgrade", "reason": "the new version of the job"}
     stage.client.unpause(SAVEPOINT_DAG)
     stage.client.trigger(SAVEPOINT_DAG, SAVEPOINT, conf)
@@ -45,7 +47,7 @@ def take_savepoint(stage: Stage, news: News) -> dict[str, Any]:
 
 
 def go_back(stage: Stage, news: News) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Runs the recovery runbook and approves its plan as a person would; returns the plan and what was restored."""
+    """Runs the recovery DAG and approves its plan; returns the plan and the result of the restore."""
     run_id = "back-to-the-savepoint"
     conf = {"target": SAVEPOINT, "reason": "the new version counts early arrivals as late"}
     stage.client.unpause(RECOVERY_DAG)
@@ -53,28 +55,23 @@ def go_back(stage: Stage, news: News) -> tuple[dict[str, Any], dict[str, Any]]:
 
     def asks() -> bool:
         state = stage.client.task(RECOVERY_DAG, run_id, "approve").state
-        news(f"the runbook plans, then waits for a person: {state or 'planning'}")
+        news(f"the runbook plans, then waits for approval: {state or 'planning'}")
         if stage.client.run_state(RECOVERY_DAG, run_id) == "failed":
-            raise AirflowError(f"the runbook failed; its logs are below {stage.layout.airflow}")
+            raise AirflowError(f"the runbook failed; see its logs below {stage.layout.airflow}")
         return state == "awaiting_input"
 
-    if not poll(asks, _PATIENCE, interval=0.5):
-        raise AirflowError(f"the runbook did not ask for approval in {_PATIENCE:.0f} s")
+    if not poll(asks, _TIMEOUT_SECONDS, interval=0.5):
+        raise AirflowError(f"the runbook did not ask for approval in {_TIMEOUT_SECONDS:.0f} s")
     watch = Stopwatch()
-    poll(lambda: watch.seconds > _PARKING, 2 * _PARKING)
+    poll(lambda: watch.seconds > _DEFERRAL_SECONDS, 2 * _DEFERRAL_SECONDS)
     stage.client.answer(RECOVERY_DAG, run_id, "approve", "Approve", {"note": "seen"})
-    news("approved; the job goes back")
+    news("approved; the job is being restored")
     _wait_for_success(stage, RECOVERY_DAG, run_id)
-    return (
-        stage.client.returned(RECOVERY_DAG, run_id, "plan"),
-        stage.client.returned(RECOVERY_DAG, run_id, "restore"),
-    )
+    return (stage.client.returned(RECOVERY_DAG, run_id, "plan"), stage.client.returned(RECOVERY_DAG, run_id, "restore"))
 
 
 def _wait_for_success(stage: Stage, dag: str, run_id: str) -> None:
-    if not poll(
-        lambda: stage.client.run_state(dag, run_id) in ("success", "failed"), _PATIENCE, interval=0.4
-    ):
-        raise AirflowError(f"{dag} did not end in {_PATIENCE:.0f} s")
+    if not poll(lambda: stage.client.run_state(dag, run_id) in ("success", "failed"), _TIMEOUT_SECONDS, interval=0.4):
+        raise AirflowError(f"{dag} did not end in {_TIMEOUT_SECONDS:.0f} s")
     if stage.client.run_state(dag, run_id) != "success":
-        raise AirflowError(f"{dag} failed; its logs are below {stage.layout.airflow}")
+        raise AirflowError(f"{dag} failed; see its logs below {stage.layout.airflow}")

@@ -1,4 +1,4 @@
-"""The end of the demo: are the tables right, and what did the checkpoints cost?"""
+"""The end of the demo: comparison of the tables, and costs of the checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flights_demo import spark_export
-from flights_demo.compare import Comparison, answer_key, compare, read_exported
+from flights_demo.compare import Comparison, compare, expected_table, read_exported
 from flights_demo.crash import NotAsPromised
 from flights_demo.expected import expected_delays, expected_routes, read_flights
 from flights_demo.flights import csv_file
@@ -20,7 +20,7 @@ from flights_demo.screen import News, Screen
 
 
 def compare_tables(layout: Layout, news: News) -> list[Comparison]:
-    """Has Spark read both tables while this process computes what they should hold; compares them."""
+    """Compares both tables, as Spark reads them, with the rows that this process computes."""
     log = layout.root / "spark-export.log"
     news("Spark reads both tables; meanwhile plain Python computes them from the CSV file")
     with log.open("wb") as file:
@@ -28,10 +28,10 @@ def compare_tables(layout: Layout, news: News) -> list[Comparison]:
         flights = read_flights(csv_file())
         expected = {"delays": expected_delays(flights), "routes": expected_routes(flights)}
         if export.wait():
-            raise NotAsPromised(f"Spark could not read the tables; {log} says why")
+            raise NotAsPromised(f"Spark could not read the tables; see {log}")
     news("comparing")
     return [
-        compare(name, read_exported(layout.exported, name), answer_key(rows, name))
+        compare(name, read_exported(layout.exported, name), expected_table(rows, name))
         for name, rows in expected.items()
     ]
 
@@ -45,13 +45,11 @@ def show_sample(screen: Screen, layout: Layout) -> None:
 
 
 def show_checkpoints(screen: Screen, layout: Layout, rounds: Sequence[Round]) -> None:
-    """Prints what the checkpoints of each run came to."""
+    """Prints the figures of each run's checkpoints."""
     records = history(layout.job_root)
     lines = []
     for done in rounds:
-        ours = [
-            r for r in records if _before(rounds, done) < r.checkpoint_id <= done.returned["checkpoint_id"]
-        ]
+        ours = [r for r in records if _before(rounds, done) < r.checkpoint_id <= done.returned["checkpoint_id"]]
         lines.append(
             (
                 done.run_id,
@@ -67,7 +65,7 @@ def show_checkpoints(screen: Screen, layout: Layout, rounds: Sequence[Round]) ->
 
 
 def replayed(layout: Layout, done: Round) -> str:
-    """What the killed run had to do twice."""
+    """Returns a text about the work that the killed run had to repeat."""
     assert done.kill is not None
     again = next(r for r in history(layout.job_root) if r.generation == done.returned["generation"])
     left = done.kill.left_behind

@@ -1,1 +1,1 @@
-"""What users write and implement: functions, streams, sources, sinks. Importing it starts nothing."""
+"""The API of job files: streams, functions, sources and sinks. Importing it has no side effects."""

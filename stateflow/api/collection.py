@@ -1,35 +1,39 @@
-"""A list of rows as a source."""
+"""A source that reads a list of rows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
+from stateflow.config.settings import SourceSettings
 from stateflow.errors import JobDefinitionError
-from stateflow.settings import SourceSettings
 
 
 class CollectionSource(LocalSource):
-    """Rows that the job file has itself; bounded. A position counts the rows, so a longer list in a later version of
-    the job goes on behind those that were read.
+    """A bounded source whose rows are in the job file.
+
+    A position is a number of rows, so if a later version of the job has a longer list, the run reads the new rows.
 
     Args:
         rows: objects of `row_class`.
+        row_class: class of the rows.
     """
 
     bounded = True
     may_use_spark = True
 
-    def __init__(self, rows: Iterable[Any], row_class: type[Any]) -> None:
+    def __init__(self, rows: Iterable[object], row_class: type[object]) -> None:
         self.schema = RowSchema.of(row_class)
         self._rows = list(rows)
         wrong = [repr(row) for row in self._rows if not isinstance(row, row_class)]
         if wrong:
-            raise JobDefinitionError("a row of a collection is not of its class", hint=f"make {row_class.__name__} "
-                                     "objects", given=wrong[0][:200])  # fmt: skip
+            raise JobDefinitionError(
+                "a row of a collection is no instance of its row class",
+                hint=f"pass {row_class.__name__} objects",
+                given=wrong[0][:200],
+            )
 
     @property
     def description(self) -> str:

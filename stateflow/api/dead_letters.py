@@ -1,4 +1,4 @@
-"""Dead letters: rows that a function failed on, kept instead of failing the run."""
+"""Dead letters: rows for which a function raised, emitted to a side output instead of failing the run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stateflow.errors import JobDefinitionError
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A row that a function raised for, and why.
+    """A row for which a function raised, and the error.
 
     Attributes:
-        operator: its uid; for a row function on an unkeyed stream, the function's name.
-        key: JSON of the key columns; empty without a key.
-        row: JSON of the row, so that it can be mended and sent again; what `repr` gives of a row that has no JSON.
+        operator: uid of the operator; for a row function on an unkeyed stream, the function's name.
+        key: the key columns as JSON; empty for an unkeyed stream.
+        row: the row as JSON, so that it can be corrected and processed again; its `repr` if it cannot be encoded.
         error: the exception's type and text.
-        where: file and line where it was raised.
-        batch: number of the batch along the job's state.
+        where: file and line that raised it.
+        batch: number of the batch in the history of the job's state.
     """
 
     operator: str
@@ -32,37 +32,42 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """A value of `on_error`: rows that a function raises for become dead letters, which are committed with their batch.
+    """A value of `on_error`: rows for which a function raises become dead letters, committed with their batch.
 
-    What the failing call did to state, and what it emitted, is taken back. `get_dead_letters` of the resulting stream
-    has them, and something must consume it.
+    State changes and emitted rows of the failing call are rolled back. `get_dead_letters` of the resulting stream
+    returns the dead letters; an operator or a sink must consume them.
 
     Args:
-        budget: rows of one batch that may fail. With one more the run fails, and the batch leaves nothing behind. Of a
-            row function on an unkeyed stream, each task counts its own.
+        budget: number of rows of one batch that may fail. With one more, the run fails and nothing of the batch is
+            committed. For a row function on an unkeyed stream, each task has this budget.
     """
 
     budget: int
 
     def __post_init__(self) -> None:
         if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
-            raise JobDefinitionError("a budget of dead letters must be a positive number", hint="DeadLetters(budget="
-                                     "100); without dead letters, leave on_error out", budget=self.budget)  # fmt: skip
+            raise JobDefinitionError(
+                "the budget of dead letters must be a positive number",
+                hint="DeadLetters(budget=100); omit on_error for no dead letters",
+                budget=self.budget,
+            )
 
 
 OnError = DeadLetters | None
-"""None: the run fails, and the batch leaves nothing behind."""
+"""None: the run fails, and nothing of the batch is committed."""
 FAIL = "fail"
+"""The value of `on_error` for this."""
 
 DEAD_LETTERS = OutputTag("dead-letters", DeadLetter)
-"""The side output of an operator that has some."""
+"""The side output with an operator's dead letters."""
 
 
 def checked_policy(on_error: object) -> OnError:
-    """What a user gave as `on_error`. Raises JobDefinitionError for anything but ``"fail"`` and `DeadLetters`."""
+    """Returns the policy of an `on_error`. Raises JobDefinitionError unless it is ``"fail"`` or `DeadLetters`."""
     if on_error == FAIL:
         return None
     if not isinstance(on_error, DeadLetters):
-        raise JobDefinitionError("on_error must be \"fail\" or DeadLetters(budget=…)", hint="\"fail\" is the default",
-                                 given=repr(on_error))  # fmt: skip
+        raise JobDefinitionError(
+            'on_error must be "fail" or DeadLetters(budget=…)', hint='"fail" is the default', given=repr(on_error)
+        )
     return on_error

@@ -1,4 +1,4 @@
-"""Input files that cannot be read: recognised in the text of Spark's errors, and told apart from passing failures."""
+"""Unreadable input files: finds them in Spark's error texts, and distinguishes them from transient failures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from stateflow.errors import BatchFailed, CorruptInput, StateflowError
 OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"
 
-_READING = re.compile(
-    r"\[FAILED_READ_FILE\.(?P<kind>\w+)\]\s+Encountered error while reading file (?P<file>\S+)\.\s"
-)
+_READING = re.compile(r"\[FAILED_READ_FILE\.(?P<kind>\w+)\]\s+Encountered error while reading file (?P<file>\S+)\.\s")
 _CAUSE = re.compile(r"^Caused by: (?P<cause>[^\n]*)", re.MULTILINE)
-_PASSING = re.compile(
+_TRANSIENT = re.compile(
     r"java\.net\.|javax\.net\.|InterruptedIOException|TimeoutException|AccessControlException|AccessDenied"
     r"|FileNotFoundException|NoSuchFileException|BlockMissingException|OutOfMemoryError|StackOverflowError"
     r"|fs\.s3a|amazonaws|software\.amazon|com\.google\.cloud|com\.azure|fs\.azurebfs|hadoop\.ipc"
     r"|[Pp]ermission denied|Input/output error|Too many open files|No space left|Stale file handle"
-)  # fmt: skip
-"""Causes that say nothing about a file's bytes: storage, network, rights, memory."""
+)
+"""Causes that do not concern a file's content: storage, network, permissions, memory."""
 NANOSECONDS = "TIMESTAMP(NANOS"
-"""In Spark's words, the type of a Parquet column that it does not read."""
+"""A Parquet type that Spark does not read, as Spark's error texts name it."""
 _MICROSECONDS = (
     "Spark does not read timestamps in nanoseconds: write microseconds, in pandas e.g. "
     'df["time"] = df["time"].astype("datetime64[us]")'
@@ -38,61 +36,72 @@ class UnreadableFile:
     """A file that Spark could not read.
 
     Attributes:
-        file: URI as Spark's source log has it, percent-encoded.
-        reason: the innermost cause that names one, in Spark's words.
-        is_corrupt: whether the cause is the file's content; otherwise another try may succeed.
-        is_gone: whether the file vanished after Spark had listed it.
+        file: percent-encoded URI, as in Spark's source log.
+        reason: Spark's text of the innermost cause.
+        is_corrupt: whether the cause is the file's content; otherwise a retry may succeed.
+        was_deleted: whether the file was deleted after Spark had listed it.
     """
 
     file: str
     reason: str
     is_corrupt: bool
-    is_gone: bool = False
+    was_deleted: bool = False
 
     @property
     def path(self) -> str:
-        """The file for people: a path when it is local, else the URI."""
+        """The file for display: a path if it is local, else the decoded URI."""
         return plain_path(self.file)
 
     def error(self) -> StateflowError:
-        """CorruptInput for a corrupt file, BatchFailed for one that may be readable at the next try."""
+        """Returns CorruptInput for a corrupt file, BatchFailed if a retry may succeed."""
         if self.is_corrupt:
             return CorruptInput(
-                "an input file cannot be read", hint=hint_for(self.reason, "replace or remove the file and start "
-                "again, or let such files be skipped and recorded: FileSource(…, on_corrupt_file=\"quarantine\")"),
-                file=self.path, reason=self.reason,
-            )  # fmt: skip
-        if self.is_gone:
-            return BatchFailed("an input file vanished after it was listed and before it was read", hint="a new run "
-                               "lists the folder again; files must stay until a checkpoint has read them",
-                               file=self.path)  # fmt: skip
-        return BatchFailed("an input file could not be read this time", hint="look at the storage and its rights; a "
-                           "new run starts from the last checkpoint", file=self.path, reason=self.reason)  # fmt: skip
+                "an input file cannot be read",
+                hint=hint_for(
+                    self.reason,
+                    "replace or remove the file and run "
+                    'again, or skip and record such files: FileSource(…, on_corrupt_file="quarantine")',
+                ),
+                file=self.path,
+                reason=self.reason,
+            )
+        if self.was_deleted:
+            return BatchFailed(
+                "an input file was deleted after it was listed and before it was read",
+                hint="start a new run, which lists the folder again; keep files until a checkpoint has read them",
+                file=self.path,
+            )
+        return BatchFailed(
+            "an input file could not be read because of a transient failure",
+            hint="check the storage and its permissions; a new run continues from the last checkpoint",
+            file=self.path,
+            reason=self.reason,
+        )
 
 
 def hint_for(reason: str, otherwise: str) -> str:
-    """What to do about a file that Spark cannot read for this reason."""
+    """Returns the hint for a file that Spark cannot read for `reason`; `otherwise` if there is no specific one."""
     return _MICROSECONDS if NANOSECONDS in reason else otherwise
 
 
 def plain_path(uri: str) -> str:
-    """A percent-encoded URI for people: the path of a local file, another one decoded."""
+    """Returns a percent-encoded URI for display: the path of a local file, else the decoded URI."""
     return re.sub(r"^file:/+", "/", unquote(uri))
 
 
 def unreadable_in(text: str) -> UnreadableFile | None:
-    """The file that Spark names in the text of an error as the one it could not read; None when it names none."""
+    """Returns the unreadable file that Spark names in an error text; None if it names none."""
     found = _READING.search(text)
     if found is None:
         return None
     causes = [match["cause"].strip() for match in _CAUSE.finditer(text, found.end())]
-    is_gone = found["kind"] == "FILE_NOT_EXIST"
-    passing = found["kind"] == "UNSUPPORTED_FILE_SYSTEM" or any(map(_PASSING.search, causes))
-    return UnreadableFile(found["file"], _reason(text, found, causes), not (is_gone or passing), is_gone)
+    was_deleted = found["kind"] == "FILE_NOT_EXIST"
+    is_transient = found["kind"] == "UNSUPPORTED_FILE_SYSTEM" or any(map(_TRANSIENT.search, causes))
+    return UnreadableFile(found["file"], _reason(text, found, causes), not (was_deleted or is_transient), was_deleted)
 
 
 def _reason(text: str, found: re.Match[str], causes: list[str]) -> str:
-    """The last cause; without any, what Spark says after the file's name."""
+    """Returns the last cause; if there is none, Spark's text after the file's name."""
     if causes:
         return causes[-1][:300]
     rest = text[found.end() :].strip().partition("\n")[0]
@@ -100,10 +109,9 @@ def _reason(text: str, found: re.Match[str], causes: list[str]) -> str:
 
 
 def reason_in(error: BaseException) -> str:
-    """Returns the first line of an error that says what happened.
+    """Returns the first line of an error that describes the cause.
 
-    The first line of an error that comes from Py4J names only the call, and the number of an object, which differs from
-    one try to the next.
+    The first line of an error from Py4J names only the call and an object number, which differs between tries.
     """
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     if len(lines) > 1 and lines[0].startswith(_PY4J_CALL):

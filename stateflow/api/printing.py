@@ -1,4 +1,4 @@
-"""A sink that prints, for looking at a job."""
+"""A sink that prints rows, for debugging."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from stateflow.errors import JobDefinitionError
 from stateflow.state.handles import Committable
 
 _ROW_LIMIT = 500
-"""Characters of a row: what is to be printed is kept in the log until it is."""
+"""Maximum number of characters of a row, since the log stores the lines until they are printed."""
 
 
 class PrintSink(Sink):
-    """Prints the rows of a committed batch on the driver's standard output, one in a line: ``(1,4)``.
+    """Prints the rows of committed batches to the driver's standard output, one per line: ``(1,4)``.
 
-    The lines travel with the checkpoint, in its log entry, so at most `limit` rows of each subtask and batch are
-    printed, and the first 500 characters of each. Standard output remembers nothing: what was printed just before a run
-    died is printed again by the next one.
+    The lines are stored in the checkpoint's log entry, so at most `limit` rows of each subtask and batch are printed,
+    and the first 500 characters of each. At-least-once: if a run dies just after printing, the next run prints the same
+    lines again.
+
+    Args:
+        limit: maximum number of rows per subtask and batch; with 0, only the number of rows is printed.
     """
 
     def __init__(self, limit: int = 100) -> None:
         if limit < 0:
-            raise JobDefinitionError("a limit of printed rows is below 0", hint="0 prints how many there were",
-                                     limit=limit)  # fmt: skip
+            raise JobDefinitionError(
+                "the limit of printed rows is negative", hint="pass 0 to print only the number of rows", limit=limit
+            )
         self.limit = limit
 
     def check(self, context: SinkContext) -> str | None:
@@ -70,13 +74,11 @@ class _Lines(SinkWriter):
         more = self._rows - len(self._lines)
         lines = [*self._lines, *([f"… and {more:,} more rows"] if more else [])]
         text = "".join(f"{line}\n" for line in lines)
-        return [
-            Committable(path=f"lines-{self._subtask}", size=len(text.encode()), rows=self._rows, stats=text)
-        ]
+        return [Committable(path=f"lines-{self._subtask}", size=len(text.encode()), rows=self._rows, stats=text)]
 
 
 class _StandardOutput:
-    """No table: it has one version, and keeps no token."""
+    """Standard output as a table with one version and without a token."""
 
     version = 0
     token: int | None = None

@@ -1,4 +1,4 @@
-"""From a row class to columns: one declaration for Spark, Arrow, Delta and the user's function."""
+"""The columns of a row class, declared once for Spark, Arrow, Delta and user functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SUPPORTED = "int, float, str, bool, bytes, date, datetime, and each of these | 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a row class: its name, Spark type name, Arrow type, and whether it may be null."""
+    """A column of a row class: its name, Spark type name, Arrow type, and whether it may be null."""
 
     name: str
     spark_type: str
@@ -41,17 +41,20 @@ class Column:
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The columns of a row class, in order, and the class."""
+    """A row class and its columns, in order."""
 
     row_class: type[Any]
     columns: tuple[Column, ...]
 
     @classmethod
-    def of(cls, row_class: type[Any]) -> RowSchema:
-        """Columns of a `msgspec.Struct` or dataclass.
+    def of(cls, row_class: type[object]) -> RowSchema:
+        """Returns the columns of a `msgspec.Struct` or dataclass.
 
-        A datetime is a timestamp without zone; ``Annotated[datetime, msgspec.Meta(tz=True)]`` is an instant in UTC.
-        Raises JobDefinitionError for a class or field type that has no columns.
+        A datetime is a timestamp without time zone; ``Annotated[datetime, msgspec.Meta(tz=True)]`` is a timestamp in
+        UTC.
+
+        Raises:
+            JobDefinitionError: the class or the type of a field is not supported.
         """
         names = _field_names(row_class)
         _check_names(row_class, names)
@@ -59,7 +62,7 @@ class RowSchema:
         return cls(row_class, tuple(_column(row_class, name, hints[name]) for name in names))
 
     def __deepcopy__(self, memo: object) -> RowSchema:
-        """Itself: nothing in it changes, and tasks without Spark get copies of all that has a schema."""
+        """Returns the object itself, which is immutable: tasks without Spark deep-copy operators and their schemas."""
         return self
 
     @property
@@ -74,40 +77,49 @@ class RowSchema:
 
     @property
     def ddl(self) -> str:
-        """The columns as Spark writes them in DDL."""
+        """The columns in Spark's DDL syntax."""
         return ", ".join(f"`{c.name}` {c.spark_type}" for c in self.columns)
 
     def column(self, name: str) -> Column:
-        """The column called `name`. Raises JobDefinitionError with the names that there are, the closest first."""
+        """Returns the column `name`. Raises JobDefinitionError with the existing names, the most similar first."""
         for column in self.columns:
             if column.name == name:
                 return column
-        raise JobDefinitionError("there is no such column", 
-                                 hint=f"columns are {', '.join(closest_first(str(name), self.names))}", column=name,
-                                 row_class=self.row_class.__name__)  # fmt: skip
+        raise JobDefinitionError(
+            "there is no such column",
+            hint=f"columns are {', '.join(closest_first(str(name), self.names))}",
+            column=name,
+            row_class=self.row_class.__name__,
+        )
 
 
-def _field_names(row_class: type[Any]) -> list[str]:
+def _field_names(row_class: type[object]) -> list[str]:
     if isinstance(row_class, type) and issubclass(row_class, msgspec.Struct):
         return list(row_class.__struct_fields__)
     if dataclasses.is_dataclass(row_class):
         return [f.name for f in dataclasses.fields(row_class)]
-    raise JobDefinitionError("a row class must be a msgspec.Struct or a dataclass", hint="declare one field per column",
-                             given=repr(row_class))  # fmt: skip
+    raise JobDefinitionError(
+        "a row class must be a msgspec.Struct or a dataclass",
+        hint="declare one field per column",
+        given=repr(row_class),
+    )
 
 
-def _check_names(row_class: type[Any], names: list[str]) -> None:
-    """Spark does not tell columns apart by case, and the runtime adds columns of its own."""
+def _check_names(row_class: type[object], names: list[str]) -> None:
+    """Raises JobDefinitionError for names that differ only in case, as Spark ignores it, or that the runtime uses."""
     folded = [name.lower() for name in names]
     twice = sorted(n for n in names if folded.count(n.lower()) > 1)
     taken = [n for n in names if n.lower().startswith("_sf_")]
     if twice or taken:
-        raise JobDefinitionError("a row class has field names that cannot be columns", hint="names must differ in more "
-                                 "than case, and not begin with _sf_", row_class=row_class.__name__,
-                                 fields=twice or taken)  # fmt: skip
+        raise JobDefinitionError(
+            "a row class has field names that cannot be column names",
+            hint="use names that differ in more than case and do not begin with _sf_",
+            row_class=row_class.__name__,
+            fields=twice or taken,
+        )
 
 
-def _column(row_class: type[Any], name: str, hint: object) -> Column:
+def _column(row_class: type[object], name: str, hint: object) -> Column:
     bare, nullable = _without_none(hint)
     zoned = False
     if typing.get_origin(bare) is Annotated:
@@ -117,9 +129,13 @@ def _column(row_class: type[Any], name: str, hint: object) -> Column:
         nullable = nullable or inner
     found = _ZONED if zoned and bare is datetime.datetime else _ARROW.get(bare)
     if found is None:
-        raise JobDefinitionError("a field's type has no column type", hint=f"use {_SUPPORTED}; for a JSON array or "
-                                 "object str, decoded in the function with msgspec; for money int (cents) or str",
-                                 field=f"{row_class.__name__}.{name}", type=str(hint))  # fmt: skip
+        raise JobDefinitionError(
+            "a field's type is not supported",
+            hint=f"use {_SUPPORTED}; for a JSON array or "
+            "object, use str and decode it in the function with msgspec; for money, use int (cents) or str",
+            field=f"{row_class.__name__}.{name}",
+            type=str(hint),
+        )
     return Column(name, *found, nullable)
 
 

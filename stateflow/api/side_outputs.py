@@ -1,4 +1,4 @@
-"""Side outputs: rows that a function emits beside its main output."""
+"""Side outputs: rows that a function emits in addition to its main output."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from stateflow.errors import JobDefinitionError
 T = TypeVar("T")
 
 MAIN = ""
-"""Stands where a tag's name stands, for the main output."""
+"""Name of the main output, where side outputs have the name of their tag."""
 
 
 @dataclass(frozen=True)
 class OutputTag(Generic[T]):
-    """Names a side output of an operator.
+    """Identifies a side output of an operator.
 
     Args:
-        name: of the output, within its operator.
-        row_class: class of its rows.
+        name: unique within the operator.
+        row_class: class of the rows.
     """
 
     name: str
@@ -27,36 +27,39 @@ class OutputTag(Generic[T]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise JobDefinitionError("an output tag needs a name", hint="OutputTag(\"late\", LateRow)",
-                                     given=repr(self.name))  # fmt: skip
+            raise JobDefinitionError(
+                "an output tag needs a name", hint='OutputTag("late", LateRow)', given=repr(self.name)
+            )
 
 
 class SideOutputs:
-    """What a function put into its side outputs since it was last asked."""
+    """Buffers the rows that a function emits to side outputs."""
 
     __slots__ = ("_rows",)
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Any]] = {}
 
-    def add(self, tag: OutputTag[Any], row: Any) -> None:
-        """Appends a row to the output that `tag` names. Raises JobDefinitionError for something that is no tag."""
+    def add(self, tag: OutputTag[T], row: T) -> None:
+        """Appends a row to the output of `tag`. Raises JobDefinitionError if `tag` is no OutputTag."""
         if not isinstance(tag, OutputTag):
-            raise JobDefinitionError("ctx.output needs the OutputTag of a side output", hint="declare one, as "
-                                     "OutputTag(\"late\", LateRow); return or yield rows of the main output",
-                                     given=repr(tag)[:200])  # fmt: skip
+            raise JobDefinitionError(
+                "ctx.output needs the OutputTag of a side output",
+                hint='declare OutputTag("late", LateRow); return or yield rows of the main output',
+                given=repr(tag)[:200],
+            )
         self._rows.setdefault(tag.name, []).append(row)
 
     def mark(self) -> dict[str, int]:
-        """How much there is, for `take_back`."""
+        """Returns the current number of rows per output, for `rollback`."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
-    def take_back(self, mark: dict[str, int]) -> None:
-        """Forgets what was added since `mark`."""
+    def rollback(self, mark: dict[str, int]) -> None:
+        """Removes the rows that were added since `mark`."""
         for name, rows in self._rows.items():
             del rows[mark.get(name, 0) :]
 
     def take(self) -> dict[str, list[Any]]:
-        """The rows by the tag's name; they are forgotten here."""
+        """Returns the rows by tag name, and removes them."""
         rows, self._rows = self._rows, {}
         return rows

@@ -1,4 +1,4 @@
-"""What a sink is: it writes files that nobody sees in the tasks, and makes them visible after the commit."""
+"""The sink interface: tasks write files that are invisible until the driver publishes them after the commit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from stateflow.state.handles import Committable
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Which sink of which job this is.
+    """Identifies a sink of a job.
 
     Attributes:
-        application: name under which the table remembers what this sink published: ``<job uuid>/<uid>``.
+        job_uuid: of the job; empty if the job root does not exist yet.
+        uid: of the sink.
+        schema: columns of the rows.
     """
 
     job_uuid: str
@@ -27,12 +29,13 @@ class SinkContext:
 
     @property
     def application(self) -> str:
+        """The name under which the table stores this sink's token: ``<job uuid>/<uid>``."""
         return f"{self.job_uuid}/{self.uid}"
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Which attempt of which subtask towards which barrier writes; all of it becomes part of file names."""
+    """Identifies the attempt of a subtask that writes, and its barrier. All fields are part of file names."""
 
     generation: int
     ordinal: int
@@ -41,36 +44,37 @@ class Writing:
 
 
 class SinkWriter(ABC):
-    """Writes the rows of one attempt of one subtask. Nothing that it writes is visible."""
+    """Writes the rows of one attempt of one subtask, to files that are not visible in the table."""
 
     @abstractmethod
     def write(self, rows: pa.RecordBatch) -> None:
-        """Takes rows of the sink's schema."""
+        """Writes rows of the sink's schema."""
 
     @abstractmethod
     def close(self) -> list[Committable]:
-        """Makes the files durable and returns them; empty when there were no rows."""
+        """Makes the files durable and returns them; an empty list if there were no rows."""
 
 
 @dataclass(frozen=True)
 class SinkRewind:
-    """What going back in a sink's table means.
+    """The effect of rewinding a sink's table.
 
     Attributes:
         from_version: the version of the handle.
-        to_version: the version whose content comes back; None when this application published nothing after the
-            checkpoint, so that there is nothing to take back.
-        rows_removed: rows that disappear; None when it is not known.
-        rows_returned: rows that come back, because somebody deleted or rewrote them since; None when it is not known.
-        others: commits by others after `to_version` that changed data and are undone as well, a sentence for each.
-            Compaction changes none.
+        to_version: the version whose content is restored; None if this application published nothing after the
+            checkpoint, so that there is nothing to undo.
+        rows_removed: number of rows that are removed; None if unknown.
+        rows_returned: number of rows that are restored, because another writer deleted or rewrote them; None if
+            unknown.
+        others: commits of other writers after `to_version` that changed rows and are undone as well, oldest first.
+            Compaction changes no rows.
     """
 
     from_version: int
     to_version: int | None
     rows_removed: int | None
     rows_returned: int | None
-    others: tuple[str, ...]
+    others: tuple[OtherCommit, ...]
 
 
 @dataclass(frozen=True)
@@ -78,26 +82,30 @@ class OtherCommit:
     """A commit of another writer that changed rows of a sink's table.
 
     Attributes:
-        version: the version that it made.
-        applications: those whose token it set; empty for a writer that sets none.
-        text: who did what and when, and how many rows more or fewer; for people.
-        files: what it added and removed.
+        version: the table version that it created.
+        applications: those whose token it set; empty for a writer without tokens.
+        text: writer, operation, time and change in rows, for display.
+        files: the files that it added and removed.
+        operation: as the table's log names it; empty if the log does not name it.
+        rows: change in the number of rows; None if unknown.
     """
 
     version: int
     applications: frozenset[str]
     text: str
     files: tuple[str, ...] = ()
+    operation: str = ""
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
 class TableChanges:
-    """What changed in a sink's table after one of its versions, up to the version of the handle.
+    """The changes of a sink's table after one of its versions, up to the version of the handle.
 
     Attributes:
-        table: path or name, for people.
+        table: path or name, for display.
         published: whether this application committed.
-        others: commits of other writers that changed rows, oldest first. Compaction changes none.
+        others: commits of other writers that changed rows, oldest first. Compaction changes no rows.
     """
 
     table: str
@@ -106,105 +114,120 @@ class TableChanges:
 
 
 class SinkTable(Protocol):
-    """A sink's table as it was when the handle was made; a commit through it fails when the application committed
-    in between."""
+    """A handle of a sink's table at one version. A commit fails if the application has committed since.
+
+    Attributes:
+        table_id: of the table.
+        version: of the table when the handle was made.
+        token: the last checkpoint that this application published; 0 if there is none. None for a table that stores no
+            tokens, such as a terminal: then the log decides, and output that was published just before a run died is
+            published again.
+    """
 
     table_id: str
     version: int
     token: int | None
-    """The last checkpoint that this application published; 0 when there is none. None of what keeps no token, as
-    a terminal: the log's word counts then, and what was published just before a run died comes again."""
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Paths of those files that are not there with their size."""
+        """Returns the paths of files that do not exist or have another size."""
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        """Adds the files and sets the token, in one step; returns the table's new version.
+        """Adds the files and sets the token atomically. Returns the table's new version.
 
-        None when the table changed after this handle was made, by this application or another: open again and decide
-        anew.
+        Returns None if the table has changed since this handle was made, by this application or another one: open the
+        table again and decide again.
         """
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
-        """What going back to `checkpoint_id` would do; changes nothing.
+        """Returns the effect of a rewind to `checkpoint_id`; changes nothing.
 
-        The version to go back to is the one before the first whose token, of this application, is above
-        `checkpoint_id`: with what others committed before that, and without what they committed after it.
+        The target is the version before the first one whose token, of this application, is above `checkpoint_id`. It
+        includes commits of other writers before that version and excludes later ones.
 
-        Raises SinkDiverged when that version cannot be had any more, SinkRefused when the table forbids it.
+        Raises:
+            SinkDiverged: that version can no longer be restored.
+            SinkRefused: the table does not allow a rewind.
         """
 
     def changes_since(self, version: int) -> TableChanges:
-        """What changed after `version`. A commit whose log entry is gone counts as one of another writer."""
+        """Returns the changes after `version`. A commit whose log entry was removed counts as one of another writer."""
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
-        """Makes the table hold what it held at `to_version` (None: what it holds now) and sets the token, in one
-        step that is durable; returns the table's new version.
+        """Restores the content of `to_version` (None: the current content) and sets the token.
 
-        None when the table changed after this handle was made: open again and decide anew. If the token is there then,
-        it has been done.
+        One atomic and durable step. Returns the table's new version. Returns None if the table has changed since this
+        handle was made: open the table again and decide again. If the token is set then, the rewind is complete.
 
-        Raises SinkDiverged or SinkRefused as `plan_rewind` does, with nothing changed.
+        Raises: as `plan_rewind`; nothing is changed then.
         """
 
 
 class Sink(ABC):
-    """Where a stream ends. One object describes it; it is sent to tasks, so it holds settings, never connections."""
+    """The end of a stream. The object is sent to tasks, so it has settings but no connections."""
 
     @abstractmethod
     def check(self, context: SinkContext) -> str | None:
-        """The id of the table when there is one; changes nothing. Called before the job root is touched, so
-        `context.job_uuid` may be empty.
+        """Returns the id of the table if it exists; changes nothing.
 
-        Raises SinkRefused or SchemaMismatch when there is a table that cannot be honoured.
+        Called before the job root is created, so `context.job_uuid` may be empty.
+
+        Raises:
+            SinkRefused, SchemaMismatch: the existing table cannot be used.
         """
 
     @property
     def location(self) -> str:
-        """Path or address of what it writes to, for people; empty when it has none."""
+        """Path or address of the table, for display; empty if it has none."""
         return ""
 
     @property
     def host_local(self) -> bool:
-        """Whether only processes of this host can see what it writes."""
+        """Whether only processes of this host can read the table."""
         return False
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        """Ids of the other jobs whose sink of the same uid has written what the table holds, as far as that is known.
+        """Returns the ids of other jobs whose sink of the same uid is known to have written to the table.
 
-        A job root that begins over such a table is likely to be a mistyped one: its first run would write all rows a
+        If a new job root would use such a table, its path is probably mistyped: the first run would write all rows a
         second time.
         """
         return frozenset()
 
     @abstractmethod
     def prepare(self, context: SinkContext) -> str:
-        """Creates the table when there is none, and checks that it can be honoured; safe to repeat and to race.
-        Called on the driver before the first batch of a run. Returns the table's id.
+        """Creates the table if it does not exist, and checks it. Returns the table's id.
 
-        Raises SinkRefused or SchemaMismatch.
+        Called on the driver before the first batch of a run. Idempotent, and safe to call concurrently.
+
+        Raises:
+            SinkRefused, SchemaMismatch: the table cannot be used.
         """
 
     @abstractmethod
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        """A writer for one attempt, in a task."""
+        """Returns a writer for one attempt; called in a task."""
 
     @abstractmethod
     def open_table(self, context: SinkContext) -> SinkTable:
-        """The table as it is now, checked again. Raises SinkRefused, SchemaMismatch or SinkDiverged."""
+        """Returns a handle of the table's current version, after checking it.
+
+        Raises:
+            SinkRefused, SchemaMismatch, SinkDiverged: the table cannot be used.
+        """
 
     @abstractmethod
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
-        """Removes files of this sink that were written and never published.
+        """Removes files of this sink that were written but never published.
 
         Args:
-            is_leftover: asked with (generation, ordinal, path) of each file that the sink wrote, that no version of
-                the table which can still be read names.
+            context: the sink.
+            is_leftover: called with (generation, ordinal, path) of each file that this sink wrote and that no readable
+                version of the table references.
 
         Returns:
-            what was removed.
+            The names of the removed files.
         """
 
     @abstractmethod
     def shadow(self) -> Sink:
-        """The same sink into the table beside its own whose name ends in ``_shadow``."""
+        """Returns the sink for the shadow table, whose name has the suffix ``_shadow``."""

@@ -1,10 +1,9 @@
-"""How far event time has come: declared on a stream, computed per source."""
+"""Watermark strategies: declared on a stream, computed per source."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
@@ -15,12 +14,12 @@ _TIME_TYPES = ("timestamp", "timestamp_ntz", "bigint")
 
 @dataclass(frozen=True)
 class WatermarkStrategy:
-    """Which column has a row's event time, and how late a row may come.
+    """The timestamp column of a stream, and how late rows may arrive.
 
     Attributes:
-        out_of_orderness: milliseconds by which the watermark stays behind the latest event time.
-        column: of event time: a datetime, or a whole number of milliseconds since 1970.
-        idleness: milliseconds for which a source without rows still holds back the watermark.
+        out_of_orderness: milliseconds by which the watermark lags the latest event time.
+        column: timestamp column: a datetime, or an int in milliseconds since 1970.
+        idleness: milliseconds for which a source without rows holds back the watermark; 0 for no limit.
     """
 
     out_of_orderness: int
@@ -29,41 +28,51 @@ class WatermarkStrategy:
 
     @classmethod
     def for_bounded_out_of_orderness(cls, max_out_of_orderness: timedelta) -> WatermarkStrategy:
-        """For rows that come at most so much later than later ones. Raises JobDefinitionError."""
+        """Returns a strategy for rows that arrive at most this much out of order. Raises JobDefinitionError."""
         return cls(_milliseconds("the bound of out-of-orderness", max_out_of_orderness))
 
     @classmethod
     def for_monotonous_timestamps(cls) -> WatermarkStrategy:
-        """For rows that come in order of event time, batch by batch."""
+        """Returns a strategy for batches that arrive in order of event time."""
         return cls(0)
 
     def with_timestamp_column(self, column: str) -> WatermarkStrategy:
-        """The same, with event time in `column`. A row without a value has no event time."""
+        """Returns the strategy with the timestamp column. A row whose value is null has no event time."""
         return replace(self, column=column)
 
     def with_idleness(self, timeout: timedelta) -> WatermarkStrategy:
-        """The same; a source without new rows holds the watermark back until it had none for so long, by processing
-        time. Without this it never does. Raises JobDefinitionError."""
+        """Returns the strategy with an idle timeout, in processing time.
+
+        A source without new rows holds back the watermark until the timeout; without a timeout, it does so forever.
+        Raises JobDefinitionError.
+        """
         return replace(self, idleness=_milliseconds("the time until a source is idle", timeout))
 
     def check(self, schema: RowSchema) -> None:
-        """Raises JobDefinitionError when rows of `schema` have no such event time."""
+        """Raises JobDefinitionError if `schema` does not have the timestamp column, or the column has another type."""
         if not self.column:
-            raise JobDefinitionError("a watermark strategy has no event time", hint="name the column: "
-                                     "strategy.with_timestamp_column(\"time\")")  # fmt: skip
+            raise JobDefinitionError(
+                "a watermark strategy has no timestamp column",
+                hint='declare it: strategy.with_timestamp_column("time")',
+            )
         kind = schema.column(self.column).spark_type
         if kind not in _TIME_TYPES:
-            raise JobDefinitionError("a column of event time has another type", hint="declare it as datetime, or as "
-                                     "int for milliseconds since 1970", column=self.column, type=kind)  # fmt: skip
+            raise JobDefinitionError(
+                "a timestamp column has an unsupported type",
+                hint="declare it as datetime, or as int for milliseconds since 1970",
+                column=self.column,
+                type=kind,
+            )
 
 
 def has_event_time(schema: RowSchema, column: str) -> bool:
-    """Whether rows have a column of that name that can be event time."""
+    """Returns whether `schema` has a column of this name and of a timestamp type."""
     return any(c.name == column and c.spark_type in _TIME_TYPES for c in schema.columns)
 
 
-def _milliseconds(what: str, duration: Any) -> int:
+def _milliseconds(what: str, duration: object) -> int:
     if not isinstance(duration, timedelta) or duration < timedelta():
-        raise JobDefinitionError(f"{what} is not a duration", hint="give a timedelta, zero or more",
-                                 given=repr(duration))  # fmt: skip
+        raise JobDefinitionError(
+            f"{what} is not a duration", hint="pass a timedelta of zero or more", given=repr(duration)
+        )
     return duration // _MILLISECOND

@@ -1,1 +1,1 @@
-"""The durable truth: the log, manifests, what is garbage, what a restore does. Imports neither Spark nor RocksDB."""
+"""Log, manifests, savepoints and restores of a job root. Imports neither Spark nor RocksDB."""

@@ -1,19 +1,28 @@
-"""Records about checkpoints and runs, for people and statistics: outside collection, never needed for safety."""
+"""The history of a job: stored records of checkpoints, commands and failures.
+
+The history serves display and statistics only. No protocol step depends on it, and garbage collection ignores it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
-from itertools import takewhile
 
 import msgspec
 
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import (
+    COMPLETED,
+    SAVEPOINT_RECORD,
+    ActionRecord,
+    CheckpointRecord,
+    Record,
+    in_order,
+)
 from stateflow.errors import DataError, StateflowError, TooLarge
-from stateflow.state.handles import Document
 from stateflow.storage import Storage
 from stateflow.storage.paths import HISTORY, history
 
@@ -21,176 +30,42 @@ log = logging.getLogger(__name__)
 
 _CHECKPOINTS = re.compile(r"history/[0-9]{20}-checkpoints?(?:-([0-9]+)-[0-9a-f]{8})?\.json")
 LIMIT = 16 << 20
-"""Largest object of the history that is written, and that is read, in bytes."""
-COMPLETED, ABORTED = "completed", "aborted"
+"""Size of the largest history object that is written or read, in bytes."""
 BACKGROUND = "background"
-"""The kind of the records of background work that failed."""
+"""Kind of the records of failed background work."""
 FAILURE = "failure"
-"""The kind of the records of runs that ended with an error."""
-_ONLY = "run"
-"""The record of a run's failure has this in its name: there is one of a generation."""
+"""Kind of the records of runs that ended with an error."""
+_RUN = "run"
+"""Part of the name of a run's failure record: a generation has at most one."""
 MADE = "made"
-"""The record of how a fork began has this in its name; part of the stored format."""
-
-
-class Spread(Document, frozen=True, kw_only=True):
-    """How a figure of the subtasks is spread."""
-
-    min: float
-    avg: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Of at least one value."""
-        return cls(min=min(values), avg=round(sum(values) / len(values), 3), max=max(values))
-
-
-class CheckpointRecord(Document, frozen=True, kw_only=True):
-    """What one checkpoint was like, completed or aborted."""
-
-    checkpoint_id: int
-    """Of an aborted one that of the checkpoint before it, 0 when there was none; 0 in the record that a manifest has of
-    its own checkpoint, which is known to its log entry only."""
-    generation: int
-    ordinal: int
-    run: int = 0
-    """Number of its run, counted from the job's first; 0 in records of older versions."""
-    committed_at: str
-    """When it ended; of one that is known from its manifest only, when that was written."""
-    duration_ms: float
-    """Of its batches, and from its barrier to its end."""
-    increment_bytes: int
-    full_bytes: int
-    files: int
-    rows_in: int
-    rows_out: dict[str, int]
-    compaction_bytes: int = 0
-    by: str = ""
-    """Host and process id of the run's driver; empty in records of older versions."""
-    reason: str = ""
-    """Who or what asked for the run."""
-    status: str = COMPLETED
-    failure: str = ""
-    """Why it was aborted."""
-    triggered_at: str = ""
-    """When its last batch began."""
-    trigger_ms: float = 0
-    """From there until the positions were captured."""
-    start_delay_ms: float = 0
-    """From the beginning of its last batch until the first subtask was at the barrier."""
-    alignment_ms: float = 0
-    """From there until the last subtask was."""
-    sync_ms: float = 0
-    """The longest that a subtask worked on nothing but its snapshot."""
-    async_ms: float = 0
-    """From the last report until all files were stored; 0 when they are stored before a task reports."""
-    commit_ms: float = 0
-    """Of writing the manifest and the COMMIT."""
-    publish_ms: float = 0
-    new_files: int = 0
-    """Of state, among `files`: stored for this checkpoint."""
-    manifest_bytes: int = 0
-    subtasks: dict[str, Spread] = {}
-    """Over the subtasks that have state: ``sync_ms``, ``increment_bytes``, ``full_bytes``."""
-
-
-class ActionRecord(Document, frozen=True, kw_only=True):
-    """Something that was done to the job, by a person or on a schedule."""
-
-    seq: int
-    """Of the log entry that was the newest then; of a savepoint's and a stop's checkpoint; of the CLAIM that goes
-    back; of a rejection, that of its plan."""
-    kind: str
-    """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
-    ``stop``, ``background``, ``failure`` (of a run)."""
-    at: str
-    by: str
-    reason: str = ""
-    took_ms: float = 0
-    bytes: int = 0
-    facts: dict[str, str] = {}
-
-
-Record = CheckpointRecord | ActionRecord
-
-
-def seq_of(record: Record) -> int:
-    """The log entry that a record is about."""
-    return record.checkpoint_id if isinstance(record, CheckpointRecord) else record.seq
-
-
-def is_point(record: Record) -> bool:
-    """Whether the job stood at what the record is about: a checkpoint, what was gone back to, what a fork began
-    with."""
-    if isinstance(record, CheckpointRecord) or record.kind in ("restore", "rewind"):
-        return True
-    return record.kind == "fork" and "of" in record.facts
-
-
-def in_order(records: Iterable[Record]) -> list[Record]:
-    """What came first stands first: points by log entry, and what was done with them by time in between.
-
-    Hosts' clocks may differ: whatever they say, nothing is done with a point before it is there, or with a savepoint
-    after it was disposed of.
-    """
-    known = sorted(records, key=seq_of)
-    points = [r for r in known if is_point(r)]
-    made = {
-        r.facts.get("id"): _time(r.at) for r in known if isinstance(r, ActionRecord) and r.kind == "savepoint"
-    }
-    return sorted(known, key=lambda r: _rank(r, points, made))
-
-
-def _rank(
-    record: Record, points: list[Record], made: dict[str | None, datetime]
-) -> tuple[int, bool, datetime, bool, str]:
-    at, seq = _time_of(record), seq_of(record)
-    if isinstance(record, CheckpointRecord) or is_point(record):
-        return seq, False, at, False, ""
-    disposes = record.kind == "dispose"
-    if disposes:
-        at = max(at, made.get(record.facts.get("id"), at))
-    later = bisect_right(points, seq, key=seq_of)
-    # Others went on meanwhile; up to the first point that is younger, whatever the clocks behind it say.
-    behind = later + sum(1 for _ in takewhile(lambda p: _time_of(p) <= at, points[later:]))
-    told = f"{record.kind} {sorted(record.facts.items())}"
-    return seq_of(points[behind - 1]) if behind else seq, True, at, disposes, told
-
-
-def _time_of(record: Record) -> datetime:
-    return _time(record.committed_at if isinstance(record, CheckpointRecord) else record.at)
-
-
-def _time(text: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+"""Part of the name of the record of a fork's origin; belongs to the stored format."""
 
 
 def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
-    """Adds a record of an action. An error is logged, and fails nothing: history is never needed for safety.
+    """Stores the record of an action. Logs an error instead of raising it, because no protocol step needs the history.
 
     Args:
-        unique: tells it from another action at the same entry.
+        storage: the job root.
+        record: the record.
+        unique: distinguishes it from other actions of the same kind at the same log entry.
     """
     try:
         key = history(record.seq, f"{record.kind}-{unique[:12]}")
         storage.put_new(key, _encoded(record))
     except Exception as e:
         known = isinstance(e, StateflowError | OSError)
-        log.warning(
-            "the history record of a %s was not written: %s", record.kind, e, exc_info=None if known else e
-        )
+        log.warning("could not write the history record of a %s: %s", record.kind, e, exc_info=None if known else e)
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:
-    """Stores records as one object, named after the newest. Raises StorageError or ConfigError.
+    """Stores records as one object, named after the newest.
 
     Args:
-        unique: hexadecimal, tells the object from others.
+        storage: the job root.
+        records: the records.
+        unique: hexadecimal, distinguishes the object from others.
+
+    Raises StorageError or ConfigError.
     """
     if not records:
         return
@@ -199,11 +74,11 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
         data = _encoded(records)
     except TooLarge as e:
         if len(records) == 1:
-            log.warning("the history of checkpoint %d is left out: %s", newest, e)
+            log.warning("skipped the history record of checkpoint %d: %s", newest, e)
             return
         half = len(records) // 2
         for number, part in enumerate((records[:half], records[half:])):
-            # Of their own, because aborted checkpoints have the id of the one before them.
+            # Each part needs its own name: aborted checkpoints have the id of the checkpoint before them.
             write_records(storage, part, hashlib.sha256(f"{unique}-{number}".encode()).hexdigest())
         return
     storage.put_new(history(newest, f"checkpoints-{len(records)}-{unique[:8]}"), data)
@@ -212,18 +87,25 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
 def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
     data = msgspec.json.encode(record)
     if len(data) > LIMIT:
-        raise TooLarge("a history record is too large to be read again", hint="use shorter names and reasons",
-                       size=len(data), limit=LIMIT)  # fmt: skip
+        raise TooLarge(
+            "a history record is too large to be read again",
+            hint="use shorter names and reasons",
+            size=len(data),
+            limit=LIMIT,
+        )
     return data
 
 
 def trim_history(storage: Storage, keep: int) -> None:
-    """Removes all but the newest objects, which have at least so many records. Raises StorageError or ConfigError."""
-    storage.delete(_superfluous(storage, keep))
+    """Deletes all but the newest objects that together have at least `keep` records.
+
+    Raises StorageError or ConfigError.
+    """
+    storage.delete(_keys_to_trim(storage, keep))
 
 
 def background_failures(storage: Storage, generation: int) -> list[ActionRecord]:
-    """What failed last of each kind of background work of a run, by the name of the work."""
+    """Returns the last failure record of each kind of background work of a run, ordered by the name of the work."""
     found: dict[str, ActionRecord] = {}
     prefix = history(generation, f"{BACKGROUND}-").removesuffix(".json")
     for blob in storage.list(prefix):
@@ -235,33 +117,38 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
 
 
 def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
-    """The error that a run ended with; None for one that works, was killed, or ended in good order."""
-    found = _read(storage, history(generation, f"{FAILURE}-{_ONLY}"))
+    """Returns the record of the error that a run ended with; None for a run that works, was killed, or succeeded."""
+    found = _read(storage, history(generation, f"{FAILURE}-{_RUN}"))
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
 def record_run_failure(storage: Storage, record: ActionRecord) -> None:
     """Stores the record of a run's failure, which `run_failure` finds."""
-    write_action(storage, record, _ONLY)
+    write_action(storage, record, _RUN)
 
 
-def savepoints_elsewhere(storage: Storage) -> list[ActionRecord]:
-    """The records of savepoints that were made outside of the job root; some of them may be gone."""
-    actions = [record for record in read_history(storage) if isinstance(record, ActionRecord)]
+def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[ActionRecord]:
+    """Returns the records of savepoints of these checkpoints that were made outside of the job root.
+
+    The savepoints may have been deleted since. Only the records of savepoints are read, not the whole history.
+    """
+    names = tuple(history(checkpoint, f"{SAVEPOINT_RECORD}-").removesuffix(".json") for checkpoint in checkpoints)
+    keys = [blob.key for blob in storage.list(HISTORY) if blob.key.startswith(names)]
+    records = [record for key in keys for record in _read(storage, key) if isinstance(record, ActionRecord)]
     root = f"{storage.uri.rstrip('/')}/"
-    return [
-        r for r in actions
-        if r.kind == "savepoint" and not r.facts.get("path", root).startswith(root)
-    ]  # fmt: skip
+    return [record for record in records if not record.facts.get("path", root).startswith(root)]
 
 
-def beginning(storage: Storage) -> ActionRecord | None:
-    """What a fork, or a job root that began with a savepoint, was made from; None for another job, and once trimmed."""
+def read_origin(storage: Storage) -> ActionRecord | None:
+    """Returns the record of what a fork, or a job root created from a savepoint, started with.
+
+    Returns None for other jobs, and after the record was trimmed.
+    """
     found = _read(storage, history(1, f"fork-{MADE}"))
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
-def _superfluous(storage: Storage, keep: int) -> list[str]:
+def _keys_to_trim(storage: Storage, keep: int) -> list[str]:
     keys = []
     for blob in reversed(storage.list(HISTORY)):
         if keep <= 0:
@@ -272,14 +159,16 @@ def _superfluous(storage: Storage, keep: int) -> list[str]:
 
 
 def read_records(
-    storage: Storage, newest: int | None = None, told: Iterable[CheckpointRecord] = ()
+    storage: Storage, newest: int | None = None, pending: Iterable[CheckpointRecord] = ()
 ) -> list[CheckpointRecord]:
-    """The newest records of checkpoints, oldest first; all of them without a number.
+    """Returns the newest records of checkpoints, oldest first.
 
     Args:
-        told: what is known besides the objects, from the newest manifest.
+        storage: the job root.
+        newest: maximum number of records; None for all.
+        pending: records that only the newest manifest contains.
     """
-    found = {_identity(record): record for record in told}
+    found = {_identity(record): record for record in pending}
     enough = None if newest is None else newest + len(found)
     for blob in reversed(storage.list(HISTORY)):
         if enough is not None and len(found) >= enough:
@@ -289,13 +178,14 @@ def read_records(
     return ordered[-newest:] if newest is not None else ordered
 
 
-def read_history(storage: Storage, told: Iterable[CheckpointRecord] = ()) -> list[Record]:
-    """All records of completed checkpoints and of actions, in order, which their names alone do not tell.
+def read_history(storage: Storage, pending: Iterable[CheckpointRecord] = ()) -> list[Record]:
+    """Returns all records of completed checkpoints and of actions, in the order of `in_order`.
 
     Args:
-        told: as for `read_records`.
+        storage: the job root.
+        pending: records that only the newest manifest contains.
     """
-    found: dict[object, Record] = {_identity(record): record for record in told}
+    found: dict[object, Record] = {_identity(record): record for record in pending}
     for blob in storage.list(HISTORY):
         for record in _read(storage, blob.key):
             key = _identity(record) if isinstance(record, CheckpointRecord) else blob.key
@@ -308,7 +198,7 @@ def _identity(record: CheckpointRecord) -> tuple[int, int, str]:
 
 
 def _read(storage: Storage, key: str) -> Sequence[Record]:
-    """Nothing for one that does not decode, or was just trimmed: history is never needed for safety."""
+    """Returns the records of an object; none if it does not decode or was just trimmed."""
     matched = _CHECKPOINTS.fullmatch(key)
     try:
         data = storage.get(key, LIMIT)
@@ -319,3 +209,35 @@ def _read(storage: Storage, key: str) -> Sequence[Record]:
         return msgspec.json.decode(data, type=list[CheckpointRecord])
     except (msgspec.DecodeError, UnicodeDecodeError, DataError):
         return []
+
+
+def read_pending_records(root: JobRoot, head: Head) -> list[CheckpointRecord]:
+    """Returns the records that only the manifest of `head` contains; none when it cannot be read.
+
+    A damaged manifest is logged only: the steps that need it raise the error.
+    """
+    try:
+        manifest = root.checkpoints.manifest_at(head)
+    except StateflowError as e:
+        log.warning("could not read the history of the newest checkpoint: %s", e)
+        return []
+    return manifest.pending_records(head.checkpoint_id) if manifest else []
+
+
+def flush_pending_records(root: JobRoot, head: Head) -> None:
+    """Stores the pending records of `head` in the history. Storing them again is harmless; an error is logged only."""
+    try:
+        store_pending_records(root, head, read_pending_records(root, head))
+    except StateflowError as e:
+        log.warning("could not write the history of the newest checkpoints: %s", e)
+
+
+def store_pending_records(root: JobRoot, head: Head, records: Sequence[CheckpointRecord]) -> None:
+    """Stores records that only the manifest of `head` contains.
+
+    The object's name depends only on the manifest, so that repeated starts store the same records only once.
+
+    Raises StorageError or ConfigError.
+    """
+    manifest = head.entry.manifest
+    write_records(root.storage, records, manifest.sha256 if manifest else root.clock.new_id())

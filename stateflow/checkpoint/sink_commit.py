@@ -1,8 +1,8 @@
-"""Making a checkpoint's output visible in a sink that is fenced as well.
+"""Publishes a checkpoint's output in a sink's table exactly once.
 
-A sink's table keeps a token per application: the id of the last checkpoint published there. Reading the token and
-committing the next use one handle of the table, so that the pair is a compare-and-swap. `decide` is the whole rule;
-``docs/design/0002`` tells which histories it excludes.
+A sink's table stores a token per application: the id of the last checkpoint published there. Reading the token and
+committing the next one use the same table handle, so that the pair is a compare-and-swap, which also fences the sink.
+`decide` is the complete rule; ``docs/design/0002`` describes the failures that it excludes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stateflow import failpoints
-from stateflow.checkpoint.documents import PublishedOutput
-from stateflow.checkpoint.log import CheckpointLog, Head
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.documents import PublishedOutput
 from stateflow.errors import Fenced, MissingFile, SinkDiverged, StorageError
 from stateflow.state.handles import Committable
 
@@ -22,21 +22,22 @@ _TRIES = 50
 
 
 class Decision(enum.Enum):
-    """What to do with one checkpoint's output, given the table's token."""
+    """What to do with a checkpoint's output, given the table's token."""
 
     PUBLISH = "publish"
     ALREADY = "already published"
-    WENT_BACK = "the table went back without us"
-    FOREIGN = "the table holds output of a checkpoint that is not on the job's line"
-    UNKNOWN_FUTURE = "the table is ahead of the log entry that we know"
+    ROLLED_BACK = "the table was restored to an older version outside of this job"
+    FOREIGN = "the table has output of a checkpoint that the job's current state does not descend from"
+    UNKNOWN_FUTURE = "the table's token is newer than the newest log entry known to the caller"
 
 
 def decide(token: int, published: int, checkpoint: int, head: int) -> Decision:
-    """What the table's `token` means for publishing `checkpoint`.
+    """Returns what a table's token means for publishing a checkpoint.
 
     Args:
-        token: checkpoint id that the table holds; 0 when it holds none.
-        published: the last checkpoint of this job's line before `checkpoint` that was published there.
+        token: checkpoint id stored in the table; 0 for none.
+        published: id of the last ancestor of `checkpoint` that was published there.
+        checkpoint: id of the checkpoint to publish.
         head: the newest sequence number that the caller knows.
     """
     if token > head:
@@ -44,51 +45,57 @@ def decide(token: int, published: int, checkpoint: int, head: int) -> Decision:
     if token >= checkpoint:
         return Decision.ALREADY
     if token < published:
-        return Decision.WENT_BACK
+        return Decision.ROLLED_BACK
     if token > published:
-        # A driver that was paused before it published a checkpoint which the job then gave up; or the log lost its
-        # newest entry. The rows of that checkpoint are in the table, and would come a second time.
+        # A paused driver published a checkpoint that the job had dropped; or the log lost its newest entry. The rows of
+        # that checkpoint are in the table, and would be written a second time.
         return Decision.FOREIGN
     return Decision.PUBLISH
 
 
 class TableHandle(Protocol):
-    """A sink's table as it was at one moment."""
+    """A snapshot of a sink's table."""
 
     table_id: str
     version: int
     token: int | None
-    """The last checkpoint that was published; None of what cannot remember it."""
+    """The last checkpoint that was published; None for a sink that cannot store it."""
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Those of the files that are not there with their size."""
+        """Returns the paths of files that are not stored with their size."""
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         """Adds the files and sets the token in one commit; returns the table's new version.
 
-        None when the table changed after this handle was made, by this application or another: open again and decide
-        anew.
+        Returns None when any application changed the table after this handle was opened: open the table and decide
+        again.
         """
 
 
 class PublishingSink(Protocol):
-    """What publishing needs of a sink."""
+    """A sink as publishing requires it."""
 
     @property
     def uid(self) -> str:
-        """The sink's name in the job."""
+        """The sink's uid in the job."""
 
     @property
     def location(self) -> str:
-        """Where its table is, for people; empty for what has no place."""
+        """Path or address of its table, for display; empty for a sink without one."""
 
     def open_table(self) -> TableHandle:
-        """The table as it is now. Raises SinkDiverged or SinkRefused when it is not one that may be written to."""
+        """Returns the current table. Raises SinkDiverged or SinkRefused for a table that may not be written."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One checkpoint's output for one sink, and what is known of the sink."""
+    """A checkpoint's output for one sink.
+
+    Attributes:
+        checkpoint_id: id of the checkpoint.
+        committables: the files to publish.
+        known: the last known position of the sink's table.
+    """
 
     checkpoint_id: int
     committables: list[Committable]
@@ -96,25 +103,37 @@ class Output:
 
 
 def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
-    """Makes the output visible exactly once; returns where the sink stands then.
+    """Publishes a checkpoint's output exactly once; returns the new position of the sink's table.
+
+    Args:
+        sink: the sink.
+        output: the output.
+        log: the job's log.
+        head: the newest entry that the caller knows.
 
     Raises:
         Fenced: a newer run published there.
-        SinkDiverged: the table went back, was replaced, or knows checkpoints that the log does not.
-        MissingFile: a file to be published is gone.
+        SinkDiverged: the table was restored or replaced, or has checkpoints that the log does not have.
+        MissingFile: a file to publish does not exist.
+        StorageError: other commits to the table were first each time.
     """
     known = output.known.checkpoint_id
-    return _published(
-        sink, output, log, lambda token: decide(token, known, output.checkpoint_id, head.entry.seq)
-    )
+    return _published(sink, output, log, lambda token: decide(token, known, output.checkpoint_id, head.entry.seq))
 
 
 def publish_early(
     sink: PublishingSink, committables: list[Committable], known: PublishedOutput, log: CheckpointLog, head: Head
-) -> PublishedOutput:  # fmt: skip
-    """Makes output visible that no checkpoint has yet; it comes again when none ever does.
+) -> PublishedOutput:
+    """Publishes output before its checkpoint, at least once: it is published again if the checkpoint fails.
 
-    Returns where the sink stands then: behind the same checkpoint as before, one version later.
+    Args:
+        sink: the sink.
+        committables: the files to publish.
+        known: the last known position of the sink's table.
+        log: the job's log.
+        head: the newest entry that the caller knows.
+
+    Returns the new position of the sink's table: the same checkpoint as before, at a newer version.
 
     Raises as `publish` does.
     """
@@ -122,10 +141,10 @@ def publish_early(
     def judge(token: int) -> Decision:
         if token == known.checkpoint_id:
             return Decision.PUBLISH
-        # As for the next checkpoint, which will have a higher number than everything that is known.
+        # Decide as for the next checkpoint, whose number will be higher than all known numbers.
         return decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
 
-    # The token stays: of what is published now, no checkpoint knows.
+    # The token stays, because no checkpoint contains this output yet.
     return _published(sink, Output(known.checkpoint_id, committables, known), log, judge)
 
 
@@ -138,24 +157,31 @@ def _published(
         failpoints.hit("publish.before")
         decision = judge(_token(table, output.known))
         if decision is Decision.ALREADY:
-            return _standing(table, table.version, output)
+            return _position(table, table.version, output)
         if decision is not Decision.PUBLISH:
             raise _refusal(decision, sink, table, log)
         _check_files(sink.uid, table, output)
         version = table.commit(output.checkpoint_id, output.committables)
         if version is not None:
             failpoints.hit("publish.after")
-            return _standing(table, version, output)
-    raise StorageError("the sink's table changes too fast to publish", sink=sink.uid, tries=_TRIES)
+            return _position(table, version, output)
+    raise StorageError("other commits to the sink's table were first each time", sink=sink.uid, tries=_TRIES)
 
 
-def check_standing(sink: PublishingSink, known: PublishedOutput, log: CheckpointLog, head: Head) -> None:
-    """Raises Fenced or SinkDiverged unless the sink stands where the log says, with nothing pending."""
+def check_sink_position(sink: PublishingSink, known: PublishedOutput, log: CheckpointLog, head: Head) -> None:
+    """Raises Fenced or SinkDiverged unless the token of a sink without pending output matches the log.
+
+    Args:
+        sink: the sink.
+        known: the position of the sink's table in the log.
+        log: the job's log.
+        head: the newest entry that the caller knows.
+    """
     table = sink.open_table()
     _check_identity(sink, table, known)
     token = _token(table, known)
     if token != known.checkpoint_id:
-        # As for the next checkpoint, which will have a higher number than everything that is known.
+        # Decide as for the next checkpoint, whose number will be higher than all known numbers.
         decision = decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
         raise _refusal(decision, sink, table, log)
 
@@ -164,49 +190,70 @@ def _token(table: TableHandle, known: PublishedOutput) -> int:
     return known.checkpoint_id if table.token is None else table.token
 
 
-def _standing(table: TableHandle, version: int, output: Output) -> PublishedOutput:
+def _position(table: TableHandle, version: int, output: Output) -> PublishedOutput:
     return PublishedOutput(table_id=table.table_id, version=version, checkpoint_id=output.checkpoint_id)
 
 
 def _check_identity(sink: PublishingSink, table: TableHandle, known: PublishedOutput) -> None:
     if known.table_id and table.table_id != known.table_id:
-        raise SinkDiverged("the sink's table is another one than before", hint="it was dropped and made again: either "
-                           "put the old one back, or give the sink a new uid to go on with a new table", sink=sink.uid,
-                           **_at(sink), known=known.table_id, found=table.table_id)  # fmt: skip
+        raise SinkDiverged(
+            "the sink's table was replaced by another table",
+            hint="it was dropped and created again: restore the old table, or give the sink a new uid to continue with "
+            "the new table",
+            sink=sink.uid,
+            **_at(sink),
+            known=known.table_id,
+            found=table.table_id,
+        )
 
 
 def _at(sink: PublishingSink) -> dict[str, str]:
-    """The table's place as a fact of an error."""
+    """Returns the table's location as a fact of an error."""
     return {"table": sink.location} if sink.location else {}
 
 
 def _check_files(uid: str, table: TableHandle, output: Output) -> None:
     missing = table.missing(output.committables)
     if missing:
-        raise MissingFile("output that is not yet published was deleted", hint="was the table vacuumed? the run goes "
-                          "back to the checkpoint before it", sink=uid, checkpoint=output.checkpoint_id,
-                          files=missing[:3])  # fmt: skip
+        raise MissingFile(
+            "output was deleted before it was published",
+            hint="check whether the table was vacuumed; the run restores the checkpoint before it",
+            sink=uid,
+            checkpoint=output.checkpoint_id,
+            files=missing[:3],
+        )
 
 
-def _refusal(
-    decision: Decision, sink: PublishingSink, table: TableHandle, log: CheckpointLog
-) -> Fenced | SinkDiverged:
-    if decision is Decision.WENT_BACK:
-        return SinkDiverged("the sink's table went back without this job", hint="either restore the table to the "
-                            "version before that, or take the job back to where the table is: stateflow restore",
-                            sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip
+def _refusal(decision: Decision, sink: PublishingSink, table: TableHandle, log: CheckpointLog) -> Fenced | SinkDiverged:
+    if decision is Decision.ROLLED_BACK:
+        return SinkDiverged(
+            "the sink's table was restored to an older version outside of this job",
+            hint="undo that restore of the table, or restore the job to the same position: stateflow restore",
+            sink=sink.uid,
+            **_at(sink),
+            token=table.token,
+        )
     if decision is Decision.FOREIGN:
-        return SinkDiverged("the sink's table holds output of a checkpoint that the job gave up, or its log lost",
-                            hint="either restore the table to the version before that checkpoint, or give the sink a "
-                            "new uid and another table", sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip
+        return SinkDiverged(
+            "the sink's table has output of a checkpoint that the job dropped, or its log lost",
+            hint="restore the table to the version before that checkpoint, or give the sink a new uid and "
+            "another table",
+            sink=sink.uid,
+            **_at(sink),
+            token=table.token,
+        )
     newest = log.read_head()
     if newest is not None and table.token is not None and newest.entry.seq >= table.token:
         return Fenced(
-            "a newer run published to the sink",
-            hint="let the other run work",
-            sink=sink.uid,
-            token=table.token,
+            "a newer run published to the sink", hint="let the other run work", sink=sink.uid, token=table.token
         )
-    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="if the job root is a copy, "
-                        "run the original; else restore the table to a version that the log knows, or give the sink a "
-                        "new uid and another table", sink=sink.uid, **_at(sink), token=table.token)  # fmt: skip
+    return SinkDiverged(
+        "the sink's table has checkpoints that the log does not have",
+        hint="if the job root is a copy, "
+        "run the original; otherwise restore the table to a version that the log has, or give the sink a "
+        "new uid and another table",
+        sink=sink.uid,
+        **_at(sink),
+        token=table.token,
+        newest=newest.entry.seq if newest else 0,
+    )

@@ -1,64 +1,79 @@
-"""Commands about a job's checkpoints: which there are, what they cost, and one out of turn."""
+"""Commands that list, describe and trigger the checkpoints of a job."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import click
 import msgspec
 
-from stateflow import ops, recovery
-from stateflow.checkpoint.history import ABORTED, COMPLETED, CheckpointRecord
-from stateflow.recovery import CheckpointAsk
-from stateflow.terminal import (
-    JSON,
-    ROOT,
-    SECONDS,
-    WHO,
-    aligned,
-    human_bytes,
-    in_utc,
-    or_fail,
-    user,
-    with_options,
-)
+from stateflow import operations
+from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
+from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, current_user, print_json, with_options
+from stateflow.cli.formatting import align_columns, human_bytes, in_utc, to_seconds
+from stateflow.operations import CheckpointRequest
 
 _NEWEST = 20
 _TITLES = (
-    "checkpoint", "kept", "run", "ended (UTC)", "ms", "sync", "async", "commit", "publish", "rows", "increment",
-    "compaction", "full", "files", "new",
-)  # fmt: skip
-_SUMMED = (
-    "duration_ms", "trigger_ms", "start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "commit_ms", "publish_ms",
-    "increment_bytes", "compaction_bytes", "full_bytes", "manifest_bytes", "files", "new_files", "rows_in",
-)  # fmt: skip
+    "checkpoint",
+    "retained",
+    "gen",
+    "ended (UTC)",
+    "ms",
+    "sync",
+    "async",
+    "commit",
+    "publish",
+    "rows",
+    "increment",
+    "compaction",
+    "full",
+    "files",
+    "new",
+)
+_SUMMARIZED = (
+    "duration_ms",
+    "trigger_ms",
+    "start_delay_ms",
+    "alignment_ms",
+    "sync_ms",
+    "async_ms",
+    "commit_ms",
+    "publish_ms",
+    "increment_bytes",
+    "compaction_bytes",
+    "full_bytes",
+    "manifest_bytes",
+    "files",
+    "new_files",
+    "rows_in",
+)
 _PERCENTILES = (50, 90, 95, 99, 99.9)
 
 
 @click.group()
 def checkpoints() -> None:
-    """Look at a job's checkpoints, or make its run take one now."""
+    """List and describe the checkpoints of a job, or trigger one."""
 
 
 @checkpoints.command(name="list")
 @ROOT
-@click.option("--newest", type=click.IntRange(min=1), default=_NEWEST, show_default=True, help="How many.")
+@click.option(
+    "--newest", type=click.IntRange(min=1), default=_NEWEST, show_default=True, help="Number of checkpoints to list."
+)
 @JSON
 def list_(job_root: str, newest: int, as_json: bool) -> None:
-    """List the newest checkpoints, aborted ones included, and which of them are kept."""
-    records = or_fail(lambda: ops.history(job_root, newest))
-    kept = frozenset(or_fail(lambda: ops.describe(job_root)).retained)
+    """List the newest checkpoints, including aborted ones, and whether they are retained."""
+    records = operations.history(job_root, newest)
+    kept = frozenset(operations.describe(job_root).retained)
     if as_json:
-        click.echo(json.dumps([_as_object(record, kept) for record in records]))
+        print_json([_as_object(record, kept) for record in records])
         return
     rows = [_TITLES, *(_as_row(record, kept) for record in records)]
-    for line in aligned(rows) if records else ["no checkpoint yet"]:
+    for line in align_columns(rows) if records else ["no checkpoint yet"]:
         click.echo(line)
     for record in records:
         if record.status == ABORTED:
@@ -70,69 +85,81 @@ def list_(job_root: str, newest: int, as_json: bool) -> None:
 @click.argument("checkpoint", type=click.IntRange(min=1))
 @JSON
 def show(job_root: str, checkpoint: int, as_json: bool) -> None:
-    """Show what one kept checkpoint consists of."""
-    found = or_fail(lambda: ops.describe_checkpoint(job_root, checkpoint))
+    """Show the contents of a retained checkpoint."""
+    found = operations.describe_checkpoint(job_root, checkpoint)
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(found)))
+        print_json(found)
         return
-    click.echo(f"checkpoint {found.checkpoint_id} of run {found.generation}, batch {found.ordinal}, "
-               f"committed at {in_utc(found.committed_at)}")  # fmt: skip
-    record = next((r for r in or_fail(lambda: ops.history(job_root)) if _is_of(r, checkpoint)), None)
-    for line in _told(record) if record else []:
+    click.echo(
+        f"checkpoint {found.checkpoint_id} of generation {found.generation}, batch {found.ordinal}, "
+        f"committed at {in_utc(found.committed_at)}"
+    )
+    record = next((r for r in operations.history(job_root) if _is_of(r, checkpoint)), None)
+    for line in _statistics(record) if record else []:
         click.echo(line)
     for uid, offset in found.offsets.items():
         click.echo(f"  source {uid} at {offset}")
     for operator in found.operators:
-        click.echo(f"  state of {operator.uid}: {human_bytes(operator.bytes)} in {operator.files} files, "
-                   f"{operator.subtasks} subtasks, states {', '.join(operator.states) or 'none'}")  # fmt: skip
+        click.echo(
+            f"  state of {operator.uid}: {human_bytes(operator.bytes)} in {operator.files} files, "
+            f"{operator.subtasks} subtasks, states {', '.join(operator.states) or 'none'}"
+        )
 
 
 @checkpoints.command()
 @ROOT
 @click.option(
-    "--newest", type=click.IntRange(min=1), default=1000, show_default=True, help="How many to count."
+    "--newest", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of checkpoints to summarize."
 )
 @JSON
 def history(job_root: str, newest: int, as_json: bool) -> None:
-    """Sum up the newest checkpoints: how long they took, and how large they were."""
-    found = or_fail(lambda: ops.history(job_root, newest))
-    or_fail(lambda: ops.require_job(job_root))
+    """Summarize the durations and sizes of the newest checkpoints."""
+    found = operations.history(job_root, newest)
+    operations.require_job(job_root)
     records = [record for record in found if record.status == COMPLETED]
     aborted = len(found) - len(records)
-    summary = {what: _summary([float(getattr(r, what)) for r in records]) for what in _SUMMED}
+    summaries = {name: _summary([float(getattr(r, name)) for r in records]) for name in _SUMMARIZED}
     if as_json:
-        click.echo(json.dumps({"checkpoints": len(records), "aborted": aborted, **summary}))
+        print_json({"checkpoints": len(records), "aborted": aborted, **summaries})
         return
     click.echo(f"{len(records)} checkpoints" + (f", {aborted} aborted" if aborted else ""))
-    names = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
-    rows = [("", *names)]
-    for what, figures in summary.items():
-        rows.append(
-            (what.removesuffix("_bytes"), *(_shown(what, figures[n]) if figures else "-" for n in names))
-        )
-    for line in aligned(rows):
+    columns = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
+    rows = [("", *columns)]
+    for name, summary in summaries.items():
+        cells = (_format(name, summary[column]) if summary else "-" for column in columns)
+        rows.append((name.removesuffix("_bytes"), *cells))
+    for line in align_columns(rows):
         click.echo(line)
 
 
 @checkpoints.command()
 @ROOT
-@click.option("--timeout", type=SECONDS, default=600, show_default=True, metavar="SECONDS",
-              help="How long to wait for the run's next barrier.")  # fmt: skip
-@click.option("--patience", type=SECONDS, default=5, show_default=True, metavar="SECONDS",
-              help="How long to wait for a sign of a run.")  # fmt: skip
+@TIMEOUT
 @click.option(
-    "--full", is_flag=True, help="Store all state anew: it shares no file with any checkpoint before it."
+    "--patience",
+    type=SECONDS,
+    default=5,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until a run acknowledges the request.",
 )
-@with_options(WHO)
+@click.option("--full", is_flag=True, help="Store all state again; the checkpoint shares no file with an earlier one.")
+@with_options(REQUESTER_OPTIONS)
 @JSON
-def trigger(job_root: str, as_json: bool, full: bool, **options: Any) -> None:
-    """Make the next barrier of the job's run a checkpoint, whatever its interval."""
-    ask = CheckpointAsk(
-        by=options["by"] or user(), reason=options["reason"], timeout=timedelta(seconds=options["timeout"]),
-        patience=timedelta(seconds=options["patience"]), full=full,
-    )  # fmt: skip
-    made = or_fail(lambda: recovery.trigger_checkpoint(job_root, ask))
-    click.echo(json.dumps({"checkpoint_id": made}) if as_json else f"checkpoint {made}")
+def trigger(job_root: str, timeout: float, patience: float, full: bool, by: str, reason: str, as_json: bool) -> None:
+    """Make the next barrier of the job's run a checkpoint, regardless of the interval."""
+    request = CheckpointRequest(
+        by=by or current_user(),
+        reason=reason,
+        timeout=timedelta(seconds=timeout),
+        acknowledge_timeout=timedelta(seconds=patience),
+        full=full,
+    )
+    checkpoint = operations.trigger_checkpoint(job_root, request)
+    if as_json:
+        print_json({"checkpoint_id": checkpoint})
+    else:
+        click.echo(f"checkpoint {checkpoint}")
 
 
 def _as_row(r: CheckpointRecord, kept: frozenset[int]) -> tuple[str, ...]:
@@ -140,43 +167,52 @@ def _as_row(r: CheckpointRecord, kept: frozenset[int]) -> tuple[str, ...]:
     took = (f"{ms:.0f}" for ms in (r.duration_ms, r.sync_ms, r.async_ms, r.commit_ms, r.publish_ms))
     aborted = r.status == ABORTED
     return (
-        "aborted" if aborted else str(r.checkpoint_id), "yes" if r.checkpoint_id in kept and not aborted else "",
-        str(r.generation), r.committed_at[:19].replace("T", " "), *took, f"{r.rows_in:,}", *sizes, str(r.files),
+        "aborted" if aborted else str(r.checkpoint_id),
+        "yes" if r.checkpoint_id in kept and not aborted else "",
+        str(r.generation),
+        to_seconds(r.committed_at),
+        *took,
+        f"{r.rows_in:,}",
+        *sizes,
+        str(r.files),
         str(r.new_files),
-    )  # fmt: skip
+    )
 
 
-def _shown(what: str, value: float) -> str:
-    if what.endswith("_bytes"):
+def _format(name: str, value: float) -> str:
+    """Returns a figure with the unit that its name ends in."""
+    if name.endswith("_bytes"):
         return human_bytes(round(value))
-    return f"{value:,.1f}" if what.endswith("_ms") and value < 100 else f"{value:,.0f}"
+    return f"{value:,.1f}" if name.endswith("_ms") and value < 100 else f"{value:,.0f}"
 
 
 def _is_of(record: CheckpointRecord, checkpoint: int) -> bool:
     return record.status == COMPLETED and record.checkpoint_id == checkpoint
 
 
-def _told(r: CheckpointRecord) -> list[str]:
-    """What the history says of how it was made."""
-    lines = [f"  {r.rows_in:,} rows, {r.duration_ms:.0f} ms: trigger {r.trigger_ms:.0f}, start delay "
-             f"{r.start_delay_ms:.0f}, alignment {r.alignment_ms:.0f}, sync {r.sync_ms:.0f}, async {r.async_ms:.0f}, "
-             f"commit {r.commit_ms:.0f}, publish {r.publish_ms:.0f}",
-             f"  stored for it: {human_bytes(r.increment_bytes)}, compaction {human_bytes(r.compaction_bytes)}, "
-             f"{r.new_files} of {r.files} files, manifest {human_bytes(r.manifest_bytes)}"]  # fmt: skip
-    for what, spread in sorted(r.subtasks.items()):
+def _statistics(r: CheckpointRecord) -> list[str]:
+    """Returns the recorded durations and sizes of a checkpoint as lines."""
+    lines = [
+        f"  {r.rows_in:,} rows, {r.duration_ms:.0f} ms: trigger {r.trigger_ms:.0f}, start delay "
+        f"{r.start_delay_ms:.0f}, alignment {r.alignment_ms:.0f}, sync {r.sync_ms:.0f}, async {r.async_ms:.0f}, "
+        f"commit {r.commit_ms:.0f}, publish {r.publish_ms:.0f}",
+        f"  stored: {human_bytes(r.increment_bytes)}, compaction {human_bytes(r.compaction_bytes)}, "
+        f"{r.new_files} of {r.files} files, manifest {human_bytes(r.manifest_bytes)}",
+    ]
+    for name, spread in sorted(r.subtasks.items()):
         figures = (("min", spread.min), ("avg", spread.avg), ("max", spread.max))
-        shown = ", ".join(f"{name} {_shown(what, value)}" for name, value in figures)
-        lines.append(f"  per subtask, {what.removesuffix('_bytes')}: {shown}")
+        formatted = ", ".join(f"{column} {_format(name, value)}" for column, value in figures)
+        lines.append(f"  per subtask, {name.removesuffix('_bytes')}: {formatted}")
     return lines
 
 
-def _as_object(record: CheckpointRecord, kept: frozenset[int]) -> dict[str, Any]:
+def _as_object(record: CheckpointRecord, kept: frozenset[int]) -> dict[str, object]:
     is_kept = record.status == COMPLETED and record.checkpoint_id in kept
     return {**msgspec.to_builtins(record), "kept": is_kept}
 
 
 def _summary(values: Sequence[float]) -> dict[str, float]:
-    """Least, mean, percentiles by nearest rank, and most; empty when there is nothing."""
+    """Returns minimum, mean, percentiles by nearest rank, and maximum; empty without values."""
     if not values:
         return {}
     ordered = sorted(values)

@@ -1,8 +1,7 @@
-"""Settings: plain values in frozen dataclasses, validated once."""
+"""Settings of a run: frozen dataclasses whose values are validated when they are created."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import tempfile
 from collections.abc import Mapping
@@ -10,34 +9,28 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
+from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
+from stateflow.config.values import Choice, Count, Delay, check_one_of
 from stateflow.errors import ConfigError
-from stateflow.keygroups import DEFAULT_MAX_PARALLELISM
+from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
-COMPACTIONS = ("universal", "leveled")
-BACKENDS = ("rocksdb", "filesystem", "memory")
-LARGEST_INLINE = 1 << 20
-LARGEST_SORT = 1 << 31
-LARGEST_MEMORY_STATE = 24 << 20
-"""A manifest is read up to 64 MiB, its bytes are base64 there, and state is not all that is in it."""
-_INLINE_TOTAL = 16 << 20
-
-Count = int
-"""A whole number that may be 0."""
-Delay = timedelta
-"""A duration that may be zero."""
-Choice = str
-"""One of a list of words, in any case; underscores and hyphens are equal, so that Flink's constants are understood."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """When a run ends: caught up with what the sources held at its start, or earlier by one of these.
+    """End of a run: when it has caught up with what the sources held at its start, or earlier at a bound.
 
     Attributes:
-        max_tick_batches: how many batches without rows a run ends with at most, while timers are due.
-        drain: whether a run that is caught up takes its sources for ended, and so fires every event-time timer.
+        max_batches: maximum number of batches of a run.
+        max_duration: the run ends with the first batch that completes after this time, counted from when it was
+            restored.
+        max_tick_batches: maximum number of batches without rows at the end of a run, while timers are due; the next run
+            fires the rest.
+        drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
+            run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
+            close every open session at the end of each run. A run that ends at a bound before does not drain.
     """
 
     max_batches: int | None = None
@@ -48,7 +41,15 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """How much one micro-batch takes in at most."""
+    """Limits of the input of a micro-batch.
+
+    Attributes:
+        max_files_per_batch: maximum number of files in a batch, for file sources; without it, a batch takes all new
+            files.
+        max_rows_per_batch: maximum number of rows in a batch. Python sources get it as an argument. For Parquet files
+            in a local folder it limits the bytes of whole files. Other files are limited by
+            ``source.max_files_per_batch`` only; a limit that would have no effect is refused.
+    """
 
     max_files_per_batch: int | None = None
     max_rows_per_batch: int | None = None
@@ -56,21 +57,32 @@ class SourceSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When there is a checkpoint, how many of them stay restorable, and after how many of them garbage is collected.
+    """Checkpoint interval, mode, limits and retention.
 
     Attributes:
-        mode: ``exactly-once``: output becomes visible with the checkpoint that has it. ``at-least-once``: at its
-            barrier; state is exact all the same, and what was not committed when a run died comes again.
-        interval_batches, interval: a checkpoint behind so many batches, or so much time after the last one, whatever
-            comes first; with neither, behind each batch.
-        min_pause: a checkpoint is no sooner than this after the last one.
-        asynchronous: whether files are stored and checkpoints committed and published while the next batch works; if
-            not, a batch ends when all of that is done.
-        timeout: a checkpoint whose files are not stored by then is aborted.
-        max_in_flight: no barrier becomes a checkpoint while so many of them are not completed.
-        retained, max_age: checkpoints that can be restored: this many of the newest, and of these the ones that are not
-            older; the newest always.
-        tolerable_failures: how many checkpoints may fail one after the other; the next one fails the run.
+        mode: ``exactly-once`` publishes output with the checkpoint that contains it. ``at-least-once`` publishes it at
+            its barrier, also when no checkpoint follows; state is exact in both modes, and output that no checkpoint
+            contained when a run died is published again.
+        interval_batches: number of batches after which a checkpoint is made. Between checkpoints state files are
+            stored, but nothing is committed or published; a killed run repeats those batches. Without this setting and
+            ``checkpoints.interval``, each batch ends with a checkpoint.
+        interval: time since the last checkpoint after which the next batch ends with one. With both intervals, the one
+            that is reached first counts.
+        min_pause: minimum time between two checkpoints. Savepoints, stops and the end of a run ignore it.
+        asynchronous: store files, commit and publish while the next batch is processed. A batch then ends at its
+            barrier, and a kill repeats the batches whose checkpoints were incomplete. The run still ends when its last
+            checkpoint is published. Otherwise a batch ends after all of that.
+        timeout: a checkpoint whose files are not stored within this time after its barrier is aborted.
+        max_in_flight: maximum number of incomplete checkpoints. Further barriers do not become checkpoints; the next
+            checkpoint contains their output. Savepoints and stops ignore it.
+        tolerable_failures: number of consecutive aborted checkpoints that do not fail the run. The next checkpoint
+            publishes the output of an aborted one.
+        retained: number of checkpoints that are kept, the newest included. With 1, a run cannot return to the previous
+            checkpoint when output was deleted before it was published.
+        max_age: maximum age of kept checkpoints, by the clocks of the runs that committed them. Older ones are released
+            with the next checkpoints, at most half of them each time. The newest is always kept.
+        collect_every: number of checkpoints between two garbage collections; a run also collects at its end. With more
+            than 80 kept checkpoints, data is collected only after an eighth as many log entries.
     """
 
     mode: Choice = EXACTLY_ONCE
@@ -86,12 +98,17 @@ class CheckpointSettings:
     collect_every: int = 10
 
     def __post_init__(self) -> None:
-        _one_of("checkpoints.mode", self.mode, (EXACTLY_ONCE, AT_LEAST_ONCE), "mode of checkpoints")
+        check_one_of("checkpoints.mode", self.mode, (EXACTLY_ONCE, AT_LEAST_ONCE), "checkpoint mode")
 
 
 @dataclass(frozen=True)
 class FixedDelay:
-    """Of restarts that always wait as long."""
+    """Restart strategy ``fixed-delay``: a limited number of restarts, each after the same delay.
+
+    Attributes:
+        attempts: maximum number of restarts.
+        delay: time between a failure and the restart.
+    """
 
     attempts: int = 1
     delay: Delay = timedelta(seconds=1)
@@ -99,11 +116,16 @@ class FixedDelay:
 
 @dataclass(frozen=True)
 class ExponentialDelay:
-    """Of restarts that wait longer and longer.
+    """Restart strategy ``exponential-delay``: each delay is `multiplier` times the one before, up to `max_backoff`.
 
     Attributes:
-        reset_after: a run that has worked for so long begins with the shortest delay again.
-        jitter: which part of a delay is left to chance.
+        initial_backoff: delay of the first restart.
+        max_backoff: maximum delay.
+        multiplier: factor from one delay to the next; at least 1.
+        reset_after: time without failure after which the delay is ``initial_backoff`` again and the attempts are
+            counted from zero.
+        jitter: random part of a delay, added or subtracted, as a fraction in [0, 1).
+        attempts: maximum number of restarts; none for no limit.
     """
 
     initial_backoff: timedelta = timedelta(seconds=1)
@@ -115,16 +137,30 @@ class ExponentialDelay:
 
     def __post_init__(self) -> None:
         if self.multiplier < 1:
-            raise ConfigError("delays must not become shorter", hint="at least 1", value=self.multiplier,
-                              name="restart.exponential_delay.multiplier")  # fmt: skip
+            raise ConfigError(
+                "the multiplier of restart delays is too small",
+                hint="use at least 1",
+                value=self.multiplier,
+                name="restart.exponential_delay.multiplier",
+            )
         if self.jitter >= 1:
-            raise ConfigError("the part of a delay that is left to chance is too large", hint="below 1",
-                              value=self.jitter, name="restart.exponential_delay.jitter")  # fmt: skip
+            raise ConfigError(
+                "the jitter of restart delays is too large",
+                hint="use a value below 1",
+                value=self.jitter,
+                name="restart.exponential_delay.jitter",
+            )
 
 
 @dataclass(frozen=True)
 class FailureRate:
-    """Of restarts that go on while failures are rare."""
+    """Restart strategy ``failure-rate``: restarts unless more than `max_failures` failures occur within `interval`.
+
+    Attributes:
+        max_failures: maximum number of failures within the interval, its ends included; one more ends the run.
+        interval: length of the interval.
+        delay: time between a failure and the restart.
+    """
 
     max_failures: int = 1
     interval: timedelta = timedelta(minutes=1)
@@ -133,10 +169,13 @@ class FailureRate:
 
 @dataclass(frozen=True)
 class RestartSettings:
-    """Whether a run that has failed starts again by itself, before whoever launched it decides.
+    """Automatic restarts of a failed run, within the same process.
 
     Attributes:
-        strategy: one of `RESTART_STRATEGIES`.
+        strategy: restart strategy of a failed run, which starts again from the newest checkpoint within the same
+            process: ``none``, ``fixed-delay``, ``exponential-delay`` or ``failure-rate``. An error that a restart
+            cannot fix fails the run at once. When the strategy gives up, the run ends with its error, and Airflow's
+            retries apply.
     """
 
     strategy: Choice = "none"
@@ -145,16 +184,17 @@ class RestartSettings:
     failure_rate: FailureRate = FailureRate()
 
     def __post_init__(self) -> None:
-        _one_of("restart.strategy", self.strategy, RESTART_STRATEGIES, "restart strategy")
+        check_one_of("restart.strategy", self.strategy, RESTART_STRATEGIES, "restart strategy")
 
 
 @dataclass(frozen=True)
 class RequestSettings:
-    """How often a run looks at what others do.
+    """Polling intervals of a run.
 
     Attributes:
-        interval: for what outsiders ask of it: savepoints, a stop.
-        fence_interval: for a newer run that has claimed the job.
+        interval: how often a run looks for requests: savepoints and stops.
+        fence_interval: how often a run looks for a newer run that has claimed the job, to end a batch that cannot be
+            committed: one LIST and one GET. The log fences an older run independently of this setting.
     """
 
     interval: timedelta = timedelta(seconds=1)
@@ -163,103 +203,14 @@ class RequestSettings:
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """How many records of checkpoints and actions are kept for people."""
+    """Retention of the job's history.
+
+    Attributes:
+        retained: maximum number of records of checkpoints and actions in ``stateflow history``. A run removes older
+            ones at its start, at its end and every 100 batches.
+    """
 
     retained: int = 10_000
-
-
-@dataclass(frozen=True)
-class StateSettings:
-    """What keeps keyed state, and what is done with it beside what functions do.
-
-    Attributes:
-        backend: ``rocksdb``, ``filesystem`` or ``memory``. State that another one wrote is taken over.
-        incremental: whether RocksDB stores only files that the checkpoint before does not have.
-        memory_limit_bytes: the memory backend refuses more state than this, all operators and subtasks together.
-        inline_below_bytes: a subtask's state that is smaller goes into the manifest, with the filesystem backend.
-        ttl_cleanup_entries: how many due expiry entries a subtask works off per batch, for each state with a time to
-            live; a key group that is looked at counts as three.
-        cache_limit_bytes: what a host keeps at most of files of stores that are not open there, all jobs together, when
-            a store is opened; the least recently used go first.
-    """
-
-    backend: Choice = "rocksdb"
-    incremental: bool = True
-    memory_limit_bytes: int = 5 << 20
-    inline_below_bytes: int = 20 << 10
-    ttl_cleanup_entries: int = 1000
-    cache_limit_bytes: int = 20 << 30
-
-    def __post_init__(self) -> None:
-        _one_of("state.backend", self.backend, BACKENDS, "state backend")
-        why = "state in a manifest is written and read in one piece"
-        _at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE, why)
-        _at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE, why)
-
-    @property
-    def snapshots_are_full(self) -> bool:
-        """Whether a checkpoint of changed state reads and stores all of it, and not only what is new."""
-        return self.backend != "rocksdb" or not self.incremental
-
-    def shared_by(self, subtasks: int) -> StateSettings:
-        """The same, with no more state in a manifest than it can hold when each of so many subtasks puts some in."""
-        fair = max(1, _INLINE_TOTAL // subtasks)
-        return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"there is no such {what}", hint=f"known: {', '.join(known)}", name=name, value=value
-        )
-
-
-def _at_most(name: str, value: int, limit: int, why: str) -> None:
-    if value > limit:
-        raise ConfigError("a setting is too large", hint=why, name=name, value=value, limit=limit)
-
-
-@dataclass(frozen=True)
-class RocksDBSettings:
-    """Memory and compaction of one store.
-
-    Attributes:
-        write_buffer_bytes: how much is collected in memory before a file is written.
-        block_cache_bytes: memory for blocks of files, shared by all stores of a worker process.
-        compaction: ``universal`` merges files of similar size, and all of them when those beside the largest have
-            grown; ``leveled`` keeps files without overlap below the newest ones, and merges a part of them at a time.
-        compact_at_files: when a look-up may have to ask so many files, some are merged, in the task, before its
-            snapshot: one merge per batch and subtask.
-        max_size_amplification_percent: universal merges everything when the other files reach this share of the
-            largest one.
-        level_base_bytes: leveled keeps up to so much on the first level, in four files, and ten times that on each one
-            below.
-    """
-
-    write_buffer_bytes: int = 64 << 20
-    block_cache_bytes: int = 64 << 20
-    compaction: Choice = "universal"
-    compact_at_files: int = 12
-    max_size_amplification_percent: int = 60
-    level_base_bytes: int = 64 << 20
-
-    def __post_init__(self) -> None:
-        _one_of("rocksdb.compaction", self.compaction, COMPACTIONS, "kind of compaction")
-
-
-@dataclass(frozen=True)
-class ShuffleSettings:
-    """How rows come to the subtasks of their keys.
-
-    Attributes:
-        sort_memory_bytes: what a task sorts its rows in; more of them go through files in ``local_dir``.
-    """
-
-    sort_memory_bytes: int = 128 << 20
-
-    def __post_init__(self) -> None:
-        _at_most("shuffle.sort_memory_bytes", self.sort_memory_bytes, LARGEST_SORT, "rows that are sorted are one "
-                 "piece of memory, which Arrow addresses by 31 bits")  # fmt: skip
 
 
 QUIET, FULL = "quiet", "full"
@@ -267,10 +218,17 @@ QUIET, FULL = "quiet", "full"
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How a run starts Spark, unless spark-submit has started it. ``spark.conf.NAME`` settings go to Spark as they are.
+    """Start of Spark by a run that spark-submit has not launched.
 
     Attributes:
-        log: ``quiet`` shows Spark's errors in one line each and keeps all else in a file; ``full`` leaves it to Spark.
+        master: URL of Spark's master when nothing else sets it. A local master must allow task retries: ``local[N,4]``.
+        log: ``quiet`` logs each Spark error in one line, and writes warnings and stack traces to
+            ``spark-logs/<job>-<process id>.log`` in ``local_dir``, of which the newest ten are kept. ``full`` is
+            Spark's own log. A ``log4j2`` configuration of your own (``SPARK_CONF_DIR``,
+            ``spark.driver.extraJavaOptions``) overrides both.
+        conf: Spark's setting ``NAME``, passed on unchanged. Unless set, Spark's web interface keeps 20 plans, 50 jobs
+            and 100 stages (``spark.sql.ui.retainedExecutions``, ``spark.ui.retainedJobs``,
+            ``spark.ui.retainedStages``).
     """
 
     master: str = "local[2,4]"
@@ -278,26 +236,31 @@ class SparkSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _one_of("spark.log", self.log, (QUIET, FULL), "log of Spark")
+        check_one_of("spark.log", self.log, (QUIET, FULL), "log mode of Spark")
 
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """Facts about the job root that cannot be seen from here."""
+    """Properties of the storage that cannot be detected.
+
+    Attributes:
+        shared: the job root's path is the same file system on every host (CephFS, Lustre, …). Required for a path when
+            Spark's tasks run on other hosts.
+    """
 
     shared: bool = False
-    """The job root's path is the same file system on every host (CephFS, Lustre, …)."""
 
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """Where metrics and spans go, while a run lasts.
+    """Export of metrics and spans during a run.
 
     Attributes:
-        prometheus_port: metrics are served there, on loopback alone.
-        otlp_endpoint: address of a collector that speaks OTLP over HTTP, which gets metrics and spans; what it asks for
-            as credentials comes from the environment, as OpenTelemetry has it (``OTEL_EXPORTER_OTLP_HEADERS``).
-        interval: metrics are sent to the collector this often.
+        prometheus_port: port of a Prometheus endpoint on the loopback interface, served during a run; see [observe a
+            job](guides/observe-a-job.md).
+        otlp_endpoint: address of a collector for metrics and spans over OTLP/HTTP. Credentials are read from the
+            environment variables of OpenTelemetry, such as ``OTEL_EXPORTER_OTLP_HEADERS``.
+        interval: export interval of metrics to the collector; they are also sent at the end of a run.
     """
 
     prometheus_port: int | None = None
@@ -307,15 +270,18 @@ class TelemetrySettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set for a run.
+    """All settings of a run.
 
     Attributes:
-        name: the job; by default the job file's name without its ending.
-        parallelism: subtasks of each operator.
-        max_parallelism: number of key groups, fixed for the life of the job root. If None, an existing job root's own
-            number, and `DEFAULT_MAX_PARALLELISM` for a new one.
-        local_dir: scratch space on each host: working stores, and the cache of state files.
-        job: the job's own parameters, from ``job.NAME``.
+        name: name of the job; by default the job file's name without its suffix. Fixed for the life of the job root.
+        parallelism: number of subtasks of each operator and sink. Each run may use another one, up to
+            ``max_parallelism``.
+        max_parallelism: number of key groups, 1 to 32768, fixed for the life of the job root. By default that of the
+            job root; 4096 for a new one.
+        local_dir: scratch folder on each host for working stores and cached state files; by default ``stateflow-<user
+            id>`` in the folder for temporary files. Hosts and containers must not share it.
+        job: parameter of the job, for ``env.parameter("NAME")``; a parameter that the job does not read is logged as a
+            warning.
     """
 
     name: str = ""
@@ -338,18 +304,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.max_parallelism is not None and self.parallelism > self.max_parallelism:
-            raise ConfigError("parallelism is out of range", hint="1 to max_parallelism", value=self.parallelism,
-                              max_parallelism=self.max_parallelism)  # fmt: skip
+            raise ConfigError(
+                "parallelism exceeds max_parallelism",
+                hint="use 1 to max_parallelism",
+                value=self.parallelism,
+                max_parallelism=self.max_parallelism,
+            )
         if self.checkpoints.retained < 1 or self.checkpoints.collect_every < 1:
-            raise ConfigError("at least one checkpoint must be retained, and collecting needs an interval",
-                              retained=self.checkpoints.retained)  # fmt: skip
+            raise ConfigError(
+                "checkpoints.retained and checkpoints.collect_every must be at least 1",
+                retained=self.checkpoints.retained,
+            )
 
     @property
     def key_groups(self) -> int:
-        """Number of key groups of a job root that these settings create."""
+        """Number of key groups of a new job root."""
         return self.max_parallelism or DEFAULT_MAX_PARALLELISM
 
     @property
     def local_folder(self) -> Path:
-        """Where scratch files go."""
+        """Scratch folder of this host."""
         return Path(self.local_dir or os.path.join(tempfile.gettempdir(), f"stateflow-{os.getuid()}"))

@@ -1,4 +1,7 @@
-"""Settings from where users write them: code < TOML file < command line or Airflow."""
+"""Reads settings from dictionaries, TOML files and ``KEY=VALUE`` arguments, and converts their values.
+
+Precedence, lowest first: code, TOML file, command line or Airflow.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,21 @@ import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError
-from stateflow.settings import Settings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SettingsLayer: TypeAlias = Mapping[str, object]
+"""Settings from one place: values by dotted name, such as ``checkpoints.retained``."""
+
+D = TypeVar("D", bound="DataclassInstance")
 
 _ALIASES = {"state.backend.incremental": "state.incremental"}
-"""Other names of settings: one that Flink gives a value and a group cannot be both here."""
+"""Flink's names of settings that cannot be names here, because a setting cannot have a value and be a group."""
 _UNITS = {
     0.001: ("ms", "milli", "millis", "millisecond", "milliseconds"),
     1.0: ("s", "sec", "secs", "second", "seconds"),
@@ -23,74 +34,85 @@ _UNITS = {
     3600.0: ("h", "hour", "hours"),
     86400.0: ("d", "day", "days"),
 }
-"""Names of the units of a duration, by seconds."""
+"""Names of the units of a duration, by their length in seconds."""
 _SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
 _DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
-_WORDS = {
-    "int": "a whole number from 1 up",
-    "Count": "a whole number from 0 up",
-    "float": "a number from 0 up",
-    "timedelta": "a duration above zero, like 500ms, 90s, 10 min, 2h or 1d",
-    "Delay": "a duration like 0s, 500ms, 90s, 10 min, 2h or 1d",
+_EXPECTED = {
+    "int": "a whole number, at least 1",
+    "Count": "a whole number, at least 0",
+    "float": "a number, at least 0",
+    "timedelta": "a duration above zero, such as 500ms, 90s, 10 min, 2h or 1d",
+    "Delay": "a duration, such as 0s, 500ms, 90s, 10 min, 2h or 1d",
     "Choice": "text",
     "bool": "true or false",
     "str": "text",
 }
+"""Descriptions of the accepted values, by the beginning of a field's annotation."""
 
 
-def resolve(*layers: Mapping[str, Any]) -> Settings:
-    """Settings from dotted names, later layers winning.
+def resolve(*layers: SettingsLayer) -> Settings:
+    """Merges layers of settings; a later layer overrides an earlier one.
 
-    Raises ConfigError that names a setting nobody knows, or a value that does not fit.
+    Raises:
+        ConfigError: a name is unknown or a value is invalid.
     """
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for layer in layers:
         merged.update({_ALIASES.get(name, name): value for name, value in layer.items()})
-    settings: Settings = _build(Settings, "", merged)
-    return settings
+    return _build(Settings, "", merged)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, as dotted names."""
+def read_toml(path: Path) -> SettingsLayer:
+    """Reads a TOML file; tables become dotted names.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be read or is not TOML.
+    """
     try:
         return dict(_flatten(tomllib.loads(path.read_text()), ""))
     except FileNotFoundError as e:
-        raise ConfigError("the settings file is not there", path=str(path)) from e
+        raise ConfigError("the settings file does not exist", hint="check --config", path=str(path)) from e
     except OSError as e:
         raise ConfigError("the settings file cannot be read", path=str(path), reason=str(e.strerror)) from e
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ConfigError("the settings file is no TOML", path=str(path), reason=str(e)) from e
+        raise ConfigError("the settings file is not valid TOML", path=str(path), reason=str(e)) from e
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> dict[str, str]:
-    """``("a.b=c", …)`` as a dictionary. Raises ConfigError for one without an equals sign."""
+    """Parses ``KEY=VALUE`` arguments; the last one of a key wins.
+
+    Raises:
+        ConfigError: an argument has no key or no equals sign.
+    """
     result = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError("a setting must look like key=value", given=text)
+            raise ConfigError(
+                "a setting must have the form key=value", hint="such as --set run.max_batches=3", given=text
+            )
         result[key.strip()] = value
     return result
 
 
-def _flatten(table: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
+def _flatten(table: Mapping[str, object], prefix: str) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
     for key, value in table.items():
         name = f"{prefix}{key}"
         rows += _flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
     return rows
 
 
-def _build(cls: type[Any], prefix: str, values: Mapping[str, Any]) -> Any:
+def _build(cls: type[D], prefix: str, values: Mapping[str, object]) -> D:
+    """Creates a settings dataclass from values by dotted name; `prefix` is the group's own name with a dot."""
     fields = {f.name: f for f in dataclasses.fields(cls)}
-    arguments: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
+    arguments: dict[str, object] = {}
+    groups: dict[str, dict[str, object]] = {}
     for name, value in values.items():
         head, dot, rest = name.partition(".")
         if head not in fields:
-            raise ConfigError("there is no such setting", hint=f"known here: {', '.join(sorted(fields))}",
-                              name=f"{prefix}{name}")  # fmt: skip
+            raise ConfigError("unknown setting", hint=f"known: {', '.join(sorted(fields))}", name=f"{prefix}{name}")
         if dot:
             groups.setdefault(head, {})[rest] = value
         else:
@@ -100,52 +122,58 @@ def _build(cls: type[Any], prefix: str, values: Mapping[str, Any]) -> Any:
     return cls(**arguments)
 
 
-def _build_group(spec: dataclasses.Field[Any], prefix: str, inner: dict[str, Any]) -> Any:
+def _build_group(spec: dataclasses.Field[object], prefix: str, inner: Mapping[str, object]) -> object:
     if "Mapping" in str(spec.type):
         return {key: str(value) for key, value in inner.items()}
-    if not dataclasses.is_dataclass(spec.default):
-        raise ConfigError("this setting has no parts", name=f"{prefix}{next(iter(inner))}")
-    return _build(type(spec.default), prefix, inner)
+    default = spec.default
+    if not dataclasses.is_dataclass(default) or isinstance(default, type):
+        raise ConfigError("the setting is a single value, not a group", name=f"{prefix}{next(iter(inner))}")
+    return _build(type(default), prefix, inner)
 
 
-def _convert(value: Any, kind: str, name: str) -> Any:
+def _convert(value: object, annotation: str, name: str) -> object:
     try:
-        return _parse(value, kind)
+        return _parse(value, annotation)
     except (ValueError, TypeError, OverflowError) as e:
-        wanted = next(
-            (words for start, words in _WORDS.items() if kind.startswith(start)), "a group of settings"
+        expected = next(
+            (text for start, text in _EXPECTED.items() if annotation.startswith(start)), "a group of settings"
         )
-        raise ConfigError(
-            "a setting's value does not fit", hint=f"it must be {wanted}", name=name, value=value
-        ) from e
+        raise ConfigError("invalid value of a setting", hint=f"expected {expected}", name=name, value=value) from e
 
 
-def _parse(value: Any, kind: str) -> Any:
-    if kind.startswith(("timedelta", "Delay")):
-        return _parse_time(value, may_be_zero=kind.startswith("Delay"))
-    if kind.startswith(("int", "Count")):
-        least = 1 if kind.startswith("int") else 0
-        if isinstance(value, bool) or isinstance(value, float) or int(value) < least:
-            raise ValueError(value)
-        return int(value)
-    if kind.startswith("float"):
-        number = float(value)
+def _parse(value: object, annotation: str) -> object:
+    """Converts a value to the annotated type of its field; raises ValueError, TypeError or OverflowError."""
+    if annotation.startswith(("timedelta", "Delay")):
+        return _parse_time(value, may_be_zero=annotation.startswith("Delay"))
+    if annotation.startswith(("int", "Count")):
+        return _parse_whole(value, least=1 if annotation.startswith("int") else 0)
+    if annotation.startswith("float"):
+        number = float(value if isinstance(value, int | float) else str(value))
         if not 0 <= number < math.inf:
             raise ValueError(value)
         return number
-    if kind == "bool":
+    if annotation == "bool":
         text = str(value).lower()
         if text not in _TRUE + _FALSE:
             raise ValueError(value)
         return text in _TRUE
-    if kind == "Choice":
+    if annotation == "Choice":
         return str(value).lower().replace("_", "-")
-    if kind == "str":
+    if annotation == "str":
         return str(value)
-    raise TypeError(kind)
+    raise TypeError(annotation)
 
 
-def _parse_time(value: Any, may_be_zero: bool) -> timedelta:
+def _parse_whole(value: object, least: int) -> int:
+    if isinstance(value, bool | float):
+        raise ValueError(value)
+    number = int(str(value))
+    if number < least:
+        raise ValueError(value)
+    return number
+
+
+def _parse_time(value: object, may_be_zero: bool) -> timedelta:
     duration = value if isinstance(value, timedelta) else parse_duration(str(value))
     if duration < timedelta() or (not duration and not may_be_zero):
         raise ValueError(value)
@@ -153,7 +181,12 @@ def _parse_time(value: Any, may_be_zero: bool) -> timedelta:
 
 
 def parse_duration(text: str) -> timedelta:
-    """Parses a duration like ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``. Raises ValueError, OverflowError."""
+    """Parses a duration such as ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``.
+
+    Raises:
+        ValueError: the text is not a number with a unit.
+        OverflowError: the duration is too long for a timedelta.
+    """
     found = _DURATION.fullmatch(text)
     if found is None or found["unit"].lower() not in _SECONDS:
         raise ValueError(text)

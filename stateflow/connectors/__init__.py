@@ -1,5 +1,5 @@
-"""Sources and sinks that come with stateflow."""
+"""Sources and sinks that are part of stateflow."""
 
-from stateflow.connectors.delta import DeltaSink
+from stateflow.connectors.delta.sink import DeltaSink
 
 __all__ = ["DeltaSink"]

@@ -1,19 +1,19 @@
-"""Log lines that programs read as well: an event, and facts with names; and what every line of a run says of it."""
+"""Structured log events, and the context that is added to every log record of a run."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TypedDict, Unpack
 
 
 @dataclass(frozen=True)
 class LogContext:
-    """Where a process is: what its log lines are about.
+    """The run that this process works for, and its position.
 
     Attributes:
-        run: who launched it, or host and process.
-        batch: ordinal of the newest barrier that the run began to work towards; 0 before the first.
+        run: id of the requester, or host and process id.
+        batch: ordinal of the newest barrier that the run has started to work towards; 0 before the first.
         checkpoint: id of the newest checkpoint; 0 before the first.
     """
 
@@ -25,38 +25,46 @@ class LogContext:
 
 
 class ContextFilter(logging.Filter):
-    """Puts the context of its process into every record that passes: ``context``, and ``where`` for people."""
+    """Adds the context of the process to each record: ``context`` as a dictionary, ``where`` as text."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.context = asdict(_here[0])
-        record.where = _where(_here[0])
+        record.context = asdict(_context[0])
+        record.where = _to_text(_context[0])
         return True
 
 
 def log_event(log: logging.Logger, level: int, event: str, *, text: str = "", **facts: object) -> None:
-    """Logs ``event name=value …``; a handler that knows of them finds `event` and `facts` in the record.
+    """Logs ``event name=value …``, with `event` and `facts` as attributes of the record for structured handlers.
 
     Args:
-        text: the line for people, instead of the event and its facts.
+        text: replaces the message for human readers.
     """
-    line = text or " ".join([event, *(f"{name}={_plain(value)}" for name, value in facts.items())])
+    line = text or " ".join([event, *(f"{name}={_format_fact(value)}" for name, value in facts.items())])
     log.log(level, "%s", line, extra={"event": event, "facts": facts})
 
 
-def _plain(value: object) -> str:
-    """For people: a dictionary as ``visits:12,late:3``."""
+def _format_fact(value: object) -> str:
+    """Returns a fact as text; a dictionary as ``visits:12,late:3``."""
     return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
 
 
-def log_within(**facts: Any) -> None:
-    """Lines that this process logs from here on, in any thread, are about these: fields of `LogContext`."""
-    _here[0] = replace(_here[0], **facts)
+class _ContextFields(TypedDict, total=False):
+    job: str
+    run: str
+    generation: int
+    batch: int
+    checkpoint: int
 
 
-# Of the process, not of a thread: what is done beside the batches, and what libraries log, belongs to the same run.
-_here = [LogContext()]
+def set_log_context(**fields: Unpack[_ContextFields]) -> None:
+    """Sets fields of the process's `LogContext`, for the later records of all threads."""
+    _context[0] = replace(_context[0], **fields)
 
 
-def _where(context: LogContext) -> str:
-    told = [f"{name}={value}" for name, value in asdict(context).items() if value]
-    return f" | {' '.join(told)}" if told else ""
+# Of the process, not of a thread: background threads and libraries log for the same run.
+_context = [LogContext()]
+
+
+def _to_text(context: LogContext) -> str:
+    known = [f"{name}={value}" for name, value in asdict(context).items() if value]
+    return f" | {' '.join(known)}" if known else ""

@@ -1,4 +1,4 @@
-"""Spans of what takes time, by OpenTelemetry's interface: without an SDK in the process they cost next to nothing."""
+"""Tracing spans through OpenTelemetry's API, which has almost no cost without an SDK in the process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from opentelemetry import trace
 from stateflow.errors import StateflowError
 
 BATCH, CHECKPOINT, UPLOAD, RESTORE = "batch", "checkpoint", "upload", "restore"
-"""Names of the spans that there are."""
-_ROLE = "stateflow"
+"""Names of the spans."""
+_TRACER = "stateflow"
 
 
 @contextmanager
 def span(name: str, **facts: str | int | float | bool) -> Iterator[None]:
-    """A span around what is done inside; an error that passes is recorded by its code.
+    """Records a span around the body; an exception sets its status to the error's code.
 
     Args:
-        facts: attributes, whose names get ``stateflow.`` before them. No credentials, and nothing of rows.
+        facts: attributes of the span, prefixed with ``stateflow.``. They must not contain credentials or row data.
     """
-    attributes = {f"{_ROLE}.{key}": value for key, value in facts.items()}
-    tracer = trace.get_tracer(_ROLE)
-    with tracer.start_as_current_span(name, attributes=attributes, record_exception=False,
-                                      set_status_on_exception=False) as current:  # fmt: skip
+    attributes = {f"{_TRACER}.{key}": value for key, value in facts.items()}
+    tracer = trace.get_tracer(_TRACER)
+    with tracer.start_as_current_span(
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as current:
         try:
             yield
         except BaseException as e:

@@ -1,4 +1,4 @@
-"""Whether what a job root or a savepoint holds fits a job file: known before a deployment."""
+"""Compatibility of a job file with the state in a job root or savepoint, checked before a deployment."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.stored_savepoints import StoredSavepoint, open_savepoint, savepoint_uri
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, open_savepoint, savepoint_uri
 from stateflow.clock import SystemClock
-from stateflow.environment import prepare
+from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, IncompatibleState, StateflowError
-from stateflow.runtime.declared import declared_states, source_columns
-from stateflow.runtime.new_root import Beginning, RootToBegin, check_fits
-from stateflow.runtime.plan import plan_job
+from stateflow.launch import prepare
+from stateflow.runtime.planning.physical_plan import plan_job
+from stateflow.runtime.planning.state_discovery import declared_states, source_columns
 from stateflow.runtime.preflight import Needs, Start
-from stateflow.state.evolution import Declaration, Declarations, Fit, judge
+from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, check_savepoint_fits
 from stateflow.state.handles import StateSchema
-from stateflow.state.keyed import check_ids
-from stateflow.state.operator_state import BROADCAST
-from stateflow.state.type_comparison import Conflict
+from stateflow.state.kinds.operator_state import BROADCAST
+from stateflow.state.kinds.state_registry import check_state_ids
+from stateflow.state.schema.compare import Conflict
+from stateflow.state.schema.compatibility import Declaration, Declarations, Fit, compare_schemas
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 
 
 class Change(StrEnum):
-    """What became of a state or column that is only on one side, or differs. A broadcast state may be asked for with a
-    row only, so its declaration is known no earlier."""
+    """Change of a state or column that exists on one side only, or differs.
+
+    A broadcast state may be declared only when the first row arrives; until then its change is *later*.
+    """
 
     NEW = "new"
     DROPPED = "dropped"
@@ -39,13 +41,14 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class StateCheck:
-    """One state of the job or of what is stored.
+    """Compatibility of one declared or stored state.
 
     Attributes:
-        kind: ``state`` of keys, or ``operator state``.
-        fit: as `Fit` and `Change` have it. What is dropped stays stored, and is not read.
+        operator: uid of the operator.
+        kind: ``state`` for keyed state, or ``operator state``.
+        fit: a value of `Fit` or `Change`. A dropped state stays stored, and is not read.
         changes: what a migration does.
-        conflicts: why it is incompatible, and what to do.
+        conflicts: why the state is incompatible, and how to resolve it.
     """
 
     operator: str
@@ -58,7 +61,11 @@ class StateCheck:
 
 @dataclass(frozen=True)
 class ColumnCheck:
-    """A column of a source that is not declared as it was."""
+    """Change of a source's column.
+
+    Attributes:
+        before, now: its type in the stored and in the declared schema; empty where the column does not exist.
+    """
 
     source: str
     column: str
@@ -69,7 +76,7 @@ class ColumnCheck:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something besides states that a run would be refused for."""
+    """An error, not about a state, that a run would fail with at its start."""
 
     code: str
     message: str
@@ -78,14 +85,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """How a job fits.
+    """Compatibility of a job.
 
     Attributes:
-        at: the point that it was compared with, in words.
-        fit: the verdict over all.
-        problems: everything else that a run would be refused for.
-        unchecked: what was not looked at, such as what only Spark knows, when it was not to be started.
-        warnings: what does not refuse a run, and is likely to be a mistake.
+        against: URI of the job root or savepoint.
+        at: label of the checkpoint or savepoint that the job was compared with.
+        fit: overall result.
+        problems: other errors that a run would fail with at its start.
+        unchecked: what was not checked, such as what needs Spark if it was not to be started.
+        warnings: likely mistakes that do not prevent a run.
     """
 
     job: str
@@ -100,18 +108,21 @@ class CheckReport:
 
 
 def check_job(
-    job_file: Path, against: str, layers: tuple[dict[str, Any], ...] = (), *, with_spark: bool = True
+    job_file: Path, against: str, layers: tuple[SettingsLayer, ...] = (), *, with_spark: bool = True
 ) -> CheckReport:
-    """Compares what a job file declares with the newest checkpoint of a job root, or with a savepoint, and goes through
-    everything else that a start would refuse. Runs `build`, and each function's `open` on a copy; changes nothing.
+    """Compares a job file with the newest checkpoint of a job root, or with a savepoint, and runs all start checks.
+
+    Runs `build`, and each function's `open` on a copy; changes nothing.
 
     Args:
         against: URI of a job root, or of a savepoint's folder or its ``_savepoint``.
-        with_spark: whether Spark is started for what only Spark knows, when the job runs on it.
+        layers: settings in addition to those of the job file.
+        with_spark: whether to start Spark for the checks that need it, if the job runs on Spark.
 
     Raises:
-        ConfigError: there is neither; UserCodeError: an `open` raises; MissingFile, CorruptFile: what is stored is
-            damaged.
+        ConfigError: `against` is neither a job root nor a savepoint.
+        UserCodeError: an `open` raises.
+        MissingFile, CorruptFile: the checkpoint or savepoint is damaged.
     """
     prepared = prepare(job_file, layers=layers)
     settings, graph = prepared.start.settings, prepared.start.graph
@@ -131,24 +142,31 @@ def check_job(
     found = prepared.examine(needs, with_spark=with_spark)
     problems += [problem_of(e) for e in found.refusals if not _is_shown(e, states)]
     return CheckReport(
-        settings.name, against, stored.at, _overall(states, columns, problems), states, columns,
-        list(dict.fromkeys(problems)), found.unchecked, found.warnings,
-    )  # fmt: skip
+        settings.name,
+        against,
+        stored.at,
+        _overall(states, columns, problems),
+        states,
+        columns,
+        list(dict.fromkeys(problems)),
+        found.unchecked,
+        found.warnings,
+    )
 
 
 def problem_of(error: StateflowError) -> Problem:
-    """A refusal as a report has it."""
+    """Returns an error in the form of a report."""
     return Problem(error.code, error.sentence, error.hint)
 
 
 def _is_shown(error: StateflowError, states: Sequence[StateCheck]) -> bool:
-    """Whether the report's states say it already, each with its way out."""
+    """Returns whether the report's states show the error already, each with its conflicts."""
     return isinstance(error, IncompatibleState) and any(s.fit == Fit.INCOMPATIBLE for s in states)
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """What is compared with; `root` when it is a job's own, else `savepoint`."""
+    """The stored state to compare with: from the job root `root`, or from `savepoint`."""
 
     at: str
     manifest: Manifest | None
@@ -161,15 +179,18 @@ def _stored(storage: Storage) -> _Stored:
     if storage.size(FORMAT) is not None:
         root = JobRoot.open(storage, SystemClock())
         head = root.log.read_head()
-        manifest = root.manifest(head) if head else None
-        at = head.stand if head and manifest else "no checkpoint yet"
+        manifest = root.checkpoints.manifest_at(head) if head else None
+        at = head.position_label if head and manifest else "no checkpoint yet"
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
         stored = open_savepoint(storage)
         document = stored.document
         return _Stored(stored.label, document.manifest, document.max_parallelism, savepoint=stored)
-    raise ConfigError("there is neither a job root nor a savepoint", hint="give the URI of a job root, or of a "
-                      "savepoint's folder", against=storage.uri)  # fmt: skip
+    raise ConfigError(
+        "neither a job root nor a savepoint exists at the URI",
+        hint="pass the URI of a job root, or of a savepoint's folder",
+        against=storage.uri,
+    )
 
 
 def _check_states(manifest: Manifest | None, declared: Mapping[str, Declarations]) -> Iterator[StateCheck]:
@@ -191,41 +212,31 @@ def _paired(
     return {name: (stored.get(name), wanted.get(name)) for name in stored.keys() | wanted.keys()}
 
 
-def _check_state(
-    where: tuple[str, str, str], stored: StateSchema | None, declared: Declaration | None
-) -> StateCheck:
+def _check_state(where: tuple[str, str, str], stored: StateSchema | None, declared: Declaration | None) -> StateCheck:
     if stored is None:
         return StateCheck(*where, Change.NEW)
     if declared is None:
         return StateCheck(*where, Change.LATER if stored.kind == BROADCAST else Change.DROPPED)
-    verdict = judge(stored, declared)
+    verdict = compare_schemas(stored, declared)
     return StateCheck(*where, verdict.fit, verdict.changes, verdict.conflicts)
 
 
-def _check_columns(
-    manifest: Manifest | None, declared: Mapping[str, Mapping[str, str]]
-) -> Iterator[ColumnCheck]:
+def _check_columns(manifest: Manifest | None, declared: Mapping[str, Mapping[str, str]]) -> Iterator[ColumnCheck]:
     for source, before in sorted(manifest.columns.items() if manifest else ()):
         now = declared.get(source, {})
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
-                change = (
-                    Change.NEW
-                    if name not in before
-                    else Change.DROPPED
-                    if name not in now
-                    else Change.CHANGED
-                )
+                change = Change.NEW if name not in before else Change.DROPPED if name not in now else Change.CHANGED
                 yield ColumnCheck(source, name, change, before.get(name, ""), now.get(name, ""))
 
 
 def _savepoint_refusals(
     stored: StoredSavepoint, start: Start, declared: Mapping[str, Declarations]
 ) -> Iterator[StateflowError]:
-    """Yields what a run that begins with a savepoint refuses; a job root's head goes through the checks of a start."""
-    new = RootToBegin(stored.storage, start.clock, start.graph, start.settings, start.on_spark)
+    """Yields the errors of a run that creates its job root from the savepoint; for a job root, start checks do that."""
+    new = NewJobRoot(stored.storage, start.clock, start.graph, start.settings, start.on_spark)
     for check in (
-        lambda: check_fits(new, stored, Beginning(stored.uri)),
+        lambda: check_savepoint_fits(new, stored, InitialSavepoint(stored.uri)),
         lambda: _check_ids(stored.document.manifest, declared),
     ):
         try:
@@ -238,7 +249,7 @@ def _check_ids(manifest: Manifest, declared: Mapping[str, Declarations]) -> None
     for operator in manifest.operators:
         names = [schema.name for schema in operator.states]
         for declaration in declared.get(operator.uid, Declarations()).keyed:
-            check_ids(declaration.schema.name, names, operator.uid)
+            check_state_ids(declaration.schema.name, names, operator.uid)
 
 
 def _overall(states: list[StateCheck], columns: list[ColumnCheck], problems: list[Problem]) -> Fit:

@@ -1,4 +1,4 @@
-"""Whether this machine, and the storage of a job root, are as a run needs them: what ``stateflow doctor`` asks."""
+"""Checks of this machine and of a job root's storage for ``stateflow doctor``."""
 
 from __future__ import annotations
 
@@ -6,47 +6,48 @@ import enum
 import shutil
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.probe import next_generation, probe_job_root
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
-from stateflow.runtime.versions import check_java, check_python, check_spark
-from stateflow.state.transfer import private_folder
+from stateflow.runtime.spark.versions import check_java, check_python, check_spark
+from stateflow.state.files.host_cache import private_folder
 from stateflow.storage import PutResult, Storage, open_storage
-from stateflow.storage.locate import HDFS_SCHEMES
 from stateflow.storage.paths import FORMAT, probe
+from stateflow.storage.resolve import HDFS_SCHEMES
 
 _PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "hdfs", "apache-airflow")
 _NEEDED = ("pyspark", "rocksdict", "pyarrow", "msgspec")
-_SLOW_TO_COMPILE = ("pandas", "pyarrow", "pyspark")
-_LITTLE_SPACE = 1 << 30
-_LARGE_SKEW = 60.0
+_LARGE_PACKAGES = ("pandas", "pyarrow", "pyspark")
+_MIN_FREE_BYTES = 1 << 30
+_MAX_SKEW_SECONDS = 60.0
 _NOTE = b"stateflow doctor\n"
 
 
 class Health(enum.Enum):
-    """What one look said."""
+    """Result of one check."""
 
     GOOD = "ok"
-    LOOK = "look"
-    """Nothing is wrong that could be seen; somebody should see to it all the same."""
+    WARNING = "look"
+    """No error was found, but the user should look at the finding."""
     BAD = "bad"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, and what was found.
+    """Result of a check, with the values found.
 
     Attributes:
-        hint: the way out; empty where none is needed.
+        what: name of the check.
+        hint: how to fix or inspect it; empty if that is not needed.
     """
 
     what: str
@@ -55,24 +56,42 @@ class Finding:
     hint: str = ""
 
 
-def examine(job_root: str, local_dir: Path, clock: Clock) -> list[Finding]:
-    """Looks at versions, scratch space, and, if there is a job root, at its storage.
+def installed_version(package: str) -> str:
+    """Returns the version of a package; empty when it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def examine(
+    job_root: str,
+    local_dir: Path,
+    clock: Clock,
+    version_of: Callable[[str], str] = installed_version,
+    compiled: Sequence[str] = _LARGE_PACKAGES,
+) -> list[Finding]:
+    """Checks versions, scratch space and, if a job root is given, its storage.
 
     Args:
-        job_root: empty to leave the storage out.
+        job_root: URI of the job root; empty to skip the storage.
+        local_dir: folder for scratch files.
+        version_of: returns the version of a package; empty for one that is not installed.
+        compiled: large packages whose bytecode should be stored.
     """
+    spark = version_of("pyspark")
     findings = [
-        _tried("Python", check_python, ".".join(map(str, sys.version_info[:3]))),
+        _finding_of("Python", check_python, ".".join(map(str, sys.version_info[:3]))),
         _java(),
-        _packages(),
-        _compiled(),
-        _tried("Spark", lambda: check_spark(_version("pyspark")), _version("pyspark")),
+        _packages(version_of),
+        _compiled(compiled),
+        _finding_of("Spark", lambda: check_spark(spark), spark),
         _scratch(local_dir),
     ]
     return [*findings, *(_storage(job_root, clock) if job_root else [])]
 
 
-def _tried(what: str, check: Callable[[], None], good: str) -> Finding:
+def _finding_of(what: str, check: Callable[[], None], good: str) -> Finding:
     try:
         check()
     except StateflowError as e:
@@ -87,30 +106,29 @@ def _java() -> Finding:
         return Finding("Java", Health.BAD, e.sentence, e.hint)
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _packages() -> Finding:
-    found = {package: _version(package) for package in _PACKAGES}
-    shown = ", ".join(f"{package} {number or 'is not there'}" for package, number in found.items())
+def _packages(version_of: Callable[[str], str]) -> Finding:
+    found = {package: version_of(package) for package in _PACKAGES}
+    shown = ", ".join(f"{package} {number or 'not installed'}" for package, number in found.items())
     missing = [package for package in _NEEDED if not found[package]]
     if missing:
         return Finding("packages", Health.BAD, shown, "pip install -r requirements.txt")
     return Finding("packages", Health.GOOD, shown)
 
 
-def _compiled() -> Finding:
-    """Some installers leave compiling to the first import, and PYTHONDONTWRITEBYTECODE lets nobody keep the result."""
-    without = [name for name in _SLOW_TO_COMPILE if not _is_compiled(name)]
+def _compiled(packages: Sequence[str]) -> Finding:
+    """Checks for stored bytecode.
+
+    Some installers leave compilation to the first import, and with PYTHONDONTWRITEBYTECODE every process compiles
+    again.
+    """
+    without = [name for name in packages if not _is_compiled(name)]
     if without:
-        hint = f"that is a second of CPU; python -m compileall -q {sysconfig.get_path('purelib')}"
-        told = f"each process compiles {', '.join(without)} anew"
-        return Finding("compiled packages", Health.LOOK, told, hint)
-    return Finding("compiled packages", Health.GOOD, "kept")
+        hint = (
+            f"this takes about a second of CPU each time; run python -m compileall -q {sysconfig.get_path('purelib')}"
+        )
+        found = f"each process compiles {', '.join(without)} again"
+        return Finding("compiled packages", Health.WARNING, found, hint)
+    return Finding("compiled packages", Health.GOOD, "bytecode is stored")
 
 
 def _is_compiled(module: str) -> bool:
@@ -122,31 +140,48 @@ def _scratch(local_dir: Path) -> Finding:
     def check() -> None:
         private_folder(local_dir)
 
-    found = _tried("scratch space", check, str(local_dir))
+    found = _finding_of("scratch space", check, str(local_dir))
     if found.health is not Health.GOOD:
         return found
     free = shutil.disk_usage(local_dir).free
-    told = f"{local_dir}, {free / 1e9:.1f} GB free"
-    if free < _LITTLE_SPACE:
-        return Finding("scratch space", Health.LOOK, told, "state that a host works on is kept there")
-    return Finding("scratch space", Health.GOOD, told)
+    text = f"{local_dir}, {free / 1e9:.1f} GB free"
+    if free < _MIN_FREE_BYTES:
+        return Finding("scratch space", Health.WARNING, text, "it holds the local state of running tasks")
+    return Finding("scratch space", Health.GOOD, text)
 
 
 def _storage(job_root: str, clock: Clock) -> list[Finding]:
     try:
-        storage = open_storage(job_root)
-        generation = next_generation(storage, clock)
+        return examine_storage(open_storage(job_root), clock)
     except StateflowError as e:
         return [Finding("job root", Health.BAD, e.sentence, e.hint)]
+
+
+def examine_storage(storage: Storage, clock: Clock) -> list[Finding]:
+    """Checks the storage of a job root, and its job if one exists; removes the objects that it writes.
+
+    Raises StorageError or ConfigError when the storage cannot be listed.
+    """
+    generation = next_generation(storage, clock)
     findings = [
-        _tried(
-            "permissions",
-            lambda: _write_and_delete(storage, clock, generation),
-            "write, read, list and delete",
+        _finding_of(
+            "permissions", lambda: _write_and_delete(storage, clock, generation), "write, read, list and delete"
         ),
-        _tried("put-if-absent", lambda: probe_job_root(storage, clock), "one of several writers wins"),
+        _finding_of("put-if-absent", lambda: probe_job_root(storage, clock), "exactly one of several writers succeeds"),
     ]
-    return [*findings, *_log(storage, clock), _lifecycle(storage)]
+    return [
+        *findings,
+        *_findings_of("job", lambda: _log(storage, clock)),
+        *_findings_of("lifecycle rules", lambda: [_lifecycle(storage)]),
+    ]
+
+
+def _findings_of(name: str, examine: Callable[[], list[Finding]]) -> list[Finding]:
+    """Returns what `examine` finds, or its error as a finding, so that the other findings are shown."""
+    try:
+        return examine()
+    except StateflowError as e:
+        return [Finding(name, Health.BAD, e.sentence, e.hint)]
 
 
 def _head(storage: Storage, clock: Clock) -> Head | None:
@@ -162,26 +197,43 @@ def _write_and_delete(storage: Storage, clock: Clock, generation: int) -> None:
     finally:
         storage.delete([key])
     if (written, found, listed) != (PutResult.CREATED, _NOTE, [key]):
-        raise StorageError("the storage does not give back what was written a moment ago", hint="it must be strongly "
-                           "consistent", written=written.value, listed=listed)  # fmt: skip
+        raise StorageError(
+            "the storage does not return what was just written",
+            hint="use a strongly consistent storage",
+            written=written.value,
+            listed=listed,
+        )
 
 
 def _log(storage: Storage, clock: Clock) -> list[Finding]:
     head = _head(storage, clock)
     if head is None:
-        return [Finding("job", Health.GOOD, "none there yet: the first run makes it")]
-    job = Finding("job", Health.GOOD, f"stands at {head.stand}, log entry {head.entry.seq}")
+        return [Finding("job", Health.GOOD, "none yet: the first run creates it")]
+    job = Finding("job", Health.GOOD, f"at {head.position_label}, log entry {head.entry.seq}")
     ahead = (datetime.fromisoformat(head.entry.at) - clock.now()).total_seconds()
-    if ahead > _LARGE_SKEW:
-        told = f"this host's is {ahead:.0f} s behind that of {head.entry.writer}, which wrote the newest log entry"
-        return [job, Finding("clock", Health.LOOK, told, "let both hosts keep time by NTP: processing time, ages and "
-                             "timeouts go by it")]  # fmt: skip
+    if ahead > _MAX_SKEW_SECONDS:
+        text = (
+            f"this host's clock is {ahead:.0f} s behind that of {head.entry.writer}, which wrote the newest log entry"
+        )
+        return [
+            job,
+            Finding(
+                "clock",
+                Health.WARNING,
+                text,
+                "synchronize both hosts by NTP: processing time, ages and timeouts depend on it",
+            ),
+        ]
     return [job, Finding("clock", Health.GOOD, "not behind the newest log entry")]
 
 
 def _lifecycle(storage: Storage) -> Finding:
     if storage.local_path("x") is not None or storage.uri.partition("://")[0] in HDFS_SCHEMES:
         return Finding("lifecycle rules", Health.GOOD, "a file system has none")
-    return Finding("lifecycle rules", Health.LOOK, "they cannot be seen from here", "no rule of the bucket may delete "
-                   "objects below the job root, nor move them to where they cannot be read at once; one that aborts "
-                   "incomplete multipart uploads is welcome")  # fmt: skip
+    return Finding(
+        "lifecycle rules",
+        Health.WARNING,
+        "they cannot be checked",
+        "no rule of the bucket may delete objects in the job root, nor move them to a tier without immediate access; a "
+        "rule that aborts incomplete multipart uploads is recommended",
+    )

@@ -1,4 +1,4 @@
-"""Going back to a point in time: a plan, and carrying it out."""
+"""Restores: plan, execution, progress and rejection."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.proposal import Proposal
-from stateflow.environment import open_existing
+from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import ConfigError
-from stateflow.recovery.job_roots import JobCode, open_root
-from stateflow.runtime.proposing import RestoreOptions, propose
-from stateflow.runtime.restoring import RestoreOrder, execute
+from stateflow.launch import open_existing
+from stateflow.operations.job_root import JobCode, open_root
+from stateflow.runtime.restore.executor import RestoreRequest, execute_plan
+from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 
 
-def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> Proposal:
-    """What going back to `target` would mean; changes nothing. See `runtime.proposing.propose`."""
+def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> RestorePlan:
+    """Returns the plan of a restore to `target`; changes nothing. See `runtime.restore.planner.make_restore_plan`."""
     changed_at = datetime.fromtimestamp(code.file.stat().st_mtime, UTC) if code.file.is_file() else None
-    proposal = propose(open_existing(code.file, job_root, code.layers), target, options)
+    plan = make_restore_plan(open_existing(code.file, job_root, code.layers), target, options)
     return replace(
-        proposal,
+        plan,
         job_file=str(code.file.absolute()),
         job_file_changed_at=changed_at.isoformat(timespec="seconds") if changed_at else "",
     )
 
 
-def tables_back(job_root: str, code: JobCode) -> dict[str, bool]:
-    """Of a restore that is not completed: by uid of the sink, whether its table is back. Changes nothing.
+def restored_tables(job_root: str, code: JobCode) -> dict[str, bool]:
+    """Returns for a restore that is not completed whether each table is restored, by uid of its sink.
 
-    Raises ConfigError when the job does not fit, or has not all of the sinks.
+    Raises ConfigError when the job does not fit, or lacks a sink of the restore.
     """
     job = open_existing(code.file, job_root, code.layers)
     rewind = job.root.head().entry.rewind
@@ -38,18 +39,22 @@ def tables_back(job_root: str, code: JobCode) -> dict[str, bool]:
         return {}
     missing = sorted(rewind.sinks.keys() - job.sinks.keys())
     if missing:
-        raise ConfigError("the job file has not the sinks of the restore", hint="give the one that it was begun with",
-                          sinks=missing)  # fmt: skip
+        raise ConfigError(
+            "the job file lacks sinks of the restore", hint="pass the job file that it was started with", sinks=missing
+        )
     return {uid: job.sinks[uid].open_table().token == rewind.seq for uid in sorted(rewind.sinks)}
 
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """A restore that is done.
+    """Result of a restore.
 
     Attributes:
-        stands_at: where the job is, in words: after a repeated request that may be further on than the plan went.
-        repeated: whether it was done before, and this time nothing was.
+        label: the checkpoint or savepoint that was restored.
+        offsets: source offsets by uid.
+        tables: versions of the sinks' tables by uid.
+        position: label of the job's current checkpoint or savepoint; newer than the plan's after a repeated request.
+        repeated: whether the restore was completed before this call, which then changed nothing.
     """
 
     job: str
@@ -59,31 +64,38 @@ class RestoreReport:
     checkpoint_id: int
     offsets: dict[str, str]
     tables: dict[str, int]
-    stands_at: str
+    position: str
     repeated: bool = False
 
 
-def restore(job_root: str, code: JobCode, proposal: Proposal, order: RestoreOrder) -> RestoreReport:
-    """Carries a plan out, exactly and at most once per request. See `runtime.restoring.execute`."""
+def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreRequest) -> RestoreReport:
+    """Executes a plan, exactly and at most once per request. See `runtime.restore.executor.execute_plan`."""
     job = open_existing(code.file, job_root, code.layers)
     root = job.root
-    done = execute(job, proposal, order)
-    head = done.head
+    result = execute_plan(job, plan, request)
+    head = result.head
     tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
     return RestoreReport(
-        root.job.job, order.request, proposal.label, head.entry.generation, head.checkpoint_id,
-        {p.uid: p.offset for p in head.entry.sources}, tables, head.stand, done.repeated,
-    )  # fmt: skip
+        root.job.job,
+        request.request_id,
+        plan.label,
+        head.entry.generation,
+        head.checkpoint_id,
+        {p.uid: p.offset for p in head.entry.sources},
+        tables,
+        head.position_label,
+        result.repeated,
+    )
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A person's decision against a plan.
+    """A user's decision against a plan.
 
     Attributes:
-        request: names the decision; hexadecimal after its last hyphen. The same one is recorded once.
-        at: when; ISO 8601.
-        asked_by: who asked for the restore.
+        request: id of the decision, with hexadecimal digits after its last hyphen; recorded once per id.
+        at: ISO 8601 timestamp.
+        asked_by: the user who requested the restore.
     """
 
     request: str
@@ -93,15 +105,23 @@ class Rejection:
     asked_by: str = ""
 
 
-def record_rejection(job_root: str, proposal: Proposal, rejection: Rejection) -> None:
-    """Adds a rejected plan to the job's history; the same rejection again adds nothing.
+def record_rejection(job_root: str, plan: RestorePlan, rejection: Rejection) -> None:
+    """Adds a rejected plan to the job's history; a repeated rejection adds nothing.
 
-    A storage that fails is reported in the log of this process, as for every record of the history.
+    A storage failure is only logged, as for every record of the history.
     """
     root = open_root(job_root)
     asked_by = rejection.asked_by if rejection.asked_by != rejection.by else ""
-    # The plan's entry and not the newest one: a retry finds the record under the same name, wherever the job stands.
-    write_action(root.storage, ActionRecord(
-        seq=proposal.head, kind="rejection", at=rejection.at, by=rejection.by, reason=rejection.reason,
-        facts={"plan": proposal.label, "asked_by": asked_by, "request": rejection.request},
-    ), rejection.request.rpartition("-")[2])  # fmt: skip
+    # The plan's entry, not the newest one: a retry must write the record under the same name after the job progressed.
+    write_action(
+        root.storage,
+        ActionRecord(
+            seq=plan.head,
+            kind="rejection",
+            at=rejection.at,
+            by=rejection.by,
+            reason=rejection.reason,
+            facts={"plan": plan.label, "asked_by": asked_by, "request": rejection.request},
+        ),
+        rejection.request.rpartition("-")[2],
+    )

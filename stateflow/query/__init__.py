@@ -1,4 +1,4 @@
-"""Reading state from outside a run."""
+"""Reading of stored state outside of a run."""
 
 from stateflow.query.state import StateEntry, read_state
 

@@ -1,6 +1,6 @@
-"""The keyed state of a checkpoint, entry by entry, beside whatever run is going on.
+"""Reader of the keyed state of a checkpoint; safe while a run is active.
 
-The reader pins the checkpoint in the job's log, copies its files to a scratch folder, verified, and opens them there.
+The reader pins the checkpoint in the job's log, copies its files to a scratch folder, verifies and opens them there.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, SystemClock
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.serializers import decode_key, decode_untyped
-from stateflow.settings import RocksDBSettings
-from stateflow.state.backends import Place, read_entries
+from stateflow.state.backends.factory import StoreLocation, read_entries
+from stateflow.state.backends.hashmap_snapshot import Entry
+from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
-from stateflow.state.keyed import state_names
-from stateflow.state.list_state import POSITION_BYTES
-from stateflow.state.snapshots import Entry
-from stateflow.state.transfer import HostCache
+from stateflow.state.kinds.list_state import POSITION_BYTES
+from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage, open_storage
+from stateflow.types.serializers import decode_key, decode_untyped
 
 _GROUP_BYTES, _STATE_BYTES = 2, 4
 
@@ -34,43 +34,44 @@ class StateEntry:
 
     Attributes:
         state: name of the state.
-        key: the key columns.
-        map_key: the map's key; None for other states.
-        value: as plain dictionaries, lists, numbers and texts. A list's elements are entries each, in their order;
-            of an aggregating state, it is the accumulator. Time to live is not looked at.
-        namespace: None for the void one.
+        key: values of the key columns.
+        map_key: key in a map state; None for other states.
+        value: plain dictionaries, lists, numbers and texts. Each element of a list state is an entry, in order; the
+            value of an aggregating state is its accumulator. Expired values are included.
+        namespace: None without a namespace.
     """
 
     state: str
-    key: tuple[Any, ...]
-    map_key: Any
+    key: tuple[object, ...]
+    map_key: object
     value: Any
-    namespace: Any = None
+    namespace: object = None
 
 
 def read_state(job_root: str, uid: str, checkpoint_id: int | None = None) -> Iterator[StateEntry]:
-    """Every entry of one operator's state, in order of key groups and keys.
+    """Yields every entry of an operator's keyed state, ordered by key group and encoded key.
 
     Args:
-        checkpoint_id: one that is kept; by default the newest.
+        uid: uid of the operator.
+        checkpoint_id: a retained or pinned checkpoint; the newest by default.
 
     Raises:
-        ConfigError: there is no such job, checkpoint or operator.
-        MissingFile, CorruptFile: a file of the checkpoint is not what was recorded.
+        ConfigError: the job, the checkpoint or the operator does not exist.
+        MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), "read_state")
     ref = _find(root, checkpoint_id)
-    with root.pinned(ref, "read_state", f"reading the state of {uid}"):
-        yield from entries_of(_operator(root.manifest_of(ref), uid), root.storage, root.clock)
+    with root.admin.pinned(ref, "read_state", f"reading the state of {uid}"):
+        yield from entries_of(_operator(root.checkpoints.manifest_of(ref), uid), root.storage, root.clock)
 
 
 def _find(root: JobRoot, checkpoint_id: int | None) -> EntryRef:
-    refs = {ref.id: ref for ref in root.kept(root.head())}
+    refs = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
     if not refs:
-        raise ConfigError("the job has no checkpoint yet", hint="run it first", root=root.storage.uri)
+        raise ConfigError("the job has no checkpoint yet", hint="run the job first", root=root.storage.uri)
     wanted = max(refs) if checkpoint_id is None else checkpoint_id
     if wanted not in refs:
-        raise ConfigError("the checkpoint is not kept", wanted=wanted, kept=sorted(refs))
+        raise ConfigError("the checkpoint does not exist, or no longer exists", wanted=wanted, kept=sorted(refs))
     return refs[wanted]
 
 
@@ -78,16 +79,17 @@ def _operator(manifest: Manifest, uid: str) -> OperatorState:
     for operator in manifest.operators:
         if operator.uid == uid:
             return operator
-    raise ConfigError(
-        "the checkpoint has no such operator", uid=uid, found=[o.uid for o in manifest.operators]
-    )
+    raise ConfigError("the checkpoint has no such operator", uid=uid, found=[o.uid for o in manifest.operators])
 
 
 def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Iterator[StateEntry]:
-    """Every entry of an operator's keyed state; the files must stay meanwhile. Raises as `read_state` does.
+    """Yields every entry of an operator's keyed state; the caller keeps the files from deletion.
 
     Args:
-        storage: with the files.
+        storage: the storage with the operator's files.
+
+    Raises:
+        MissingFile, CorruptFile: a file is missing or damaged.
     """
     names, columns = state_names(operator.states), len(operator.key_types)
     for _, entries in stored_entries(operator, storage, clock):
@@ -100,29 +102,34 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
 def stored_entries(
     operator: OperatorState, storage: Storage, clock: Clock
 ) -> Iterator[tuple[SubtaskState, Iterator[Entry]]]:
-    """The state of each subtask and its entries as they are stored, to be read before the next one is asked for; the
-    files must stay meanwhile. Raises as `read_state` does.
+    """Yields each subtask with its stored entries, which must be read before the next subtask.
+
+    The caller keeps the files from deletion.
 
     Args:
-        storage: with the files.
+        storage: the storage with the operator's files.
+
+    Raises:
+        MissingFile, CorruptFile: a file is missing or damaged.
     """
     with tempfile.TemporaryDirectory(prefix="stateflow-read-") as scratch:
         for subtask in operator.subtasks:
             folder = Path(scratch) / str(subtask.subtask)
             cache = HostCache.direct(folder / "cache", storage, clock)
-            yield subtask, read_entries(Place(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
+            yield subtask, read_entries(StoreLocation(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
 
 
-def check_entry(
-    names: dict[bytes, StateSchema | None], columns: int, stored: bytes, data: bytes
-) -> StateEntry | None:
-    """What a stored key and its value say; None for an entry of the engine's own, such as a timer.
+def check_entry(names: dict[bytes, StateSchema | None], columns: int, stored: bytes, data: bytes) -> StateEntry | None:
+    """Decodes a stored entry; returns None for an internal one, such as a timer.
 
     Args:
-        names: what `state_names` gives for the operator.
-        columns: how many key columns there are.
+        names: result of `state_names` for the operator.
+        columns: number of key columns.
+        stored: the encoded key: key group, state id, key columns, namespace, and map key or list position.
+        data: the encoded value.
 
-    Raises CorruptFile for a key that belongs to no state, StateError for what does not decode.
+    Raises:
+        CorruptFile: the key belongs to no state, or key or value does not decode.
     """
     state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
     if state not in names:

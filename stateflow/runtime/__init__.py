@@ -1,1 +1,1 @@
-"""Doing: the driver's side and the tasks' side of a run."""
+"""Running a job: planning, the driver, tasks, restores, and the two executors."""

@@ -1,4 +1,4 @@
-"""Calls a function from time to time while something slow is under way."""
+"""Calls a function at an interval while other code runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from datetime import timedelta
 
 
 @contextmanager
-def repeated(every: timedelta, call: Callable[[], object]) -> Iterator[None]:
-    """Calls `call` in a thread, at this interval, until the body has ended; never after that."""
+def call_periodically(interval: timedelta, call: Callable[[], object]) -> Iterator[None]:
+    """Calls `call` in a thread at this interval until the body ends, and never after that."""
     ended = threading.Event()
 
     def work() -> None:
-        while not ended.wait(every.total_seconds()):
+        while not ended.wait(interval.total_seconds()):
             call()
 
-    thread = threading.Thread(target=work, name="stateflow-repeated", daemon=True)
+    thread = threading.Thread(target=work, name="stateflow-periodic-call", daemon=True)
     thread.start()
     try:
         yield

@@ -1,8 +1,7 @@
-"""Everything that a start refuses, as one list: a run goes through it and raises the first refusal, `stateflow check`
-and `stateflow plan` go through the same list and report all of them.
+"""All checks of a start in one list. A run raises the first error; `stateflow check` and `stateflow plan` report all.
 
-Two refusals are a run's alone, since finding them changes the storage: a storage that does not create objects
-atomically (`stateflow doctor` looks for it), and sink tables that cannot be created.
+Two checks are made by a run only, because they change the storage: whether the storage creates objects atomically
+(`stateflow doctor` checks it, too), and whether sink tables can be created.
 """
 
 from __future__ import annotations
@@ -14,19 +13,18 @@ from enum import StrEnum
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from stateflow.api.graph import Graph
+from stateflow.api.graph.job_graph import Graph
 from stateflow.api.sink import SinkContext
 from stateflow.api.source import Source
-from stateflow.checkpoint.job_format import NewJob, check_same_job, read_format
+from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
+from stateflow.config.settings import Settings
 from stateflow.errors import StateflowError
-from stateflow.runtime.assembly import check_format, graph_in, open_job
-from stateflow.runtime.local import refuse_transforms
-from stateflow.runtime.plan import JobPlan, plan_job
-from stateflow.runtime.spark_settings import check_master, check_required, check_root, check_sinks
-from stateflow.runtime.start_checks import StartChecks
-from stateflow.runtime.versions import check_java, check_python, check_spark
-from stateflow.settings import Settings
+from stateflow.runtime.job.loader import check_format, graph_of_job_root, open_job
+from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
+from stateflow.runtime.spark.settings import check_master, check_required, check_root, check_sinks
+from stateflow.runtime.spark.versions import check_java, check_python, check_spark
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Needs(StrEnum):
-    """What a check looks at, besides the job file and this machine."""
+    """What a check reads in addition to the job file and this machine."""
 
     NOTHING = "nothing"
     ROOT = "the job root"
@@ -45,13 +43,14 @@ class Needs(StrEnum):
 
 @dataclass(frozen=True)
 class Start:
-    """A start, as far as it is known before it.
+    """The job that is about to start.
 
     Attributes:
-        graph: checked.
+        graph: a checked graph.
         on_spark: whether the job runs on Spark.
-        storage: the job root's; None when it is not known.
-        reads: the sources by uid, as Spark reads them; empty without a session.
+        storage: storage of the job root; None if the job root is not known.
+        session: None before Spark starts.
+        reads: the sources as Spark reads them, in order of uids; empty without a session.
     """
 
     graph: Graph
@@ -64,41 +63,38 @@ class Start:
 
     @property
     def plan(self) -> JobPlan:
+        """The physical plan of the graph."""
         return plan_job(self.graph, self.settings.parallelism)
 
     @property
     def has_root(self) -> bool:
-        """Whether there is a job root already."""
+        """Whether the job root exists."""
         return self.storage is not None and self.storage.size(FORMAT) is not None
 
     @property
     def master(self) -> str:
-        """Spark's master; empty where only the launcher knows it."""
+        """The URL of Spark's master; empty if only spark-submit knows it."""
         if self.session is not None:
             return str(self.session.sparkContext.master)
-        # Under spark-submit the launcher chose one, and settings have no say.
+        # spark-submit determines the master, whatever the settings say.
         under_submit = "PYSPARK_GATEWAY_PORT" in os.environ
-        return (
-            "" if under_submit else self.settings.spark.conf.get("spark.master", self.settings.spark.master)
-        )
+        return "" if under_submit else self.settings.spark.conf.get("spark.master", self.settings.spark.master)
 
 
 @dataclass(frozen=True)
 class StartCheck:
-    """One reason to refuse a start. `check` raises a StateflowError."""
+    """One check of a start. `check` raises a StateflowError if the job must not start."""
 
     name: str
     needs: Needs
     check: Callable[[Start], None]
 
 
-def refusals(
-    start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()
-) -> Iterator[StateflowError]:
-    """What a run would be refused for, as far as the named needs go.
+def start_errors(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> Iterator[StateflowError]:
+    """Makes the checks with the given needs and yields their errors.
 
     Args:
-        checks: instead of `CHECKS`.
+        checks: the checks to make; by default `CHECKS`.
     """
     for each in checks or CHECKS:
         if each.needs in needs:
@@ -108,9 +104,9 @@ def refusals(
                 yield e
 
 
-def refuse(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
-    """Raises the first of the refusals, if there is one."""
-    for error in refusals(start, needs, checks):
+def check_start(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
+    """Raises the first error of the checks with the given needs."""
+    for error in start_errors(start, needs, checks):
         raise error
 
 
@@ -138,14 +134,14 @@ def _root_hosts(start: Start) -> None:
 
 
 def _session_hosts(start: Start) -> None:
-    """The same once more: under spark-submit, only the session knows the master."""
+    """Checks the hosts again: under spark-submit, only the session knows the master."""
     _sink_hosts(start)
     _root_hosts(start)
 
 
 def _runner(start: Start) -> None:
     if not start.on_spark:
-        refuse_transforms(start.plan)
+        check_no_transforms(start.plan)
 
 
 def _source_settings(start: Start) -> None:
@@ -158,7 +154,7 @@ def _sink_tables(start: Start) -> None:
     graph = start.graph
     if start.has_root:
         assert start.storage is not None
-        graph = graph_in(read_format(start.storage), graph)
+        graph = graph_of_job_root(read_format(start.storage), graph)
     for node in graph.sinks:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
 
@@ -195,14 +191,14 @@ def _source_columns(start: Start) -> None:
 
 
 def _source_frames(start: Start) -> None:
-    from stateflow.runtime.frames import check_frame
+    from stateflow.runtime.spark.frames import check_frame
 
     for source in start.reads:
         check_frame(source, _session(start), start.settings.source)
 
 
 def _transforms(start: Start) -> None:
-    from stateflow.runtime.frames import check_transforms
+    from stateflow.runtime.spark.frames import check_transforms
 
     check_transforms(_session(start), start.plan)
 
@@ -228,47 +224,45 @@ CHECKS = (
     StartCheck("source-frames", Needs.SPARK, _source_frames),
     StartCheck("transforms", Needs.SPARK, _transforms),
 )
-"""In the order in which a run goes through them: what is fast and needs little first."""
+"""All checks in the order of a run: fast checks with few needs first."""
 
 
 def not_checked(start: Start) -> tuple[str, ...]:
-    """What no check has looked at, for people: what only Spark knows, without a session, and what nothing looks at."""
+    """Returns descriptions of what the checks did not cover, such as what only a Spark session can determine."""
     if not start.on_spark:
         return ()
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
     if start.session is not None:
         return tuple(f"source {uid}: {source.unchecked}" for uid, source in sources if source.unchecked)
     found = [f"source {uid}: {source.unchecked or 'columns of the files'}" for uid, source in sources]
-    return tuple(
-        f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings")
-    )
+    return tuple(f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings"))
 
 
 def warnings(start: Start) -> tuple[str, ...]:
-    """What is likely to make a run fail, and does not refuse it; without a session nothing is known of it."""
+    """Returns what is likely to make a run fail but does not prevent its start; empty without a session."""
     session = start.session
     if session is None:
         return ()
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
-    return tuple(
-        f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)
-    )
+    return tuple(f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session))
 
 
 def reused_tables(start: Start) -> tuple[str, ...]:
-    """A sentence for each sink of a job root that does not exist yet whose table another job's sink of the same uid has
-    written: what a mistyped job root looks like."""
+    """Returns a warning for each table that the same sink of another job root has written, if this job root is new.
+
+    A mistyped job root has this effect.
+    """
     if start.storage is None or start.has_root:
         return ()
     contexts = [(node.sink, SinkContext("", node.uid, node.parent.schema)) for node in start.graph.sinks]
     return tuple(
         f"sink {context.uid}: a job with another job root has written {sink.location}, and {start.storage.uri} is new: "
-        "its first run reads all input, and adds its rows to that table. Check the job root"
+        "the first run reads all input and appends its rows to that table. Check the job root"
         for sink, context in contexts
         if sink.other_jobs(context)
     )
 
 
 def with_session(start: Start, session: SparkSession, reads: Sequence[Source]) -> Start:
-    """The start, with Spark running."""
+    """Returns the start with a Spark session and the sources that it reads."""
     return replace(start, session=session, reads=tuple(reads))

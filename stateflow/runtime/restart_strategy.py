@@ -1,8 +1,8 @@
-"""Whether, and when, a run that has failed starts again by itself. Pure but for the waiting.
+"""Restart strategies: whether and when a failed run restarts within its process.
 
-The strategies and their defaults are those of Flink. A start again is a start like any other: it claims the job anew,
-and goes on from the head of the log. When a strategy gives up, the run ends with the error, and whoever launched it,
-such as Airflow, decides about another try.
+The strategies and their defaults are those of Flink. A restart claims the job again and continues from the head of the
+log, as any start does. When a strategy gives up, the run ends with the error, and its launcher, such as Airflow,
+decides about a retry. All but `with_restarts` is pure.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from stateflow.clock import Clock
+from stateflow.config.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 from stateflow.errors import Interrupted, SparkGone, StateflowError
-from stateflow.settings import ExponentialDelay, FailureRate, FixedDelay, RestartSettings
 
 log = logging.getLogger(__name__)
 
@@ -23,32 +23,32 @@ T = TypeVar("T")
 
 
 class RestartStrategy(ABC):
-    """Is told of each failure of a run, and says how long to wait before it starts again."""
+    """Decides after each failure of a run how long to wait before the restart."""
 
     @abstractmethod
-    def delay_behind(self, failed_at: float) -> timedelta | None:
-        """How long to wait behind a failure; None to give up.
+    def delay_after(self, failed_at: float) -> timedelta | None:
+        """Returns the delay of the restart after a failure; None to give up.
 
         Args:
-            failed_at: seconds of a clock that never goes back; not smaller than of the failure before.
+            failed_at: time of the failure in seconds of the monotonic clock, not smaller than that of the one before.
         """
 
 
 class NoRestart(RestartStrategy):
-    """Gives up at once."""
+    """Never restarts."""
 
-    def delay_behind(self, failed_at: float) -> timedelta | None:
+    def delay_after(self, failed_at: float) -> timedelta | None:
         return None
 
 
 class FixedDelayRestart(RestartStrategy):
-    """So many times, always behind the same delay."""
+    """Restarts a fixed number of times, each time after the same delay."""
 
     def __init__(self, settings: FixedDelay) -> None:
         self._settings = settings
         self._left = settings.attempts
 
-    def delay_behind(self, failed_at: float) -> timedelta | None:
+    def delay_after(self, failed_at: float) -> timedelta | None:
         if not self._left:
             return None
         self._left -= 1
@@ -56,62 +56,62 @@ class FixedDelayRestart(RestartStrategy):
 
 
 class ExponentialDelayRestart(RestartStrategy):
-    """Behind delays that grow, until a run has worked for a while.
+    """Restarts after delays that grow; the delay is reset once a run has worked for `reset_after`.
 
     Args:
-        dice: gives numbers from 0 up to 1: so that many jobs that one outage stops do not all come back at once.
+        settings: limits and growth of the delay.
+        random: returns numbers in [0, 1) for the jitter, so that the jobs that one outage stops do not all restart at
+            the same time.
     """
 
-    def __init__(self, settings: ExponentialDelay, dice: Callable[[], float]) -> None:
+    def __init__(self, settings: ExponentialDelay, random: Callable[[], float]) -> None:
         self._settings = settings
-        self._dice = dice
+        self._random = random
         self._attempts = 0
         self._started_at: float | None = None
 
-    def delay_behind(self, failed_at: float) -> timedelta | None:
+    def delay_after(self, failed_at: float) -> timedelta | None:
         settings = self._settings
-        if (
-            self._started_at is not None
-            and failed_at - self._started_at >= settings.reset_after.total_seconds()
-        ):
+        if self._started_at is not None and failed_at - self._started_at >= settings.reset_after.total_seconds():
             self._attempts = 0
         if settings.attempts is not None and self._attempts >= settings.attempts:
             return None
         longest = settings.max_backoff.total_seconds()
-        # Far beyond the longest, the power would be too large for a float.
-        power = min(self._attempts, 1000)
-        grown = min(longest, settings.initial_backoff.total_seconds() * settings.multiplier**power)
-        jitter = settings.jitter * (2 * self._dice() - 1)
-        delay = min(longest, grown * (1 + jitter))
+        # A larger exponent could exceed the range of a float; the delay is at its maximum long before.
+        exponent = min(self._attempts, 1000)
+        backoff = min(longest, settings.initial_backoff.total_seconds() * settings.multiplier**exponent)
+        jitter = settings.jitter * (2 * self._random() - 1)
+        delay = min(longest, backoff * (1 + jitter))
         self._attempts += 1
         self._started_at = failed_at + delay
         return timedelta(seconds=delay)
 
 
 class FailureRateRestart(RestartStrategy):
-    """Restarts until more than `max_failures` failures fall into one interval, both ends included, as in Flink."""
+    """Restarts until more than `max_failures` failures occur within an interval, its ends included, as in Flink."""
 
     def __init__(self, settings: FailureRate) -> None:
         self._settings = settings
         self._failures: list[float] = []
 
-    def delay_behind(self, failed_at: float) -> timedelta | None:
+    def delay_after(self, failed_at: float) -> timedelta | None:
         since = failed_at - self._settings.interval.total_seconds()
         self._failures = [at for at in self._failures if at >= since] + [failed_at]
         return self._settings.delay if len(self._failures) <= self._settings.max_failures else None
 
 
-def restart_strategy(settings: RestartSettings, dice: Callable[[], float]) -> RestartStrategy:
-    """The strategy that settings name.
+def restart_strategy(settings: RestartSettings, random: Callable[[], float]) -> RestartStrategy:
+    """Returns the strategy that the settings name.
 
     Args:
-        dice: as for `ExponentialDelayRestart`.
+        settings: the ``restart`` settings.
+        random: as for `ExponentialDelayRestart`.
     """
     match settings.strategy:
         case "fixed-delay":
             return FixedDelayRestart(settings.fixed_delay)
         case "exponential-delay":
-            return ExponentialDelayRestart(settings.exponential_delay, dice)
+            return ExponentialDelayRestart(settings.exponential_delay, random)
         case "failure-rate":
             return FailureRateRestart(settings.failure_rate)
         case _:
@@ -119,31 +119,31 @@ def restart_strategy(settings: RestartSettings, dice: Callable[[], float]) -> Re
 
 
 def with_restarts(attempt: Callable[[int], T], strategy: RestartStrategy, clock: Clock) -> T:
-    """Makes attempts until one succeeds, fails with what no start again can mend, or the strategy gives up.
+    """Calls `attempt` until it succeeds, fails with an error that no restart can fix, or the strategy gives up.
 
     Args:
-        attempt: gets its number, from 0 on.
+        attempt: takes the number of restarts so far, and returns the result.
+        strategy: decides about each restart.
+        clock: times the failures, and waits.
 
-    Raises what the last attempt raised.
+    Raises the error of the last attempt.
     """
     number = 0
     while True:
         try:
             return attempt(number)
         except StateflowError as e:
-            if not can_mend(e) or (delay := strategy.delay_behind(clock.monotonic())) is None:
+            if not is_restartable(e) or (delay := strategy.delay_after(clock.monotonic())) is None:
                 raise
             number += 1
-            log.warning(
-                "the run failed, and starts again in %.1f s (restart %d): %s",
-                delay.total_seconds(),
-                number,
-                e,
-            )
+            log.warning("the run failed and restarts in %.1f s (restart %d): %s", delay.total_seconds(), number, e)
         clock.sleep(delay)
 
 
-def can_mend(error: StateflowError) -> bool:
-    """Whether starting again may help: not against bad input, wrong settings or a newer run, not when somebody wants
-    the run to end, and not without a Spark: a process has one, so that is for whoever launched it."""
+def is_restartable(error: StateflowError) -> bool:
+    """Returns whether a restart may help.
+
+    It does not against bad input, wrong settings or a newer run, nor after a signal to end, nor when Spark has stopped:
+    a process can have only one Spark driver, so that is left to the launcher.
+    """
     return error.retryable and not isinstance(error, (Interrupted, SparkGone))

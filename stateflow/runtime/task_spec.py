@@ -1,114 +1,174 @@
-"""What a task is sent: all that decides its result, and nothing else."""
+"""What the driver sends to tasks: everything that determines a task's result, and nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from stateflow.api.dead_letters import OnError
-from stateflow.api.functions import KeyedFunction
-from stateflow.api.graph import Keying
-from stateflow.api.rich_functions import RowStep
+from stateflow.api.functions.process import KeyedFunction, TaskInfo
+from stateflow.api.functions.rich import RowStep
+from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
-from stateflow.settings import RocksDBSettings, ShuffleSettings, StateSettings, TelemetrySettings
+from stateflow.config.settings import TelemetrySettings
+from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
+from stateflow.state.files.uploads import Outbox
 from stateflow.state.handles import StateSchema
-from stateflow.state.timers import MAX_WATERMARK
-from stateflow.state.uploads import Outbox
+from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials, Storage, open_storage
 from stateflow.storage.paths import data_folder
 
+Numbers = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""A column of 64-bit integers."""
+
 ORDER = "_sf_order"
+"""Column that a task's input is sorted by; see `GROUP_SHIFT`."""
 CONTROL = "_sf_control"
+"""Column with the msgpack of a barrier; null in data rows."""
 TARGET = "_sf_target"
+"""Column with the index of a row's task within its level."""
 POSITION = "_sf_position"
+"""Column that grows with the order of arrival."""
 INPUT = "_sf_input"
+"""Column with the number of a row's input, of chains with connected streams."""
 PHASE = "_sf_phase"
+"""Column with the phase of a row; see `PHASE_SHIFT`."""
 SOURCE = "_sf_source"
+"""Column with the number of a row's source in the frame of all sources."""
 ORIGIN = "_sf_origin"
-UNIT = "_sf_unit"
+"""Column with the number of the source that determines a row's event time; -1 if it is not known."""
+OUTPUT_NUMBER = "_sf_output"
+"""Column with the number of the output that emitted a row."""
 REPORT = "_sf_report"
+"""Column with the msgpack of a task's report."""
 
 GROUP_SHIFT = 46
-"""`ORDER` is phase, then key group, then 46 bits of the key's hash: within a phase, a key's rows lie together, and key
-groups are in order."""
+"""`ORDER` is phase, key group and 46 bits of the key's hash: within a phase, the rows of a key are adjacent and key
+groups ascend."""
 GROUP_MASK = (1 << 15) - 1
 PHASE_SHIFT = 61
-"""Phase 0 is what the level before emitted while it applied its own phase 0 and fired its timers; all else, rows of
-sources first of all, is phase 1. What separates them is that time advances in between."""
+"""Phase 0 holds the rows that the previous level emitted in its own phase 0 and from timers; phase 1 holds all other
+rows, such as those of sources. Time advances between the phases."""
 SOURCE_PHASE = 1
 TIMER_PHASE = 0
 POSITION_SHIFT = 40
-"""Of what tasks emit, the position is the task's number, then 40 bits that count its rows."""
+"""The position of an emitted row is the task's number and 40 bits that count the task's rows."""
 BROADCAST_ORDER = -1
 """Sorts before every keyed row."""
 BARRIER_ORDER = (1 << 63) - 1
-"""Sorts behind every row: a barrier ends a batch's input."""
+"""Sorts after every row: a barrier ends a batch's input."""
 
 
 @dataclass(frozen=True)
-class BatchInfo:
-    """The batch and the job, as tasks need to know them.
+class BatchId:
+    """Identifies a batch of a job.
 
     Attributes:
-        state: with no more inline state for a subtask than all of them can have in a manifest.
-        epoch: number of the batch along the job's state.
-        checkpoint_id: of the newest checkpoint that is committed; 0 when there is none.
-        sort_memory_bytes: for the rows of one task, on Spark.
-        credentials: the driver's, for the job root.
-        upload_patience: how long files of a snapshot may take to be stored, beside the batches that follow; None when
-            they are stored before the task reports.
-        full: whether every subtask stores all of its state anew, also one without rows.
-        telemetry: where spans go.
+        generation: number of the run's CLAIM.
+        ordinal: number of the batch within the generation.
+        processing_time: the processing time of all rows of the batch, in UTC.
+        epoch: number of the batch over all runs, restores and forks of the job's state.
+        checkpoint_id: the newest committed checkpoint; 0 without one.
     """
 
     job_uuid: str
-    root_uri: str
     generation: int
     ordinal: int
     processing_time: datetime
-    max_parallelism: int
-    local_folder: Path
-    rocksdb: RocksDBSettings
-    state: StateSettings = field(default_factory=StateSettings)
     epoch: int = 0
     checkpoint_id: int = 0
-    sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
-    credentials: Credentials = field(default_factory=Credentials)
-    upload_patience: timedelta | None = None
-    full: bool = False
-    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
-
-    @property
-    def storage(self) -> Storage:
-        """The job root."""
-        self.credentials.adopt()
-        return open_storage(self.root_uri)
-
-    @property
-    def outbox(self) -> Outbox | None:
-        """Where this host keeps what is on its way; None when nothing is stored beside the batches."""
-        if self.upload_patience is None:
-            return None
-        # No operator is called like this.
-        return Outbox(self.local_folder / self.job_uuid / ".uploads", self.generation, self.upload_patience)
 
     def data_folder(self, attempt: str) -> str:
-        """Where an attempt's files go."""
+        """Returns the key prefix of the files that a task attempt writes, with a final slash."""
         return data_folder(self.generation, self.ordinal, attempt)
 
 
 @dataclass(frozen=True)
-class InputSpec:
-    """One input of a unit.
+class TaskSettings:
+    """The settings that apply to all tasks of a batch.
 
     Attributes:
-        prefix: of the columns that carry its rows.
-        keying: None for a broadcast stream, and for a unit without an operator.
-        time_column: with the event time of its rows; empty where none is declared.
+        state: its limit for inline state is one subtask's share of what a manifest may contain.
+        sort_memory_bytes: memory for sorting the rows of one task, on Spark.
+        full_snapshot: whether every subtask stores all of its state again, including subtasks without rows.
+        upload_timeout: how long background uploads of a snapshot may take; None if a task uploads its files before it
+            reports.
+    """
+
+    max_parallelism: int
+    rocksdb: RocksDBSettings = field(default_factory=RocksDBSettings)
+    state: StateSettings = field(default_factory=StateSettings)
+    sort_memory_bytes: int = ShuffleSettings().sort_memory_bytes
+    full_snapshot: bool = False
+    upload_timeout: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class TaskEnvironment:
+    """Where tasks read and write.
+
+    Attributes:
+        root_uri: URI of the job root.
+        local_folder: scratch folder of each host.
+        credentials: the driver's credentials for the job root.
+        telemetry: where tasks export spans to.
+    """
+
+    root_uri: str
+    local_folder: Path
+    credentials: Credentials = field(default_factory=Credentials)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the job root."""
+        self.credentials.adopt()
+        return open_storage(self.root_uri)
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """What every task of a batch receives, whatever its level and operator chain."""
+
+    id: BatchId
+    settings: TaskSettings
+    environment: TaskEnvironment
+
+    @property
+    def outbox(self) -> Outbox | None:
+        """The folder of this host for files that are being uploaded; None without background uploads."""
+        if self.settings.upload_timeout is None:
+            return None
+        # No operator has the uid `.uploads`, so the folder cannot collide with an operator's.
+        folder = self.environment.local_folder / self.id.job_uuid / ".uploads"
+        return Outbox(folder, self.id.generation, self.settings.upload_timeout)
+
+    def task_info(
+        self, uid: str = "", subtask: int = 0, parallelism: int = 0, watermark: int | None = None
+    ) -> TaskInfo:
+        """Returns the description of one subtask in this batch that user functions receive.
+
+        Args:
+            watermark: milliseconds since 1970; None before the first one.
+        """
+        batch, max_parallelism = self.id, self.settings.max_parallelism
+        return TaskInfo(uid, subtask, parallelism, max_parallelism, batch.processing_time, batch.epoch, watermark)
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of an operator chain.
+
+    Attributes:
+        prefix: prefix of the columns that carry its rows.
+        keying: None for a broadcast stream and for a chain without an operator.
+        time_column: the column with the event time; empty if none is declared.
     """
 
     prefix: str
@@ -123,13 +183,14 @@ class InputSpec:
 
 
 @dataclass(frozen=True)
-class OutletSpec:
-    """Something that a unit emits.
+class OutputSpec:
+    """One output of an operator chain.
 
     Attributes:
-        tag: the name of the operator's side output; empty for the main one.
-        steps: row functions behind it.
-        number: by which the next level knows it; None when it takes nothing of it.
+        tag: name of the operator's side output; empty for the main output.
+        steps: the row functions after it.
+        sinks: the sinks that write its rows in the same task.
+        number: its `OUTPUT_NUMBER`; None if the next level reads none of its rows.
     """
 
     tag: str
@@ -141,12 +202,12 @@ class OutletSpec:
 
 @dataclass(frozen=True)
 class SourceTime:
-    """How far the event time of a source is, for an operator whose timers fire between rows.
+    """The event time of a source before a batch, for an operator whose timers fire between rows.
 
     Attributes:
-        number: of the source, as rows have it.
-        out_of_orderness: of its watermark strategy, in milliseconds.
-        watermark: of the batches before.
+        number: number of the source, as in `ORIGIN`.
+        out_of_orderness: bound of its watermark strategy, in milliseconds.
+        watermark: its watermark after the previous batches, in milliseconds since 1970.
     """
 
     number: int
@@ -155,25 +216,26 @@ class SourceTime:
 
 
 @dataclass(frozen=True)
-class UnitSpec:
-    """One unit of a level.
+class ChainSpec:
+    """One operator chain of a level.
 
     Attributes:
-        inputs: one; or two, of connected streams, of which the first is keyed.
-        bases: msgpack of the parts of each subtask's base, a list of `SubtaskState`; empty for one without.
-        known_states: what the base was written with.
-        on_error: what becomes of rows that the function raises for.
-        operator_base: msgpack of the `OperatorBase`; empty when the base does not have the operator.
-        watermark: of the batch, in milliseconds since 1970; None before there is one.
-        watermark_before: that of the batch before.
-        emits: columns of the operator's main output; None for a unit without an operator.
-        source_times: of the sources that its watermark is made of, if its timers fire between the rows of a key.
+        inputs: one input, or the two of connected streams, the first of which is keyed.
+        function: None for a relay and for a sink on an unkeyed stream.
+        bases: for each subtask the msgpack of its base's parts, a list of `SubtaskState`; empty without a base.
+        known_states: the states that the base was written with.
+        on_error: the policy for rows that the function raises for.
+        operator_base: msgpack of the `OperatorBase`; empty if the base does not contain the operator.
+        watermark: watermark of this batch, in milliseconds since 1970; None before the first one.
+        watermark_before: watermark of the previous batch.
+        emits: columns of the operator's main output; None for a chain without an operator.
+        source_times: the sources that determine its watermark, if its timers fire between the rows of a key.
     """
 
     uid: str
     inputs: tuple[InputSpec, ...]
     function: KeyedFunction[object] | None
-    outlets: tuple[OutletSpec, ...]
+    outputs: tuple[OutputSpec, ...]
     bases: tuple[bytes, ...]
     known_states: tuple[StateSchema, ...] = ()
     on_error: OnError = None
@@ -185,39 +247,75 @@ class UnitSpec:
 
     @property
     def keying(self) -> Keying | None:
-        """How the first input is keyed; the types are those of the state."""
+        """The keying of the first input, whose types are those of the keyed state."""
         return self.inputs[0].keying
 
     @property
     def state_watermark(self) -> int | None:
-        """The watermark that times to live count by: draining fires every timer, and lets nothing expire after that."""
+        """The watermark that state TTL counts by. A drain fires every timer but does not let state expire."""
         return self.watermark_before if self.watermark == MAX_WATERMARK else self.watermark
 
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """What every task of a level gets; the partition number tells which unit and subtask it is.
+    """What all tasks of a level receive. The partition number determines a task's chain and subtask.
 
     Attributes:
-        next_targets: number of tasks of the level behind; 0 in the last.
-        output: the Arrow schema of what the tasks emit.
+        upstream: uid and subtask of each task of the previous level; empty in the first.
+        next_targets: number of tasks of the next level; 0 in the last.
+        output_schema: Arrow schema of what the tasks emit.
         sources: uids of the job's sources, in order.
     """
 
     batch: BatchInfo
     parallelism: int
-    units: tuple[UnitSpec, ...]
+    chains: tuple[ChainSpec, ...]
     upstream: tuple[tuple[str, int], ...]
     next_targets: int
-    output: pa.Schema
+    output_schema: pa.Schema
     sources: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class TaskSpec:
+    """One attempt of one task of a level.
+
+    Attributes:
+        partition: number of the task within the level.
+        attempt: unique name of the attempt.
+    """
+
+    level: LevelSpec
+    partition: int
+    attempt: str
+
+    @property
+    def batch(self) -> BatchInfo:
+        """The batch that the task belongs to."""
+        return self.level.batch
+
+    @property
+    def subtask(self) -> int:
+        """Number of the task among those of its chain."""
+        return self.partition % self.level.parallelism
+
+    @cached_property
+    def chain(self) -> ChainSpec:
+        """The operator chain that the task runs."""
+        return self.level.chains[self.partition // self.level.parallelism]
+
+    @cached_property
+    def info(self) -> TaskInfo:
+        """The description of the subtask that user functions receive."""
+        chain = self.chain
+        return self.batch.task_info(chain.uid, self.subtask, self.level.parallelism, chain.state_watermark)
+
+
 def input_prefix(index: int) -> str:
-    """Prefix of the columns of a level's `index`-th input."""
+    """Returns the prefix of the columns of a level's `index`-th input."""
     return f"i{index}_"
 
 
 def output_prefix(number: int) -> str:
-    """Prefix of the columns of what a level's outlet emits."""
+    """Returns the prefix of the columns of a level's output with this number."""
     return f"u{number}_"

@@ -1,4 +1,4 @@
-"""Adds to an error where it happened: operator, key and row, or a line of the job file."""
+"""Errors of user code: their classification, and the line, operator, key and row where they happened."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 
-from stateflow.api.functions import Context
-from stateflow.errors import JobDefinitionError, StateError, StateflowError
+from stateflow.api.functions.process import Context
+from stateflow.api.functions.returned import InvalidReturnValue
+from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError
 
 _ROW_CHARACTERS = 500
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
@@ -17,15 +18,15 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 @contextmanager
 def naming_position(operator: str, columns: Sequence[str], context: Context) -> Iterator[None]:
-    """Lets a StateError or JobDefinitionError of the body name the operator, the current key and its last row.
+    """Adds operator, current key and last row to a StateError or JobDefinitionError that the body raises.
 
-    A changed value is encoded when the rows of its key end, so the row is the last one of the key in this batch, which
-    need not be the one that set the value.
+    A changed value is encoded after the last row of its key. So the row is the last one of the key in this batch, not
+    necessarily the one that set the value.
 
     Args:
         operator: uid.
         columns: names of the key columns.
-        context: what the function was called with.
+        context: the context that the function was called with.
     """
     try:
         yield
@@ -40,7 +41,7 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
 
 @contextmanager
 def naming_job_line() -> Iterator[None]:
-    """Lets a StateflowError of the body name the file and line of the job that led to it."""
+    """Adds file and line of the job to a StateflowError that the body raises."""
     try:
         yield
     except StateflowError as e:
@@ -51,8 +52,23 @@ def naming_job_line() -> Iterator[None]:
 
 
 def line_of_user(error: BaseException) -> str:
-    """File and line of the innermost call that is neither stateflow's nor made by the interpreter; empty without."""
+    """Returns file and line of the innermost frame outside of stateflow and the interpreter; empty without one."""
     for frame in reversed(extract_tb(error.__traceback__)):
         if not frame.filename.startswith((_PACKAGE, "<")):
             return f"{frame.filename}:{frame.lineno}"
     return ""
+
+
+def innermost(error: BaseException) -> str:
+    """Returns file and line where an error was raised; for an `InvalidReturnValue` those of the function."""
+    if isinstance(error, InvalidReturnValue):
+        return error.where
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+
+
+def is_user_error(error: Exception) -> bool:
+    """Returns whether user code caused an error, by raising it or by an invalid value for state."""
+    return not isinstance(error, StateflowError) or isinstance(error, StateError | UserCodeError)

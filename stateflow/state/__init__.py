@@ -1,1 +1,1 @@
-"""Keyed state: backends over bytes, and the state types written once above them."""
+"""Managed state: what functions use, the backends below it, and the files that snapshots consist of."""

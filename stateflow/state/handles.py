@@ -1,4 +1,4 @@
-"""References to stored state and to written output: what tasks report, and what manifests and log entries keep."""
+"""References to stored state and written output, which tasks report and manifests and log entries contain."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stateflow.config.state_settings import BACKENDS
 from stateflow.errors import ConfigError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.settings import BACKENDS
+from stateflow.types.key_groups import KeyGroupRange
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything stored. Unknown fields are ignored on reading, and new ones have defaults."""
+    """Base class of stored documents. Readers ignore unknown fields; new fields have defaults."""
 
 
 @dataclass(frozen=True)
 class EarliestTimers:
-    """In milliseconds since 1970; no pending timer is earlier, and None says that there is none at all."""
+    """Lower bounds for the times of pending timers, in milliseconds since 1970; None without timers."""
 
     event: int | None = None
     processing: int | None = None
 
     def due(self, watermark: int | None, now: int) -> bool:
-        """Whether a timer may be due."""
+        """Returns whether a timer may be due at a watermark and a processing time."""
         return is_due(self.event, watermark) or is_due(self.processing, now)
 
 
 def is_due(time: int | None, now: int | None) -> bool:
-    """Whether a timer of that time, if any, is due, if there is a time at all."""
+    """Returns whether a timer at `time` is due at `now`; False if either is None."""
     return time is not None and now is not None and time <= now
 
 
@@ -42,7 +42,7 @@ class FileHandle(Document, frozen=True, kw_only=True):
 
 
 class FilePart(Document, frozen=True, kw_only=True):
-    """Where a file is within a stored object that holds several."""
+    """The position of a file within a stored object that contains several."""
 
     offset: int
     size: int
@@ -50,100 +50,103 @@ class FilePart(Document, frozen=True, kw_only=True):
 
 
 class StateFile(Document, frozen=True, kw_only=True):
-    """A file of one subtask's state: what it is stored as, and what its backend calls it."""
+    """A file of one subtask's state: its stored object and its name in the store."""
 
     handle: FileHandle
-    """The stored object: this file alone, or several, one behind the other."""
+    """The stored object: this file alone, or several concatenated files."""
     local_name: str
     part: FilePart | None = None
-    """Which part of the object it is; None when it is all of it."""
+    """The part of the object; None for the whole object."""
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
+        """Size of the file in bytes."""
         return self.part.size if self.part else self.handle.size
 
     @property
     def sha256(self) -> str:
-        """Of the file's bytes."""
+        """SHA-256 of the file in hexadecimal."""
         return self.part.sha256 if self.part else self.handle.sha256
 
 
 class TypeNode(Document, frozen=True, kw_only=True):
-    """A type, or a part of one, as the bytes of its values depend on it."""
+    """A type or a part of one, with everything that its stored bytes depend on."""
 
     kind: str
     """``int``, ``list``, ``numpy.int32``, ``class``, … as ``docs/format.md`` lists them."""
     parts: list[TypeNode] = []
-    """What a container or a union is made of; a dict's key, then its value."""
+    """The member types of a container or a union; of a dict the key, then the value."""
     class_index: int = -1
-    """Which of the schema's classes, when it is one."""
+    """Index into the schema's classes; -1 for other kinds."""
     choices: list[str] = []
     """The values of an enum or a literal, as JSON."""
     limits: dict[str, int | float | str | bool] = {}
-    """What is asked of values besides, by msgspec's names."""
+    """Constraints on values, by msgspec's names."""
 
 
 class FieldSchema(Document, frozen=True, kw_only=True):
     """One field of a stored class."""
 
     name: str
-    """As it is stored."""
+    """The stored name."""
     type: TypeNode
     required: bool = True
     default: str = ""
-    """As JSON; empty when there is none."""
+    """JSON of the default; empty without one."""
 
 
 class ClassSchema(Document, frozen=True, kw_only=True):
     """A class with fields."""
 
     name: str
-    """For people; it can change."""
+    """For display only; it may change."""
     fields: list[FieldSchema]
     positional: bool = False
-    """Whether values are arrays, without names of fields."""
+    """Whether values are stored as arrays, without field names."""
     closed: bool = False
-    """Whether fields that it does not know are refused."""
+    """Whether unknown fields are refused."""
     tag: str = ""
-    """What values carry besides their fields."""
+    """Tag field and value stored with each value; empty without one."""
     sparse: bool = False
-    """Whether values may lack fields that are not required."""
+    """Whether stored values may omit fields that are not required."""
 
 
 class TypeSchema(Document, frozen=True, kw_only=True):
-    """How values are stored."""
+    """The stored form of a state's values."""
 
     root: TypeNode
     classes: list[ClassSchema] = []
     serializer: str = ""
-    """Name of the job's own serializer that wrote them; empty for msgpack of the type."""
+    """Name of the custom serializer that wrote them; empty for msgpack."""
     serializer_version: int = 0
 
 
 class StateSchema(Document, frozen=True, kw_only=True):
-    """One declared state: what a reader must know before it looks at a value."""
+    """A declared state, with everything needed to read its values."""
 
     name: str
     kind: str
     value_type: str
     key_type: str = ""
     queryable: str = ""
-    """The name under which it can be asked for; empty if it cannot."""
+    """The name for queries from outside the job; empty if the state is not queryable."""
     ttl_time: str = ""
-    """Which time its entries live in, ``processing`` or ``event``; empty when they live for ever."""
+    """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
     ttl_since: int | None = None
-    """Since when, in milliseconds of that time; None before there was a watermark."""
+    """The time since which the state has had a TTL in this time domain, in milliseconds since 1970; the TTL of older
+    entries counts from here. None before the first watermark."""
     ttl_always: bool = False
-    """Whether it has lived in event time in every batch: no entry is older than its time to live."""
+    """Set when the state was created with an event-time TTL and has kept one in every batch since. An entry's timestamp
+    is then always that of its own write, and its TTL counts from it even if it is before `ttl_since`. When not set,
+    the TTL of every entry counts from `ttl_since` at the earliest."""
     ttl_index: bool = False
-    """Whether there may be expiry entries: it has a time to live, or had one."""
+    """Whether expiry entries may exist: the state has a TTL, or had one."""
     ttl_other_index: bool = False
-    """Whether there may be some of the other kind of time: it lived in that before."""
+    """Whether expiry entries of the other time domain may exist: its TTL had that domain before."""
     type: TypeSchema | None = None
-    """How values are written; None in what was written before it was recorded."""
+    """The type of values written now; None in schemas of versions that did not record it."""
     earlier: list[TypeSchema] = []
-    """How values were written before, oldest first: each stored value is of one of these types, or of `type`."""
+    """The types of values written before, oldest first. Each stored value has one of these types, or `type`."""
 
 
 class SubtaskState(Document, frozen=True, kw_only=True):
@@ -153,22 +156,22 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     first_group: int
     last_group: int
     snapshot: str
-    """Unique name of the local snapshot: a store that is exactly this may be used again without restoring."""
+    """Unique name of the local snapshot. An open store with exactly this content may be reused without restoring."""
     files: list[StateFile] = []
     backend: str = "rocksdb"
     """The backend that wrote it."""
     inline: bytes | None = None
-    """All of the state, when it is not in files."""
+    """The whole state if it is not in files."""
     store_manifest: bytes = b""
-    """What a RocksDB says of the files; in older snapshots that is a file itself."""
+    """RocksDB's manifest for the files; in older snapshots the manifest is one of the files."""
     event_timer: int | None = None
-    """No pending event-time timer is earlier; None when there is none."""
+    """Lower bound for the times of event-time timers, in milliseconds since 1970; None without timers."""
     processing_timer: int | None = None
-    """The same of processing-time timers."""
+    """The same for processing-time timers."""
 
     @property
     def has_store(self) -> bool:
-        """Whether there is a store to open: one may have no file any more, and still say so."""
+        """Whether there is a store to open; a store without files still has a manifest."""
         return bool(self.files or self.store_manifest)
 
     @property
@@ -178,27 +181,27 @@ class SubtaskState(Document, frozen=True, kw_only=True):
 
     @property
     def earliest_timers(self) -> EarliestTimers:
-        """When the next timers are due."""
+        """Lower bounds for the times of the timers."""
         return EarliestTimers(self.event_timer, self.processing_timer)
 
 
 class OperatorContent(Document, frozen=True, kw_only=True):
-    """What a subtask keeps of operator state, as msgpack: elements and entries are encoded one by one."""
+    """The operator state that a subtask stores; elements and entries are msgpack, encoded one by one."""
 
     lists: dict[str, list[bytes]] = {}
-    """Elements of even-split lists, by name."""
+    """Elements of even-split lists by name."""
     unions: dict[str, list[bytes]] = {}
-    """The subtask's own elements of union lists."""
+    """The subtask's own elements of union lists by name."""
     broadcasts: dict[str, dict[bytes, bytes]] = {}
-    """Entries of broadcast states; subtask 0 keeps them for all."""
+    """Entries of broadcast states by name; subtask 0 stores them for all subtasks."""
     raw: list[bytes] = []
     """Partitions of the raw operator state."""
     raw_keyed: list[tuple[int, bytes]] = []
-    """Key groups and their raw state, in order."""
+    """Raw keyed state as (key group, bytes) pairs, in order of key groups."""
 
 
 class OperatorPart(Document, frozen=True, kw_only=True):
-    """The operator state of one subtask: an `OperatorContent`, in the manifest itself or in a file."""
+    """The operator state of one subtask: an `OperatorContent`, in the manifest or in a file."""
 
     subtask: int
     content: bytes = b""
@@ -207,12 +210,12 @@ class OperatorPart(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Base:
-    """What a subtask starts from.
+    """The state that a subtask starts from.
 
     Attributes:
-        subtask: its number.
+        subtask: number of the subtask.
         owned: its key groups.
-        parts: the stored states that have some of them, in order of key groups.
+        parts: the stored states that overlap them, in order of key groups.
     """
 
     subtask: int
@@ -221,19 +224,18 @@ class Base:
 
     @classmethod
     def of(cls, state: SubtaskState) -> Base:
-        """The base of the subtask that `state` was written by."""
+        """Returns the base of the subtask that wrote `state`."""
         return cls(state.subtask, state.groups, (state,))
 
     @property
     def own(self) -> SubtaskState | None:
-        """The state of this very subtask, with all of its key groups; None when there is no state, or the state was
-        written at another parallelism."""
+        """The state that this subtask wrote for the same key groups; None without state or after rescaling."""
         same = [p for p in self.parts if (p.subtask, p.groups) == (self.subtask, self.owned)]
         return same[0] if same else None
 
     @property
     def earliest_timers(self) -> EarliestTimers:
-        """When the next timers of all parts are due, those for other subtasks included."""
+        """Lower bounds for the times of the timers of all parts, including those for other subtasks."""
         return EarliestTimers(
             min((p.event_timer for p in self.parts if p.event_timer is not None), default=None),
             min((p.processing_timer for p in self.parts if p.processing_timer is not None), default=None),
@@ -241,24 +243,28 @@ class Base:
 
     @property
     def rescales(self) -> bool:
-        """Whether the state has to be laid out anew."""
+        """Whether the state was written at another parallelism and must be redistributed."""
         return bool(self.parts) and self.own is None
 
 
-def check_known(states: Iterable[SubtaskState]) -> None:
-    """Raises ConfigError for state of a backend that this version does not have."""
+def check_backends_known(states: Iterable[SubtaskState]) -> None:
+    """Raises ConfigError for state written by a backend that this version does not have."""
     unknown = sorted({s.backend for s in states} - set(BACKENDS))
     if unknown:
-        raise ConfigError("state was written by a backend that this version does not have", hint="use the version of "
-                          "stateflow that wrote it", found=unknown, known=list(BACKENDS))  # fmt: skip
+        raise ConfigError(
+            "state was written by a backend that this version does not have",
+            hint="use the version of stateflow that wrote it",
+            found=unknown,
+            known=list(BACKENDS),
+        )
 
 
 class Committable(Document, frozen=True, kw_only=True):
-    """A file that a sink wrote and nobody sees until it is published."""
+    """A file written by a sink, which becomes visible when it is published."""
 
     path: str
     """Relative to the table."""
     size: int
     rows: int
     stats: str = ""
-    """Statistics as the sink's table format has them in a commit."""
+    """Statistics in the format of the sink's table commits."""

@@ -1,10 +1,10 @@
-"""Where bytes live: one small interface, one file per backend, and all path names in one place."""
+"""Object storage for job roots: one interface, one module per backend, and all object names in `paths`."""
 
 from stateflow.storage.base import BlobInfo, PutResult, Storage
 from stateflow.storage.credentials import Credentials
-from stateflow.storage.locate import forget_memory, open_storage
 from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.posix import PosixStorage
+from stateflow.storage.resolve import open_storage, register_memory, unregister_memory
 
 __all__ = [
     "BlobInfo",
@@ -13,6 +13,7 @@ __all__ = [
     "PosixStorage",
     "PutResult",
     "Storage",
-    "forget_memory",
     "open_storage",
+    "register_memory",
+    "unregister_memory",
 ]

@@ -1,4 +1,4 @@
-"""The seam between stateflow and whatever keeps its bytes."""
+"""The storage interface, and helpers that several backends share."""
 
 from __future__ import annotations
 
@@ -13,19 +13,26 @@ from stateflow.errors import DataError, MissingFile, StorageError
 
 
 def key_parts(key: str, uri: str) -> list[str]:
-    """The segments of a key; raises DataError for one that could lead out of the storage `uri`."""
+    """Returns the segments of a key.
+
+    Args:
+        uri: the address of the storage, for the error.
+
+    Raises:
+        DataError: the key could lead out of the storage.
+    """
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in key:
-        raise DataError("an object's name leaves its storage", key=key, storage=uri)
+        raise DataError("object key leads out of its storage", key=key, storage=uri)
     return parts
 
 
-GONE = "put the file back from a copy, under the same name"
-"""What to do when an object that was referred to is missing."""
+MISSING_OBJECT_HINT = "restore the file from a copy, under the same name"
+"""The hint of errors about an object that is referenced but does not exist."""
 
 
 class PutResult(enum.Enum):
-    """What a put-if-absent did. Losing is a value; only the caller knows whether it is an error."""
+    """The result of a put-if-absent. A lost race is a result, not an error: only the caller knows what it means."""
 
     CREATED = "created"
     EXISTS = "exists"
@@ -43,69 +50,102 @@ class BlobInfo:
 class Storage(ABC):
     """A flat store of immutable objects below one root.
 
-    Keys are relative, made of segments joined by ``/``. A backend promises: `put_new` is atomic (of many concurrent
-    callers exactly one creates, and no reader ever sees a part); what a call wrote is seen by every later `get` and
-    `list`, and survives a power cut once the call returned. Transient trouble raises StorageError.
+    Keys are relative and consist of segments joined by ``/``. A backend guarantees:
+
+    - `put_new` is atomic: of many concurrent callers exactly one creates the object, and no reader sees a part of it.
+    - Every `get` and `list` that starts after a write returned sees the written object, and the object survives a
+      power failure.
+
+    Transient failures raise StorageError.
     """
 
     uri: str
     host_local: bool = True
-    """Whether only processes of this host can see what is stored."""
+    """Whether only processes of this host can read what is stored."""
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> PutResult:
-        """Creates `key` unless it exists. After UNKNOWN the caller must read the object to learn what happened."""
+        """Creates `key` unless it exists.
+
+        Returns:
+            UNKNOWN when the outcome is not known: the caller must read the object to learn it.
+        """
 
     @abstractmethod
     def put_file(self, key: str, source: Path) -> None:
-        """Stores the file `source`, which must not change afterwards.
+        """Stores the local file `source`, which must not change afterwards.
 
-        Does nothing when `key` is there with just these bytes: after an answer that was lost, and for a name that is
-        made of the content. Raises StorageError when `key` is there with others.
+        Does nothing when `key` exists with exactly these bytes: an earlier attempt whose response was lost may have
+        stored it, and so may another writer when the name is derived from the content.
+
+        Raises:
+            StorageError: `key` exists with other bytes.
         """
 
     @abstractmethod
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        """The object's bytes. Raises MissingFile; DataError when it is larger than `limit` bytes."""
+        """Returns the object's bytes.
+
+        Raises:
+            MissingFile: the object does not exist.
+            DataError: the object is larger than `limit` bytes.
+        """
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The object's bytes in pieces, for what may be larger than memory. Raises MissingFile."""
+        """Yields the object's bytes in pieces, for objects that may be larger than memory.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
         yield self.get(key)
 
     @abstractmethod
     def fetch(self, key: str, target: Path) -> None:
-        """Copies or links the object to the new local file `target`. Raises MissingFile."""
+        """Copies or links the object to the new local file `target`.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
 
     @abstractmethod
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        """Copies `size` bytes of the object from `offset`, which is within it, on to the new local file `target`;
-        fewer, where it ends before. Raises MissingFile."""
+        """Copies `size` bytes of the object, from `offset`, to the new local file `target`.
+
+        `offset` must be within the object. The file is shorter when the object ends before `size` bytes.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
 
     @abstractmethod
     def size(self, key: str) -> int | None:
-        """The object's size in bytes, None when there is no such object."""
+        """Returns the object's size in bytes, or None when it does not exist."""
 
     def durable_size(self, key: str) -> int | None:
-        """As `size`, of an object that another process may have stored just now: an answer other than None means that
-        the object stays, whatever happens to any machine."""
+        """Returns the object's size in bytes after making sure that the object survives a failure of any machine.
+
+        For objects that another process may have stored just now. Returns None when the object does not exist.
+        """
         return self.size(key)
 
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
-        """Every object whose key begins with `prefix` and sorts after `start_after`, in order of keys."""
+        """Returns all objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
-        """Removes the objects; one that is not there is no error."""
+        """Deletes the objects; missing objects are ignored."""
 
-    def tidy(self) -> None:  # noqa: B027
-        """Removes what writers that were killed long ago left and no list shows, where a storage has such a thing."""
+    def remove_abandoned_files(self) -> None:  # noqa: B027
+        """Removes files that `list` does not show and whose writers were killed, if the backend has such files."""
 
-    def take(self, source: Storage, key: str, to: str) -> None:
-        """Stores an object of `source`, which may be this storage, here as `to`: by a hard link where that is possible,
-        else by a copy. A `to` that is there already is treated as `put_file` treats it.
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
+        """Stores a copy of an object of `source`, which may be this storage, under the key `to`.
 
-        Raises MissingFile when there is no such object.
+        Uses a hard link where possible. An existing `to` is handled as in `put_file`.
+
+        Raises:
+            MissingFile: `key` does not exist in `source`.
         """
         path = source.local_path(key)
         if path is None:
@@ -116,17 +156,22 @@ class Storage(ABC):
                 self.put_file(to, copy)
             return
         if source.size(key) is None:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=source.uri)
+            raise missing_object(source, key)
         self.put_file(to, path)
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object is, or would be, on this host's file system; None when it is not on one."""
+        """Returns the path of the object on this host's file system; None for storage that is not a file system."""
         return None
 
 
+def missing_object(storage: Storage, key: str) -> MissingFile:
+    """Returns the error for an object that does not exist."""
+    return MissingFile("object does not exist", hint=MISSING_OBJECT_HINT, key=key, storage=storage.uri)
+
+
 def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
-    """Writes the new local file `target`; nothing of it is left when the chunks end by an error."""
-    # Before there is a file: nothing is left of an object that is not there.
+    """Writes the new local file `target`, and removes it again when `chunks` raises."""
+    # Read before the file is created: a missing object then leaves no file.
     first = next(chunks, b"")
     with target.open("xb") as file:
         try:
@@ -137,15 +182,27 @@ def write_chunks(chunks: Iterator[bytes], target: Path) -> None:
             raise
 
 
-def check_own(storage: Storage, key: str, source: Path) -> None:
-    """Raises StorageError unless the object has the bytes of the file, and stays: a request whose answer was lost, or
-    the same content under another name, left it there."""
+def check_same_content(storage: Storage, key: str, source: Path) -> None:
+    """Checks that an existing object has the bytes of a local file, and makes it durable.
+
+    The object may be the result of a request whose response was lost, or have a name that is derived from its content.
+
+    Raises:
+        StorageError: the object has other bytes, or it is not known whether it exists.
+    """
     size = storage.durable_size(key)
     if size is None:
-        raise StorageError("the storage does not say whether it created an object", hint="try again", key=key)
-    if size != source.stat().st_size or not _has_content(storage, key, source):
-        raise StorageError("an object name was used twice", hint="another object has this name: remove it, if it is "
-                           "not needed", key=key, storage=storage.uri)  # fmt: skip
+        raise StorageError("storage did not confirm that it created an object", hint="retry", key=key)
+    own_size = source.stat().st_size
+    if size != own_size or not _has_content(storage, key, source):
+        raise StorageError(
+            "object exists with other content",
+            hint="remove the stored object if it is not needed",
+            key=key,
+            storage=storage.uri,
+            stored_bytes=size,
+            new_bytes=own_size,
+        )
 
 
 def _has_content(storage: Storage, key: str, source: Path) -> bool:

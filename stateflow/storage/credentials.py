@@ -1,4 +1,4 @@
-"""What a process needs to know, beside an address, to reach object storage; and how that comes to tasks."""
+"""The environment variables that give access to object storage, and how the driver sends them to its tasks."""
 
 from __future__ import annotations
 
@@ -37,24 +37,29 @@ NAMES = (
     "HADOOP_USER_NAME",
     "WEBHDFS_TOKEN",
 )
-"""Variables that go from the driver to its tasks."""
+"""Environment variables that the driver sends to its tasks."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The driver's variables, on their way to tasks inside the closure that Spark sends them: never in a setting of
-    Spark's, which its web interface shows, and never in a manifest or a log. Its `repr` has the names only."""
+    """The driver's environment variables for object storage.
+
+    They reach the tasks inside the closure that Spark sends, never in a Spark setting, which the web interface shows,
+    and never in a manifest or log. The `repr` has only the names.
+    """
 
     variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @classmethod
     def of_process(cls) -> Credentials:
-        """Those of this process."""
+        """Returns the variables that are set in this process."""
         return cls(tuple((name, os.environ[name]) for name in NAMES if name in os.environ))
 
     def adopt(self) -> None:
-        """Makes them this process's own: of a Spark worker, which has no others. What the host has stays where the
-        driver has nothing under a name."""
+        """Sets the variables in this process, which is a Spark worker.
+
+        A variable that the driver does not have keeps the value of the host.
+        """
         os.environ.update(self.variables)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Objects in this process's memory, for tests and for jobs whose state may be lost with the process."""
+"""Storage in this process's memory, for tests and for jobs whose state may be lost with the process."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from stateflow.errors import DataError, MissingFile
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts
+from stateflow.errors import DataError
+from stateflow.storage.base import BlobInfo, PutResult, Storage, check_same_content, key_parts, missing_object
 
 
 class MemoryStorage(Storage):
-    """A dictionary behind a lock."""
+    """Objects in a dictionary that is protected by a lock."""
 
     def __init__(self, uri: str = "memory://") -> None:
         self.uri = uri
@@ -28,15 +28,15 @@ class MemoryStorage(Storage):
 
     def put_file(self, key: str, source: Path) -> None:
         if self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            check_own(self, key, source)
+            check_same_content(self, key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         key_parts(key, self.uri)
         data = self._objects.get(key)
         if data is None:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
+            raise missing_object(self, key)
         if len(data) > limit:
-            raise DataError("object is larger than it may be", key=key, size=len(data), limit=limit)
+            raise DataError("object exceeds the size limit", key=key, size=len(data), limit=limit)
         return data
 
     def fetch(self, key: str, target: Path) -> None:
@@ -52,9 +52,7 @@ class MemoryStorage(Storage):
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         with self._lock:
-            found = [
-                (k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after
-            ]
+            found = [(k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after]
         return [BlobInfo(key, size) for key, size in sorted(found)]
 
     def delete(self, keys: Iterable[str]) -> None:

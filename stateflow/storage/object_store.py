@@ -1,8 +1,8 @@
-"""Objects in a bucket of S3 or Google Cloud Storage, or in a container of Azure Blob Storage, through obstore.
+"""Storage in a bucket of S3 or Google Cloud Storage, or in a container of Azure Blob Storage, through obstore.
 
 Credentials, region and endpoint come from the environment, under the names that each provider's own tools use
 (``AWS_ACCESS_KEY_ID``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, …), or from the machine's
-identity. Nothing of them is in an address, so nothing of them gets into logs and manifests.
+identity. An address contains none of them, so they appear in no log and no manifest.
 """
 
 from __future__ import annotations
@@ -15,42 +15,56 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts, write_chunks
+from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, StorageError
+from stateflow.storage.base import (
+    BlobInfo,
+    PutResult,
+    Storage,
+    check_same_content,
+    key_parts,
+    missing_object,
+    write_chunks,
+)
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
+    from obstore.store import ClientConfig, RetryConfig
 
 log = logging.getLogger(__name__)
 
 _SINGLE_PUT = 16 << 20
-"""A file up to this size is sent in one request, which also says when its name is taken."""
+"""A file up to this size is sent in one request, which also reports an existing object."""
 _PART = 8 << 20
 _PARTS_AT_ONCE = 4
-"""Bounds memory: each part that is under way is held."""
+"""Bounds memory: each part is held until it is sent."""
 _CHUNK = 4 << 20
 _STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _ALLOW_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}
-"""Variables that permit an endpoint without TLS."""
-_RETRIES: dict[str, Any] = {
+"""Environment variables that permit an endpoint without TLS."""
+_RETRIES: RetryConfig = {
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
-_CLIENT: dict[str, Any] = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
+_CLIENT: ClientConfig = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
-"""Where a machine is asked who it is: the last thing that is tried."""
+"""Requests for the machine's identity, which obstore sends when it has found no other credentials."""
 _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
-"""Of an URL: a signature may be in it."""
+"""The query of a URL, which may contain a signature."""
 
 
 @dataclass
 class _Process:
-    """Which process uses obstore: its threads do not survive a fork, and a child that asks it for anything waits for
-    ever."""
+    """The process that uses obstore.
+
+    obstore's threads do not survive a fork, so a child process that sends a request would wait forever.
+    """
 
     user: int | None = None
     is_forked: bool = False
@@ -73,32 +87,36 @@ class ObjectStorage(Storage):
         scheme: ``s3``, ``gs`` or ``az``.
         bucket: bucket or container.
         prefix: of all keys; without slashes at its ends, may be empty.
+        retries: obstore's retry configuration; None to retry for about a minute.
     """
 
     host_local = False
 
-    def __init__(self, scheme: str, bucket: str, prefix: str = "") -> None:
+    def __init__(self, scheme: str, bucket: str, prefix: str = "", retries: RetryConfig | None = None) -> None:
         self._prefix = f"{prefix}/" if prefix else ""
         self.bucket = f"{scheme}://{bucket}"
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
-        with self._told(""):
+        with self._translate_errors(""):
             # Options that are given replace those of the environment.
-            http = {"allow_http": True} if os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true" else {}
-            self._store: Any = _STORES[scheme](bucket, retry_config=_RETRIES, client_options=_CLIENT | http)
+            allows_http = os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true"
+            http: ClientConfig = {"allow_http": True} if allows_http else {}
+            self._store = _STORES[scheme](
+                bucket, retry_config=_RETRIES if retries is None else retries, client_options=_CLIENT | http
+            )
 
     def put_new(self, key: str, data: bytes) -> PutResult:
-        with self._told(key):
+        with self._translate_errors(key):
             try:
                 obstore.put(self._store, self.full_key(key), data, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError:
-                # Also what a try again is told whose first answer was lost.
+                # Also the response to a retry whose first response was lost.
                 return PutResult.EXISTS
             except FileNotFoundError as e:
                 raise ConfigError(
-                    "the bucket or container is not there", hint="create it", storage=self.uri
+                    "the bucket or container does not exist", hint="create it", bucket=self.bucket, storage=self.uri
                 ) from e
             except exceptions.GenericError as e:
-                log.warning("%s did not say whether it created %s: %s", self.uri, key, _reason(e))
+                log.warning("%s did not confirm that it created %s: %s", self.uri, key, _reason(e))
                 return PutResult.UNKNOWN
         return PutResult.CREATED
 
@@ -107,15 +125,13 @@ class ObjectStorage(Storage):
         if size > _SINGLE_PUT:
             self._put_parts(key, source)
         elif self.put_new(key, source.read_bytes()) is not PutResult.CREATED:
-            check_own(self, key, source)
+            check_same_content(self, key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        with self._told(key):
+        with self._translate_errors(key):
             found = obstore.get(self._store, self.full_key(key))
             if found.meta["size"] > limit:
-                raise DataError(
-                    "object is larger than it may be", key=key, size=found.meta["size"], limit=limit
-                )
+                raise DataError("object exceeds the size limit", key=key, size=found.meta["size"], limit=limit)
             return bytes(found.bytes())
 
     def chunks(self, key: str) -> Iterator[bytes]:
@@ -126,23 +142,23 @@ class ObjectStorage(Storage):
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         if not size:
-            # A range without bytes is none that a server knows.
+            # Servers reject an empty range.
             if self.size(key) is None:
-                raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri)
+                raise missing_object(self, key)
             target.open("xb").close()
             return
         write_chunks(self._chunks(key, (offset, offset + size)), target)
 
     def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
-        options: Any = {"range": span} if span else None
-        with self._told(key):
+        options: GetOptions | None = {"range": span} if span else None
+        with self._translate_errors(key):
             got = obstore.get(self._store, self.full_key(key), options=options)
             found = iter(got.stream(min_chunk_size=_CHUNK))
             while (chunk := next(found, None)) is not None:
                 yield bytes(chunk)
 
     def size(self, key: str) -> int | None:
-        with self._told(key):
+        with self._translate_errors(key):
             try:
                 return int(obstore.head(self._store, self.full_key(key))["size"])
             except FileNotFoundError:
@@ -152,8 +168,8 @@ class ObjectStorage(Storage):
         folder = prefix.rpartition("/")[0]
         if folder:
             key_parts(folder, self.uri)
-        with self._told(prefix):
-            # A prefix means whole segments to obstore.
+        with self._translate_errors(prefix):
+            # obstore matches a prefix by whole segments only.
             stream = obstore.list(
                 self._store,
                 self._prefix + folder,
@@ -167,66 +183,80 @@ class ObjectStorage(Storage):
 
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self.full_key(key) for key in keys]
-        with self._told(""):
+        with self._translate_errors(""):
             try:
                 if paths:
                     obstore.delete(self._store, paths)
             except FileNotFoundError:
-                # The first that is not there ends the call.
+                # The call ends at the first object that does not exist.
                 for path in paths:
                     with contextlib.suppress(FileNotFoundError):
                         obstore.delete(self._store, path)
 
-    def take(self, source: Storage, key: str, to: str) -> None:
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
         if not isinstance(source, ObjectStorage) or source.bucket != self.bucket:
-            super().take(source, key, to)
+            super().copy_from(source, key, to)
             return
-        with self._told(key):
+        with self._translate_errors(key):
             obstore.copy(self._store, source.full_key(key), self.full_key(to))
 
     def full_key(self, key: str) -> str:
-        """The key as the bucket has it. Raises DataError for one that could lead out of this storage."""
+        """Returns the key within the bucket. Raises DataError for a key that could lead out of this storage."""
         key_parts(key, self.uri)
         return self._prefix + key
 
     def _put_parts(self, key: str, source: Path) -> None:
-        """In parts, the object is overwritten: whoever gives a name twice is told if the other one is there already."""
+        """Uploads a file in parts, unless the object exists.
+
+        Such an upload overwrites, so two concurrent uploads of different files under one key are not detected.
+        """
         if self.size(key) is not None:
-            check_own(self, key, source)
+            check_same_content(self, key, source)
             return
-        with self._told(key):
-            obstore.put(
-                self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE
-            )
+        with self._translate_errors(key):
+            obstore.put(self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
 
     @contextlib.contextmanager
-    def _told(self, key: str) -> Iterator[None]:
-        """Tells what goes wrong in our words, without credentials."""
+    def _translate_errors(self, key: str) -> Iterator[None]:
+        """Translates errors of obstore into errors of stateflow, without credentials."""
         if _process.is_forked:
-            raise EnvironmentUnsupported("object storage was used before this process was forked, and cannot be used "
-                                         "behind that", hint="start processes by spawn, or use the storage in one of "
-                                         "both only", storage=self.uri)  # fmt: skip
+            raise EnvironmentUnsupported(
+                "object storage was used before this process was forked, and cannot be used after the fork",
+                hint="start processes by spawn, or use the storage in only one of them",
+                storage=self.uri,
+            )
         _process.user = os.getpid()
         try:
             yield
         except FileNotFoundError as e:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
+            raise missing_object(self, key) from e
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as e:
-            raise ConfigError("the storage does not let us write or read", hint="check the credentials, and what they "
-                              "permit", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
-        except exceptions.UnknownConfigurationKeyError as e:
             raise ConfigError(
-                "the storage's settings do not fit", storage=self.uri, reason=_reason(e)
+                "access to the storage was denied",
+                hint="check the credentials and their permissions",
+                storage=self.uri,
+                key=key,
+                reason=_reason(e),
             ) from None
+        except exceptions.UnknownConfigurationKeyError as e:
+            raise ConfigError("the storage rejected its configuration", storage=self.uri, reason=_reason(e)) from None
         except exceptions.BaseError as e:
             if _IDENTITY.search(str(e)):
-                raise ConfigError("there are no credentials for the storage", hint="set them in the environment, like "
-                                  "AWS_ACCESS_KEY_ID, or give this machine an identity", storage=self.uri,
-                                  reason=_reason(e)) from None  # fmt: skip
-            raise StorageError("the storage failed", hint="does its endpoint answer? a new run goes on from the last "
-                               "checkpoint", storage=self.uri, key=key, reason=_reason(e)) from None  # fmt: skip
+                raise ConfigError(
+                    "no credentials for the storage were found",
+                    hint="set environment variables such as AWS_ACCESS_KEY_ID, or give this machine an identity",
+                    storage=self.uri,
+                    reason=_reason(e),
+                ) from None
+            raise StorageError(
+                "storage request failed",
+                hint="check that its endpoint responds; a new run continues from the last checkpoint",
+                storage=self.uri,
+                key=key,
+                reason=_reason(e),
+            ) from None
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what obstore says, which has URLs with signatures and, further on, what it holds in memory."""
+    """Returns the first line of obstore's message, without queries of URLs. Later lines dump its internal state."""
     return _QUERY.sub("?…", str(error).split("\n", 1)[0])[:300]

@@ -1,4 +1,4 @@
-"""Every name below a job root; nothing else builds or reads paths."""
+"""The names of all objects below a job root; no other module builds or parses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 @dataclass(frozen=True)
 class DataKey:
-    """Who may refer to a data file: its generation, the ordinal of its barrier, and the attempt that wrote it."""
+    """The parsed key of a data file: generation of the run, ordinal of the barrier, and the attempt that wrote it."""
 
     generation: int
     ordinal: int
@@ -35,84 +35,82 @@ class DataKey:
 
 
 def log_entry(seq: int) -> str:
-    """Key of the log entry `seq`."""
+    """Returns the key of the log entry `seq`."""
     return f"{LOG}{seq:0{_SEQ}d}"
 
 
 def entry_seq(key: str) -> int | None:
-    """Sequence number of a log entry's key; None when it is not one."""
+    """Returns the sequence number of a log entry's key; None for any other key."""
     match = _ENTRY.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def generation_folder(generation: int) -> str:
-    """Prefix of everything that a run writes below ``data/``; ends with a slash."""
+    """Returns the prefix of everything that a run writes below ``data/``; ends with a slash."""
     return f"{DATA}{generation:0{_SEQ}d}/"
 
 
 def data_folder(generation: int, ordinal: int, attempt: str) -> str:
-    """Prefix of everything that one attempt writes towards one barrier; ends with a slash."""
+    """Returns the prefix of everything that one attempt writes for one barrier; ends with a slash."""
     return f"{generation_folder(generation)}{ordinal:010d}-{attempt}/"
 
 
 def data_prefixes(generation: int, ordinals: Iterable[int]) -> tuple[str, ...]:
-    """Prefixes of everything that is written towards these barriers."""
+    """Returns the prefixes of everything that is written for these barriers."""
     return tuple(f"{generation_folder(generation)}{ordinal:010d}-" for ordinal in ordinals)
 
 
 def parse_data(key: str) -> DataKey | None:
-    """What a data file's key says; None when it is not one that stateflow writes."""
+    """Parses the key of a data file; returns None for any other key."""
     match = _DATA.fullmatch(key)
     return DataKey(int(match[1]), int(match[2]), match[3], match[4]) if match else None
 
 
 def spark_location(generation: int) -> str:
-    """Key prefix of the Spark checkpoint location of a run; without a slash at its end."""
+    """Returns the key prefix of a run's Spark checkpoint location; without a slash at its end."""
     return f"{SPARK}{generation:0{_SEQ}d}"
 
 
 def probe(generation: int, name: str) -> str:
-    """Key for the race probe of a run that is about to claim `generation`."""
+    """Returns the key of an object with which a run tests the storage before it claims `generation`."""
     return f"{PROBE}{generation:0{_SEQ}d}/{name}"
 
 
 def owned_generation(key: str) -> int | None:
-    """The run that a file of ``spark/`` or ``probe/`` belongs to; None for any other key."""
+    """Returns the generation that a file of ``spark/`` or ``probe/`` belongs to; None for any other key."""
     match = _OWNED.fullmatch(key)
     return int(match[2]) if match else None
 
 
 def history(seq: int, kind: str) -> str:
-    """Key of the record about the log entry `seq`."""
+    """Returns the key of the history record of the log entry `seq`."""
     return f"{HISTORY}{seq:0{_SEQ}d}-{kind}.json"
 
 
 def check_key(key: str) -> str:
-    """Returns a key that was read from storage; raises DataError unless it stays inside the root."""
+    """Returns a key that was read from storage. Raises DataError when it could lead out of the root."""
     if not _SAFE.fullmatch(key) or ".." in key.split("/") or "." in key.split("/"):
-        raise DataError("a stored name is not one that stateflow writes", key=key)
+        raise DataError("a stored document refers to an object key that stateflow does not write", key=key)
     return key
 
 
 SAVEPOINT = "_savepoint"
-"""Of a savepoint's folder: what it consists of; written last."""
+"""Object in a savepoint's folder that lists its files; written last."""
 STARTED = "_started"
-"""Of a savepoint's folder: somebody writes it."""
+"""Object in a savepoint's folder that marks the start of writing it."""
 DISPOSED = "_disposed"
-"""Of a savepoint's folder: somebody takes it away."""
-
-
+"""Object in a savepoint's folder that marks the start of its removal."""
 SAVEPOINT_FILES = "files/"
-"""Of a savepoint's folder: what its files' names begin with."""
+"""Prefix of a savepoint's files within its folder."""
 
 
 def savepoint_folder(folder: str, within: str = SAVEPOINTS) -> str:
-    """Prefix of everything that belongs to a savepoint; ends with a slash."""
+    """Returns the prefix of everything that belongs to a savepoint; ends with a slash."""
     return f"{within}{folder}/"
 
 
 def savepoint_file(key: str, within: str = SAVEPOINTS) -> tuple[str, str] | None:
-    """The folder that a file of a savepoint is in, and its name there; None for any other key.
+    """Returns the folder of a savepoint's file and its name in that folder; None for any other key.
 
     Args:
         within: prefix of the savepoints' folders; empty outside of job roots.
@@ -122,15 +120,15 @@ def savepoint_file(key: str, within: str = SAVEPOINTS) -> tuple[str, str] | None
 
 
 def request(request_id: str) -> str:
-    """Key of what somebody asks of the job's run."""
+    """Returns the key of a request to the job's run."""
     return f"{REQUESTS}{request_id}"
 
 
 def request_seen(request_id: str) -> str:
-    """Key of a run's word that it knows of a request."""
+    """Returns the key of a run's acknowledgement of a request."""
     return f"{REQUESTS}{request_id}.seen"
 
 
 def request_done(request_id: str) -> str:
-    """Key of what became of a request."""
+    """Returns the key of the result of a request."""
     return f"{REQUESTS}{request_id}.done"

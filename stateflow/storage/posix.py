@@ -1,8 +1,8 @@
-"""Objects as files of a local or shared POSIX file system (not NFS: its clients may show a stale directory).
+"""Storage in a local or shared POSIX file system (not NFS: its clients may show a stale directory).
 
-A file appears under its name complete or not at all: it is written without a name, synced, then linked, and link(2)
-fails when the name exists. Files that RocksDB or a Parquet writer finished are linked, not copied, when they are on
-the same file system: a checkpoint of a gigabyte costs milliseconds then.
+A file appears under its name completely or not at all: it is written without a name (``O_TMPFILE``), synced, then
+linked, and link(2) fails when the name exists. Finished files of RocksDB or a Parquet writer are linked, not copied,
+when they are on the same file system: a checkpoint of a gigabyte then takes milliseconds.
 """
 
 from __future__ import annotations
@@ -17,90 +17,72 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from stateflow.errors import ConfigError, DataError, MissingFile, StorageError
-from stateflow.storage.base import GONE, BlobInfo, PutResult, Storage, check_own, key_parts
+from stateflow.errors import ConfigError, DataError, StorageError
+from stateflow.storage.base import BlobInfo, PutResult, Storage, check_same_content, key_parts, missing_object
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
-_MOST_DURABLE = 1000
-"""As many folders are remembered as synced."""
+_REMEMBERED_FOLDERS = 1000
+"""How many synced folders are remembered."""
+_NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
+"""Errors of link(2) after which the file is copied instead."""
 
 T = TypeVar("T")
 
 
 class PosixStorage(Storage):
-    """A directory tree. Directories it makes are 0700, files 0600, whatever the umask."""
+    """Files in a directory tree. Directories that it creates have mode 0700, files 0600, whatever the umask."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).absolute()
         self.uri = self.root.as_uri()
-        self._durable: OrderedDict[Path, None] = OrderedDict()
+        self._synced_folders: OrderedDict[Path, None] = OrderedDict()
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         try:
-            return _while_folders_go(lambda: self._put_nameless(key, data), PermissionError)
+            return _retry_while_folders_vanish(lambda: self._put_unnamed(key, data), PermissionError)
         except OSError as e:
             raise _storage_error(e, key) from e
 
     def put_file(self, key: str, source: Path) -> None:
         try:
-            _while_folders_go(lambda: self._link_file(key, source))
+            _retry_while_folders_vanish(lambda: self._link_file(key, source))
         except FileExistsError:
-            check_own(self, key, source)
+            check_same_content(self, key, source)
         except OSError as e:
-            if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            if e.errno not in _NOT_LINKABLE:
                 raise _storage_error(e, key) from e
             self._copy_file(key, source)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        path = self._path(key)
-        try:
-            with path.open("rb") as file:
-                data = file.read(limit + 1)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
-        except OSError as e:
-            raise _storage_error(e, key) from e
+        with self._translated_errors(key), self._path(key).open("rb") as file:
+            # Not limit + 1: Python would allocate that many bytes for each small object.
+            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         if len(data) > limit:
-            raise DataError("object is larger than it may be", key=key, limit=limit)
+            raise DataError("object exceeds the size limit", key=key, limit=limit)
         return data
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        try:
-            with self._path(key).open("rb") as file:
-                while chunk := file.read(_COPY_CHUNK):
-                    yield chunk
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
-        except OSError as e:
-            raise _storage_error(e, key) from e
+        with self._translated_errors(key), self._path(key).open("rb") as file:
+            while chunk := file.read(_COPY_CHUNK):
+                yield chunk
 
     def fetch(self, key: str, target: Path) -> None:
         path = self._path(key)
-        try:
+        with self._translated_errors(key):
             try:
                 os.link(path, target, follow_symlinks=False)
             except OSError as e:
-                if e.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                if e.errno not in _NOT_LINKABLE:
                     raise
                 shutil.copyfile(path, target)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
-        except OSError as e:
-            raise _storage_error(e, key) from e
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        path = self._path(key)
-        try:
-            with path.open("rb") as source, target.open("xb") as file:
-                source.seek(offset)
-                while size and (chunk := source.read(min(size, _COPY_CHUNK))):
-                    file.write(chunk)
-                    size -= len(chunk)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
-            raise MissingFile("object is not there", hint=GONE, key=key, storage=self.uri) from e
-        except OSError as e:
-            raise _storage_error(e, key) from e
+        with self._translated_errors(key), self._path(key).open("rb") as source, target.open("xb") as file:
+            source.seek(offset)
+            while size and (chunk := source.read(min(size, _COPY_CHUNK))):
+                file.write(chunk)
+                size -= len(chunk)
 
     def size(self, key: str) -> int | None:
         try:
@@ -116,10 +98,10 @@ class PosixStorage(Storage):
         if size is None:
             return None
         try:
-            # A file has its name before whoever gave it has synced the folder, and may lose it when power fails now.
+            # The writer links the file before it syncs the folder, so a power failure in between would lose the name.
             folder = self._path(key).parent
             _sync_folder(folder)
-            self._sync_names(folder)
+            self._sync_parents(folder)
         except OSError as e:
             raise _storage_error(e, key) from e
         return size
@@ -150,18 +132,28 @@ class PosixStorage(Storage):
     def local_path(self, key: str) -> Path | None:
         return self._path(key)
 
+    @contextlib.contextmanager
+    def _translated_errors(self, key: str) -> Iterator[None]:
+        """Translates errors of reading an object: MissingFile, or the error of `_storage_error`."""
+        try:
+            yield
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as e:
+            raise missing_object(self, key) from e
+        except OSError as e:
+            raise _storage_error(e, key) from e
+
     def _path(self, key: str) -> Path:
         return self.root.joinpath(*key_parts(key, self.uri))
 
-    def _put_nameless(self, key: str, data: bytes) -> PutResult:
-        with self._nameless_file(key) as (fd, path):
+    def _put_unnamed(self, key: str, data: bytes) -> PutResult:
+        with self._unnamed_file(key) as (fd, path):
             _write_all(fd, data)
             os.fsync(fd)
             return self._link(fd, path)
 
     @contextlib.contextmanager
-    def _nameless_file(self, key: str) -> Iterator[tuple[int, Path]]:
-        """A file without a name in the folder of `key`: nothing is left of it when the process dies."""
+    def _unnamed_file(self, key: str) -> Iterator[tuple[int, Path]]:
+        """Opens a file without a name in the folder of `key`; nothing of it remains when the process dies."""
         path = self._path(key)
         self._make_folders(path.parent)
         fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -172,14 +164,14 @@ class PosixStorage(Storage):
 
     def _link(self, fd: int, path: Path) -> PutResult:
         try:
-            # Python passes AT_SYMLINK_FOLLOW, which naming a nameless file needs, only when a directory fd is given.
+            # Linking an unnamed file needs AT_SYMLINK_FOLLOW, which Python passes only together with a directory fd.
             os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
         except FileExistsError:
             return PutResult.EXISTS
         try:
             _sync_folder(path.parent)
         except OSError:
-            # The name may or may not survive a power cut: only reading the slot back can tell.
+            # The name may or may not survive a power failure: the caller has to read the object.
             return PutResult.UNKNOWN
         return PutResult.CREATED
 
@@ -188,7 +180,7 @@ class PosixStorage(Storage):
         self._make_folders(path.parent)
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # Also a mode that stays the same would give the file a new time, for fsync to write.
+            # Setting an unchanged mode would still change the file's ctime, which fsync would then have to write.
             if stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
                 os.fchmod(fd, 0o600)
             os.fsync(fd)
@@ -199,14 +191,14 @@ class PosixStorage(Storage):
 
     def _copy_file(self, key: str, source: Path) -> None:
         try:
-            result = _while_folders_go(lambda: self._copy_nameless(key, source), PermissionError)
+            result = _retry_while_folders_vanish(lambda: self._copy_unnamed(key, source), PermissionError)
         except OSError as e:
             raise _storage_error(e, key) from e
         if result is not PutResult.CREATED:
-            check_own(self, key, source)
+            check_same_content(self, key, source)
 
-    def _copy_nameless(self, key: str, source: Path) -> PutResult:
-        with self._nameless_file(key) as (fd, path), source.open("rb") as file:
+    def _copy_unnamed(self, key: str, source: Path) -> PutResult:
+        with self._unnamed_file(key) as (fd, path), source.open("rb") as file:
             while chunk := file.read(_COPY_CHUNK):
                 _write_all(fd, chunk)
             os.fsync(fd)
@@ -217,26 +209,26 @@ class PosixStorage(Storage):
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
-        # What is there may have been made by another process that has not synced it yet.
-        self._sync_names(folder)
+        # Another process may have created the existing folder and not synced it yet.
+        self._sync_parents(folder)
         for path in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             _sync_folder(path.parent)
-            self._durable[path] = None
+            self._synced_folders[path] = None
 
-    def _sync_names(self, folder: Path) -> None:
-        """Makes the names of a folder and of those above it durable, up to the root; once in this process.
+    def _sync_parents(self, folder: Path) -> None:
+        """Makes the names of a folder and of its parents durable, up to the root; once per process.
 
-        A folder that is removed while it is empty, and made again, is synced by whoever makes it. Only probes and
-        requests are in such folders: no checkpoint is lost with them.
+        When another process removes the empty folder and creates it again, that process syncs it. Only probes and
+        requests are in such folders, so no checkpoint is lost with them.
         """
-        while folder not in self._durable and self.root in folder.parents:
+        while folder not in self._synced_folders and self.root in folder.parents:
             _sync_folder(folder.parent)
-            self._durable[folder] = None
+            self._synced_folders[folder] = None
             folder = folder.parent
-        while len(self._durable) > _MOST_DURABLE:
-            self._durable.popitem(last=False)
+        while len(self._synced_folders) > _REMEMBERED_FOLDERS:
+            self._synced_folders.popitem(last=False)
 
     def _walk(self, folder: Path, key: str) -> Iterator[BlobInfo]:
         try:
@@ -257,17 +249,18 @@ class PosixStorage(Storage):
                 folder.rmdir()
             except OSError:
                 return
-            self._durable.pop(folder, None)
+            self._synced_folders.pop(folder, None)
             folder = folder.parent
 
 
-def _while_folders_go(work: Callable[[], T], *also: type[OSError]) -> T:
-    """Does `work` again when a collector, or another run's probe, removes the empty folder between two of its steps:
-    a file without a name does not keep its folder.
+def _retry_while_folders_vanish(work: Callable[[], T], *also: type[OSError]) -> T:
+    """Retries `work` when a collector, or another run's probe, removes the empty folder between two of its steps.
+
+    An unnamed file does not keep its folder from being removed.
 
     Args:
-        also: what says so besides: of opening a file without a name in a folder that is just being removed, ext4 says
-            now and then that it is not permitted. What is really not permitted fails each time.
+        also: further errors that can mean the same: ext4 sometimes reports EPERM for an unnamed file in a folder that
+            is being removed. A real lack of permission fails at every attempt.
     """
     for _ in range(_FOLDER_TRIES - 1):
         with contextlib.suppress(FileNotFoundError, *also):
@@ -291,14 +284,22 @@ def _sync_folder(folder: Path) -> None:
 
 def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return ConfigError("the storage does not let us write or read", hint="check owner and permissions",
-                           path=e.filename or key, reason=e.strerror)  # fmt: skip
+        return ConfigError(
+            "access to the storage was denied",
+            hint="check owner and permissions",
+            path=e.filename or key,
+            reason=e.strerror,
+        )
     if e.errno == errno.EEXIST:
-        return StorageError("an object name was used twice", key=key)
+        return StorageError("object exists already", key=key)
     if e.errno == errno.ENOTDIR:
-        return ConfigError("the storage's path leads through something that is not a folder",
-                           hint="choose another path", path=e.filename or key)  # fmt: skip
+        return ConfigError(
+            "the storage's path leads through a file", hint="choose another path", path=e.filename or key
+        )
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR) and e.filename:
-        return ConfigError("the file system cannot create files without a name (O_TMPFILE)",
-                           hint="use a local or clustered Linux file system, not NFS", path=e.filename)  # fmt: skip
-    return StorageError("the file system failed", path=e.filename or key, reason=e.strerror, errno=e.errno)
+        return ConfigError(
+            "the file system cannot create files without a name (O_TMPFILE)",
+            hint="use a local or clustered Linux file system, not NFS",
+            path=e.filename,
+        )
+    return StorageError("file system operation failed", path=e.filename or key, reason=e.strerror, errno=e.errno)

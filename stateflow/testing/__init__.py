@@ -1,7 +1,8 @@
-"""The test kit: a harness for keyed functions, scripted sources, a sink in a folder, failing storages."""
+"""Test utilities: a harness for keyed functions, scripted sources, a sink in a folder, conformance suites."""
 
-from stateflow.testing.harness_job import BroadcastInput, KeyedInput
-from stateflow.testing.harness_state import PendingTimer
-from stateflow.testing.keyed_harness import HarnessSnapshot, KeyedHarness
+from stateflow.testing.harness.batches import HarnessSnapshot
+from stateflow.testing.harness.job import BroadcastInput, KeyedInput
+from stateflow.testing.harness.keyed import KeyedHarness
+from stateflow.testing.harness.operator_view import PendingTimer
 
 __all__ = ["BroadcastInput", "HarnessSnapshot", "KeyedHarness", "KeyedInput", "PendingTimer"]

@@ -1,4 +1,4 @@
-"""A sink that keeps its table in a folder of JSON files: simple enough to be read by eye, fenced as Delta is."""
+"""A sink whose table is a folder of JSON files, with the same fencing as the Delta sink."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from stateflow.api.sink import (
-    OtherCommit,
-    Sink,
-    SinkContext,
-    SinkRewind,
-    SinkTable,
-    SinkWriter,
-    TableChanges,
-    Writing,
-)
+from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
 from stateflow.errors import SinkDiverged, StorageError
 from stateflow.state.handles import Committable
@@ -30,9 +21,10 @@ _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-([^-]+)-(.+)\.json")
 
 
 class FolderSink(Sink):
-    """Rows as JSON lines in data files, and one create-only file per table version.
+    """Writes rows as JSON lines to data files, and one create-only file per table version.
 
-    A version has the files of the version before it, or of the one that it goes back to, and its own ``paths``.
+    A version consists of the data files of its parent version, or of the version to which it rewinds, and its own
+    ``paths``.
 
     Args:
         folder: of the table.
@@ -50,13 +42,12 @@ class FolderSink(Sink):
         return True
 
     def check(self, context: SinkContext) -> str | None:
-        # Another run may have made the folder, and its first version not yet.
-        versions = _versions(self.folder) if (self.folder / "versions").is_dir() else []
+        versions = _versions_if_any(self.folder)
         return versions[0]["id"] if versions else None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        versions = _versions(self.folder) if (self.folder / "versions").is_dir() else []
-        applications = (v["application"].split("/", 1) for v in versions if v.get("paths"))
+        written = (v for v in _versions_if_any(self.folder) if v.get("paths"))
+        applications = (v["application"].split("/", 1) for v in written)
         return frozenset(job for job, uid in applications if uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
@@ -72,14 +63,14 @@ class FolderSink(Sink):
         return _Table(self.folder, context.application)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
-        # The folder before the versions: a file that is published in between is then known.
+        # List the folder before the versions: a file that is published in between is then known.
         written = sorted((self.folder / "data").glob(f"*{_owner(context)}"))
         known = {path for version in _versions(self.folder) for path in version.get("paths", [])}
         removed = []
         for path in written:
             match = _NAME.fullmatch(path.name)
             if match and path.name not in known and is_leftover(int(match[1]), int(match[2]), path.name):
-                # Another run may be sweeping as well.
+                # Another run may sweep concurrently.
                 path.unlink(missing_ok=True)
                 removed.append(path.name)
         return removed
@@ -88,7 +79,7 @@ class FolderSink(Sink):
         return FolderSink(self.folder.with_name(f"{self.folder.name}_shadow"))
 
     def rows(self) -> list[dict[str, Any]]:
-        """The published rows, in order of publication."""
+        """Returns the published rows in order of publication."""
         result = []
         for name in _contents(_versions(self.folder))[-1]:
             result += [json.loads(line) for line in (self.folder / "data" / name).read_text().splitlines()]
@@ -96,8 +87,13 @@ class FolderSink(Sink):
 
 
 def _owner(context: SinkContext) -> str:
-    """The end of a data file's name: two jobs may write to one folder."""
+    """Returns the suffix of data file names; it identifies the sink, since several jobs may write to one folder."""
     return f"-{context.job_uuid[:8]}-{context.uid}.json"
+
+
+def _versions_if_any(folder: Path) -> list[dict[str, Any]]:
+    """Returns the versions of a table; an empty list if the table does not exist."""
+    return _versions(folder) if (folder / "versions").is_dir() else []
 
 
 def _versions(folder: Path) -> list[dict[str, Any]]:
@@ -105,7 +101,7 @@ def _versions(folder: Path) -> list[dict[str, Any]]:
 
 
 def _contents(versions: list[dict[str, Any]]) -> list[list[str]]:
-    """The files of each version."""
+    """Returns the data files of each version."""
     result: list[list[str]] = []
     for version in versions:
         before = result[version.get("back_to", -1)] if result else []
@@ -125,11 +121,9 @@ class _Writer(SinkWriter):
         if not self._rows:
             return []
         data = "".join(json.dumps(row, default=str) + "\n" for row in self._rows).encode()
-        # All or nothing: of a part that a kill leaves no sweep would know.
+        # Atomic: no sweep would find a partial file after a kill.
         if PosixStorage(self._path.parent).put_new(self._path.name, data) is not PutResult.CREATED:
-            raise StorageError(
-                "a file's name was used twice, or it could not be made durable", path=self._path
-            )
+            raise StorageError("a data file exists already, or could not be made durable", path=self._path)
         return [Committable(path=self._path.name, size=len(data), rows=len(self._rows))]
 
 
@@ -156,18 +150,21 @@ class _Table:
         self._check_files(first - 1)
         contents = _contents(self._versions)
         now, then = set(contents[-1]), set(contents[first - 1])
-        return SinkRewind(self.version, first - 1, self._count(now - then), self._count(then - now),
-                          tuple(self._others(now - then)))  # fmt: skip
+        return SinkRewind(
+            self.version, first - 1, self._count(now - then), self._count(then - now), tuple(self._others(now - then))
+        )
 
     def changes_since(self, version: int) -> TableChanges:
         later = [(n, v) for n, v in enumerate(self._versions) if n > version]
-        return TableChanges(str(self._folder), any(self._is_ours(v) for _, v in later),
-                            tuple(self._other(n, v) for n, v in later if not self._is_ours(v)))  # fmt: skip
+        others = (self._other(n, v, v.get("paths", [])) for n, v in later if not self._is_ours(v))
+        return TableChanges(str(self._folder), any(self._is_ours(v) for _, v in later), tuple(others))
 
-    def _other(self, number: int, version: dict[str, Any]) -> OtherCommit:
-        paths = tuple(version.get("paths", []))
-        who = frozenset({version["application"]})
-        return OtherCommit(number, who, self._sentence(number, version, paths), paths)
+    def _other(self, number: int, version: dict[str, Any], paths: Iterable[str]) -> OtherCommit:
+        """Returns the description of another application's commit, for some of its files."""
+        who, count = version["application"], self._count(paths)
+        rows = "1 row" if count == 1 else f"{count} rows"
+        text = f"version {number}: {rows} added by {who}"
+        return OtherCommit(number, frozenset({who}), text, tuple(paths), rows=count)
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         if to_version is None:
@@ -185,23 +182,22 @@ class _Table:
         return self.version + 1 if created is PutResult.CREATED else None
 
     def _check_files(self, version: int) -> None:
-        gone = [p for p in _contents(self._versions)[version] if not (self._folder / "data" / p).is_file()]
-        if gone:
-            raise SinkDiverged("the sink's folder cannot go back: files of that version are gone",
-                               hint="choose a newer checkpoint", table=str(self._folder), version=version,
-                               files=gone[:3])  # fmt: skip
+        missing = [p for p in _contents(self._versions)[version] if not (self._folder / "data" / p).is_file()]
+        if missing:
+            raise SinkDiverged(
+                "the table cannot be rewound: files of the target version do not exist",
+                hint="choose a newer checkpoint",
+                table=str(self._folder),
+                version=version,
+                files=missing[:3],
+            )
 
-    def _others(self, gone: set[str]) -> Iterator[str]:
-        """What others published of the files that go."""
+    def _others(self, removed: set[str]) -> Iterator[OtherCommit]:
+        """Yields the commits of other applications that added files of `removed`."""
         for n, version in enumerate(self._versions):
-            theirs = [] if self._is_ours(version) else [p for p in version.get("paths", []) if p in gone]
+            theirs = [] if self._is_ours(version) else [p for p in version.get("paths", []) if p in removed]
             if theirs:
-                yield self._sentence(n, version, theirs)
-
-    def _sentence(self, number: int, version: dict[str, Any], paths: Iterable[str]) -> str:
-        count = self._count(paths)
-        rows = "1 row" if count == 1 else f"{count} rows"
-        return f"version {number}: published by {version['application']}, {rows} more"
+                yield self._other(n, version, theirs)
 
     def _count(self, names: Iterable[str]) -> int:
         return sum(len((self._folder / "data" / name).read_text().splitlines()) for name in names)

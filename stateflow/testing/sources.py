@@ -1,4 +1,4 @@
-"""Sources that follow a script: rows, pauses, crashes; and a record of every position that was asked for."""
+"""A source that follows a script of rows, pauses and crashes, and records every position that it returns."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.settings import SourceSettings
+from stateflow.config.settings import SourceSettings
 
 
 class Crash:
-    """Stands between rows in a script: the process that comes here first dies by SIGKILL.
+    """An item of a script: kills the process with SIGKILL, once.
 
     Args:
-        marker: a file that remembers that it happened, so that the next run passes.
+        marker: a file that is created at the crash, so that the next run continues.
     """
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
     def happen(self) -> None:
-        """Dies, unless it did before."""
+        """Kills the process, unless `marker` exists."""
         try:
             os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
@@ -34,10 +33,10 @@ class Crash:
 
 
 class Pause:
-    """Stands between rows in a script: a run that comes here is caught up, until the gate file exists.
+    """An item of a script: the source has no further rows until the gate file exists.
 
     Args:
-        gate: the file that opens the way.
+        gate: the file.
     """
 
     def __init__(self, gate: Path) -> None:
@@ -45,18 +44,16 @@ class Pause:
 
 
 class ScriptedSource(LocalSource):
-    """Rows from a list, in slices.
+    """A source that returns the rows of a list in slices.
 
     Args:
         row_class: class of the rows.
-        script: rows, `Crash` and `Pause` objects; positions count the rows.
-        ledger: a file that gets one JSON line ``[start, end]`` for each slice that was asked for.
-        slice_rows: rows of a batch, unless settings say less.
+        script: rows, `Crash` and `Pause` objects; a position is a number of rows.
+        ledger: a file to which each read appends a JSON line ``[start, end]``.
+        slice_rows: maximum rows of a batch; settings may lower it.
     """
 
-    def __init__(
-        self, row_class: type[Any], script: Sequence[Any], ledger: Path, slice_rows: int = 10
-    ) -> None:
+    def __init__(self, row_class: type[object], script: Sequence[object], ledger: Path, slice_rows: int = 10) -> None:
         self.schema = RowSchema.of(row_class)
         self._script = list(script)
         self._ledger = ledger
@@ -77,18 +74,18 @@ class ScriptedSource(LocalSource):
         return Slice(rows, json.dumps({"row": end}))
 
     def holds(self, position: str) -> bool | None:
-        """Whether the script still has as many rows as were ever asked for: it may have been cut off since."""
+        """Returns whether the script still has all rows that were ever read; it may have been shortened since."""
         rows = sum(1 for item in self._script if not isinstance(item, Crash | Pause))
         return max((end for _, end in self.requested()), default=0) <= rows
 
     def requested(self) -> list[tuple[int, int]]:
-        """Every slice that was asked for, in order, over all runs."""
+        """Returns every slice that was read, in order, over all runs."""
         if not self._ledger.exists():
             return []
         return [(a, b) for a, b in map(json.loads, self._ledger.read_text().splitlines())]
 
-    def _rows_from(self, start: int, limit: int) -> list[Any]:
-        rows: list[Any] = []
+    def _rows_from(self, start: int, limit: int) -> list[object]:
+        rows: list[object] = []
         at = 0
         for item in self._script:
             if len(rows) == limit:
@@ -103,7 +100,7 @@ class ScriptedSource(LocalSource):
         return rows
 
     @staticmethod
-    def _stops(item: Crash | Pause, rows: list[Any]) -> bool:
+    def _stops(item: Crash | Pause, rows: list[object]) -> bool:
         if rows:
             return True
         if isinstance(item, Crash):

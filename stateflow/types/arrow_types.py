@@ -1,22 +1,34 @@
-"""Scalars of numpy and types of Arrow, as far as they can be stored: what they are in Python and in msgpack."""
+"""The NumPy scalars and Arrow types that can be stored, and their representation in Python and msgpack."""
 
 from __future__ import annotations
 
 import datetime
 import decimal
 import math
+import types
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-NUMPY: dict[Any, str] = {
+NUMPY: dict[type, str] = {
     kind: f"numpy.{np.dtype(kind).name}"
-    for kind in (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
-                 np.float32, np.float64)
-}  # fmt: skip
-"""The scalars that can be stored, and what they are called in schemas."""
+    for kind in (
+        np.bool_,
+        np.int8,
+        np.int16,
+        np.int32,
+        np.int64,
+        np.uint8,
+        np.uint16,
+        np.uint32,
+        np.uint64,
+        np.float32,
+        np.float64,
+    )
+}
+"""The NumPy scalar types that can be stored, with their names in schemas."""
 
 SUPPORTED = (
     "declare a msgspec.Struct, a dataclass, a NamedTuple or a TypedDict; bool, int, float, str, bytes, date, time, "
@@ -25,7 +37,7 @@ SUPPORTED = (
     "int64, uint8 to uint64, float64, string, binary, date32, timestamp in s, ms or us, without a zone or in UTC, "
     "duration in s, ms or us, time64 in us, decimal128, a list of these). Anything else needs a Serializer"
 )
-"""What can be declared, for people."""
+"""The types that can be declared, as text for hints."""
 
 _ARROW: dict[pa.DataType, Any] = {
     pa.bool_(): bool,
@@ -37,20 +49,16 @@ _ARROW: dict[pa.DataType, Any] = {
     pa.date32(): datetime.date,
     pa.time64("us"): datetime.time,
     **{pa.duration(unit): datetime.timedelta for unit in ("s", "ms", "us")},
-    **{
-        pa.timestamp(unit): Annotated[datetime.datetime, msgspec.Meta(tz=False)] for unit in ("s", "ms", "us")
-    },
-    **{
-        pa.timestamp(unit, "UTC"): Annotated[datetime.datetime, msgspec.Meta(tz=True)]
-        for unit in ("s", "ms", "us")
-    },
+    **{pa.timestamp(unit): Annotated[datetime.datetime, msgspec.Meta(tz=False)] for unit in ("s", "ms", "us")},
+    **{pa.timestamp(unit, "UTC"): Annotated[datetime.datetime, msgspec.Meta(tz=True)] for unit in ("s", "ms", "us")},
 }
 
 
-def python_type(declared: Any) -> Any:
-    """The type that values of a declared Arrow type have in Python; any other type as it is.
+def python_type(declared: object) -> Any:
+    """Returns the Python type for a declared Arrow type; any other type is returned unchanged.
 
-    Raises TypeError for a type of Arrow that cannot be stored.
+    Raises:
+        TypeError: the Arrow type cannot be stored.
     """
     if not isinstance(declared, pa.DataType):
         return declared
@@ -59,24 +67,24 @@ def python_type(declared: Any) -> Any:
     if pa.types.is_decimal128(declared):
         return decimal.Decimal
     if pa.types.is_list(declared) or pa.types.is_large_list(declared):
-        return list[python_type(declared.value_type)]  # type: ignore[misc]
+        return types.GenericAlias(list, (python_type(declared.value_type),))
     found = _ARROW.get(declared)
     if found is None:
-        raise TypeError(f"the Arrow type {declared} is not one that can be stored")
+        raise TypeError(f"the Arrow type {declared} cannot be stored")
     return found
 
 
 def _whole(declared: pa.DataType) -> Any:
     if declared in (pa.int64(), pa.uint64()):
-        # msgpack holds nothing else, and msgspec's limits end with 64 bits that have a sign.
+        # msgpack integers have at most 64 bits, and msgspec's limits must fit into signed 64 bits.
         return int if declared == pa.int64() else Annotated[int, msgspec.Meta(ge=0)]
     signed = pa.types.is_signed_integer(declared)
     bits = declared.bit_width - signed
     return Annotated[int, msgspec.Meta(ge=-(1 << bits) if signed else 0, le=(1 << bits) - 1)]
 
 
-def to_builtin(value: Any) -> Any:
-    """What a scalar is stored as. Raises TypeError for anything else."""
+def to_builtin(value: Any) -> object:
+    """Returns the Python value to store for a scalar; raises TypeError for other values."""
     if type(value) in NUMPY:
         return value.item()
     if isinstance(value, pa.Scalar):
@@ -84,17 +92,26 @@ def to_builtin(value: Any) -> Any:
     raise TypeError(f"a value of {type(value).__name__} cannot be stored")
 
 
-def from_builtin(kind: Any, stored: Any) -> Any:
-    """The scalar of numpy that was stored. Raises TypeError or ValueError when it is none of this kind."""
+def from_builtin(kind: Any, stored: object) -> object:
+    """Returns the NumPy scalar for a stored value.
+
+    Args:
+        kind: the NumPy scalar type.
+        stored: the decoded Python value.
+
+    Raises:
+        TypeError: `kind` is not a NumPy scalar type that can be stored.
+        ValueError: the value is of another type, or out of range.
+    """
     wanted = _STORED_AS.get(kind)
     if wanted is None:
-        raise TypeError(f"{kind!r} is not a type that can be stored")
+        raise TypeError(f"values of type {kind!r} cannot be stored")
     if type(stored) not in wanted:
         raise ValueError(f"expected {NUMPY[kind]}, got {type(stored).__name__}")
     with np.errstate(over="ignore"):
         scalar = kind(stored)
     if type(stored) is float and math.isfinite(stored) and not np.isfinite(scalar):
-        raise ValueError(f"{stored} is beyond {NUMPY[kind]}")
+        raise ValueError(f"{stored} is out of the range of {NUMPY[kind]}")
     return scalar
 
 

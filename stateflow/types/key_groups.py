@@ -1,9 +1,9 @@
-"""Key groups: the atom of rescaling, computed alike by Spark (for rows) and by Python (for look-ups).
+"""Key groups: the unit of state redistribution, computed by Spark for rows and by Python for lookups.
 
 A key's group is ``pmod(xxhash64(columns), max_parallelism)``. Spark chains its hash: the first column is hashed with
-seed 42, each further one with the result before it. Types matter: Spark hashes an int as 4 bytes and a long as 8, so
-the declared type of a key column is part of the format. Algorithm: XXH64, https://xxhash.com; the layout of each type
-follows Spark's ``XxHash64`` expression.
+seed 42, each further one with the previous hash as seed. Types matter: Spark hashes an int as 4 bytes and a long as 8,
+so the declared type of a key column is part of the format. Algorithm: XXH64, https://xxhash.com; the byte layout of
+each type follows Spark's ``XxHash64`` expression.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import decimal
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -24,7 +25,7 @@ _U64 = 1 << 64
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EPOCH_DAY = datetime.date(1970, 1, 1)
 _EXACT = decimal.Context(prec=100)
-"""Python's default of 28 digits would round a decimal of Spark's, which has up to 38."""
+"""Python's default precision of 28 digits would round Spark's decimals, which have up to 38."""
 
 
 @dataclass(frozen=True)
@@ -41,45 +42,45 @@ class KeyGroupRange:
         return self.last - self.first + 1
 
     def overlap(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """The key groups that are in both ranges."""
+        """Returns the key groups in both ranges; None without any."""
         first, last = max(self.first, other.first), min(self.last, other.last)
         return KeyGroupRange(first, last) if first <= last else None
 
 
 DEFAULT_MAX_PARALLELISM = 4096
-"""Of a new job root whose settings do not name a max parallelism."""
+"""The max parallelism of a new job root unless it is configured."""
 
 
 def check_max_parallelism(value: int) -> int:
-    """Returns `value` when it can be a max parallelism; raises ConfigError otherwise."""
+    """Returns `value` if it is a valid max parallelism; raises ConfigError otherwise."""
     if not 1 <= value <= MAX_PARALLELISM_LIMIT:
         raise ConfigError(
-            "max_parallelism is out of range", hint=f"1 to {MAX_PARALLELISM_LIMIT}", value=value
+            "max_parallelism is out of range", hint=f"set it to 1 to {MAX_PARALLELISM_LIMIT}", value=value
         )
     return value
 
 
 def range_of(subtask: int, parallelism: int, max_parallelism: int) -> KeyGroupRange:
-    """The key groups that subtask `subtask` of `parallelism` owns."""
+    """Returns the key groups that subtask `subtask` of `parallelism` owns."""
     first = -(-subtask * max_parallelism // parallelism)
     last = -(-(subtask + 1) * max_parallelism // parallelism) - 1
     return KeyGroupRange(first, last)
 
 
 def subtask_of(group: int, parallelism: int, max_parallelism: int) -> int:
-    """The subtask that owns key group `group`."""
+    """Returns the subtask that owns key group `group`."""
     return group * parallelism // max_parallelism
 
 
 def key_hash(values: Sequence[object], types: Sequence[str]) -> int:
-    """Spark's ``xxhash64`` of the columns as a signed 64-bit number.
+    """Returns Spark's ``xxhash64`` of the columns as a signed 64-bit integer.
 
     Args:
-        values: the key, one value per column.
-        types: Spark's simple type name of each column, as in `key_types`.
+        values: one value per key column.
+        types: Spark's simple type name of each column, for example ``bigint``.
 
     Raises:
-        StateError: a value is null or not of its type.
+        StateError: a value is None or not of its type.
     """
     seed = SPARK_SEED
     for value, name in zip(values, types, strict=True):
@@ -88,24 +89,34 @@ def key_hash(values: Sequence[object], types: Sequence[str]) -> int:
 
 
 def key_group(values: Sequence[object], types: Sequence[str], max_parallelism: int) -> int:
-    """The key group of a key; see `key_hash` for the arguments."""
+    """Returns the key group of a key; see `key_hash` for arguments and errors."""
     return key_hash(values, types) % max_parallelism
 
 
 def check_key_type(name: str, column: str) -> str:
-    """Returns the type name when keys of it hash alike everywhere; raises ConfigError otherwise."""
+    """Returns a Spark type name if its values have the same hash in Spark and Python.
+
+    Args:
+        name: Spark's simple type name.
+        column: of the key, for the error.
+
+    Raises:
+        ConfigError: columns of the type cannot be part of a key.
+    """
     if name in _ENCODERS or name.startswith("decimal("):
         return name
-    reason = (
-        "collated strings have several spellings of one key" if "collate" in name else "it has no stable hash"
+    reason = "equal collated strings may have different bytes" if "collate" in name else "it has no stable hash"
+    raise ConfigError(
+        "a column of this type cannot be part of a key",
+        hint=f"{reason}; cast it to string or bigint",
+        column=column,
+        type=name,
     )
-    raise ConfigError("a column of this type cannot be part of a key", hint=f"{reason}; cast it to string or bigint",
-                      column=column, type=name)  # fmt: skip
 
 
 def _hash_bytes(value: object, name: str) -> bytes:
     if value is None:
-        raise StateError("a key is null", hint="filter such rows, or replace null by a value of your own")
+        raise StateError("a key is null", hint="filter these rows, or replace null by another value")
     encode = _ENCODERS.get(name)
     try:
         return encode(value) if encode else _decimal(value, name)
@@ -113,21 +124,21 @@ def _hash_bytes(value: object, name: str) -> bytes:
         raise StateError("a key's value is not of its declared type", value=value, type=name) from e
 
 
-def _int(value: object) -> bytes:
+def _int(value: int) -> bytes:
     return struct.pack("<i", value)
 
 
-def _long(value: object) -> bytes:
+def _long(value: int) -> bytes:
     return struct.pack("<q", value)
 
 
-def _float(value: object) -> bytes:
-    number: float = value + 0.0  # type: ignore[operator]  # -0.0 and 0.0 are one key
+def _float(value: float) -> bytes:
+    number = value + 0.0  # -0.0 and 0.0 are one key
     return b"\0\0\xc0\x7f" if number != number else struct.pack("<f", number)
 
 
-def _double(value: object) -> bytes:
-    number: float = value + 0.0  # type: ignore[operator]  # -0.0 and 0.0 are one key
+def _double(value: float) -> bytes:
+    number = value + 0.0  # -0.0 and 0.0 are one key
     return b"\0\0\0\0\0\0\xf8\x7f" if number != number else struct.pack("<d", number)
 
 
@@ -144,17 +155,17 @@ def _date(value: object) -> bytes:
     return struct.pack("<i", (value - _EPOCH_DAY).days)
 
 
-def _decimal(value: object, name: str) -> bytes:
+def _decimal(value: Any, name: str) -> bytes:
     precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
-    unscaled = int(decimal.Decimal(value).scaleb(scale, _EXACT))  # type: ignore[arg-type]
+    unscaled = int(decimal.Decimal(value).scaleb(scale, _EXACT))
     if precision <= 18:
         return struct.pack("<q", unscaled)
     return unscaled.to_bytes((unscaled + (unscaled < 0)).bit_length() // 8 + 1, "big", signed=True)
 
 
-_ENCODERS: dict[str, Callable[[object], bytes]] = {
-    "string": lambda v: v.encode(),  # type: ignore[attr-defined]
-    "binary": lambda v: bytes(memoryview(v)),  # type: ignore[arg-type]  # bytes(5) would be five zeros
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "string": lambda v: v.encode(),
+    "binary": lambda v: bytes(memoryview(v)),  # bytes(5) would be five zeros
     "boolean": _int,
     "tinyint": _int,
     "smallint": _int,

@@ -1,69 +1,73 @@
-"""How long state lives: durations and time to live, with PyFlink's names."""
+"""Time to live (TTL) configuration of state, with PyFlink's names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any
 
 from stateflow.errors import JobDefinitionError
 
 
 class Time:
-    """Durations with PyFlink's names; each is a `timedelta`."""
+    """Factory of durations with PyFlink's names; each is a `timedelta`."""
 
     @staticmethod
     def milliseconds(count: float) -> timedelta:
-        """`count` thousandths of a second."""
+        """Returns a duration of `count` milliseconds."""
         return timedelta(milliseconds=count)
 
     @staticmethod
     def seconds(count: float) -> timedelta:
-        """`count` seconds."""
+        """Returns a duration of `count` seconds."""
         return timedelta(seconds=count)
 
     @staticmethod
     def minutes(count: float) -> timedelta:
-        """`count` minutes."""
+        """Returns a duration of `count` minutes."""
         return timedelta(minutes=count)
 
     @staticmethod
     def hours(count: float) -> timedelta:
-        """`count` hours."""
+        """Returns a duration of `count` hours."""
         return timedelta(hours=count)
 
     @staticmethod
     def days(count: float) -> timedelta:
-        """`count` days."""
+        """Returns a duration of `count` days."""
         return timedelta(days=count)
 
 
 @dataclass(frozen=True)
 class StateTtlConfig:
-    """How long an entry lives: a value, an element of a list, or an entry of a map. Made by `new_builder`.
+    """The TTL of a state's entries: values, elements of a list, or entries of a map. Created by `new_builder`.
 
     Args:
-        ttl: at least a millisecond. An entry has expired once so much time has passed since it began to live.
-        background_cleanup: whether each batch removes some of what has expired.
-        cleanup_entries: how much a subtask looks at for this state per batch; ``state.ttl_cleanup_entries`` if None.
+        ttl: at least one millisecond. An entry expires when this time has passed since it was written, or read with
+            `OnReadAndWrite`.
+        update_type: the operations that renew an entry's TTL.
+        state_visibility: whether expired entries that are not removed yet are visible.
+        ttl_time_characteristic: the time that the TTL is measured in.
+        background_cleanup: whether each batch removes some expired entries.
+        cleanup_entries: maximum number of entries that the cleanup reads per subtask and batch for this state;
+            ``state.ttl_cleanup_entries`` if None.
     """
 
     class UpdateType(Enum):
-        """What begins an entry's life anew; with `Disabled`, entries live for ever."""
+        """The operations that renew an entry's TTL; with `Disabled`, entries do not expire."""
 
         Disabled = "disabled"
         OnCreateAndWrite = "write"
         OnReadAndWrite = "read"
 
     class StateVisibility(Enum):
-        """What reading an expired entry that is still stored gives: nothing, or the entry, once."""
+        """Whether reading an expired entry that is still stored returns nothing, or the entry once."""
 
         NeverReturnExpired = "never"
         ReturnExpiredIfNotCleanedUp = "until-cleaned-up"
 
     class TtlTimeCharacteristic(Enum):
-        """Which time passes: the batch's processing time; or event time, which is the watermark as the key sees it."""
+        """The time that the TTL is measured in: the batch's processing time, or the watermark of the key."""
 
         ProcessingTime = "processing"
         EventTime = "event"
@@ -77,84 +81,82 @@ class StateTtlConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.ttl, timedelta) or self.ttl < timedelta(milliseconds=1):
-            raise JobDefinitionError(
-                "a time to live must be a duration of at least a millisecond", ttl=self.ttl
-            )
+            raise JobDefinitionError("a TTL must be a timedelta of at least one millisecond", ttl=self.ttl)
         if self.cleanup_entries is not None and self.cleanup_entries < 1:
-            raise JobDefinitionError("a clean-up looks at one entry or more", hint="disable_cleanup_in_background "
-                                     "switches it off", entries=self.cleanup_entries)  # fmt: skip
+            raise JobDefinitionError(
+                "the number of entries to clean up must be at least 1",
+                hint="call disable_cleanup_in_background to disable the cleanup",
+                entries=self.cleanup_entries,
+            )
 
     @property
     def is_enabled(self) -> bool:
-        """Whether entries expire at all."""
+        """Whether entries expire."""
         return self.update_type is not StateTtlConfig.UpdateType.Disabled
 
     @property
     def milliseconds(self) -> int:
-        """The time to live."""
+        """The TTL in milliseconds."""
         return self.ttl // timedelta(milliseconds=1)
 
     @staticmethod
     def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:
-        """A builder with Flink's defaults. Raises JobDefinitionError when `ttl` is no duration above zero."""
+        """Returns a builder with Flink's defaults; raises JobDefinitionError if `ttl` is below one millisecond."""
         return StateTtlConfigBuilder(StateTtlConfig(ttl))
 
 
 class StateTtlConfigBuilder:
-    """Builds a `StateTtlConfig` step by step, as PyFlink's builder does."""
+    """Builder of a `StateTtlConfig`, like PyFlink's; each method returns a new builder."""
 
     def __init__(self, config: StateTtlConfig) -> None:
         self._config = config
 
     def set_update_type(self, update_type: StateTtlConfig.UpdateType) -> StateTtlConfigBuilder:
-        """What begins an entry's life anew."""
-        return self._with(update_type=update_type)
+        """Sets the operations that renew an entry's TTL."""
+        return StateTtlConfigBuilder(replace(self._config, update_type=update_type))
 
     def update_ttl_on_create_and_write(self) -> StateTtlConfigBuilder:
-        """Only writing begins an entry's life anew; the default."""
+        """Renews the TTL on writes only; the default."""
         return self.set_update_type(StateTtlConfig.UpdateType.OnCreateAndWrite)
 
     def update_ttl_on_read_and_write(self) -> StateTtlConfigBuilder:
-        """Reading does so too."""
+        """Renews the TTL on reads and writes."""
         return self.set_update_type(StateTtlConfig.UpdateType.OnReadAndWrite)
 
     def set_state_visibility(self, state_visibility: StateTtlConfig.StateVisibility) -> StateTtlConfigBuilder:
-        """What reading an expired entry gives."""
-        return self._with(state_visibility=state_visibility)
+        """Sets whether expired entries that are not removed yet are visible."""
+        return StateTtlConfigBuilder(replace(self._config, state_visibility=state_visibility))
 
     def never_return_expired(self) -> StateTtlConfigBuilder:
-        """An expired entry is never seen; the default."""
+        """Hides expired entries; the default."""
         return self.set_state_visibility(StateTtlConfig.StateVisibility.NeverReturnExpired)
 
     def return_expired_if_not_cleaned_up(self) -> StateTtlConfigBuilder:
-        """An expired entry may be read once more, if it is still there."""
+        """Returns an expired entry once if it is not removed yet."""
         return self.set_state_visibility(StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp)
 
     def set_ttl_time_characteristic(
         self, characteristic: StateTtlConfig.TtlTimeCharacteristic
     ) -> StateTtlConfigBuilder:
-        """Which time passes."""
-        return self._with(ttl_time_characteristic=characteristic)
+        """Sets the time that the TTL is measured in."""
+        return StateTtlConfigBuilder(replace(self._config, ttl_time_characteristic=characteristic))
 
     def use_processing_time(self) -> StateTtlConfigBuilder:
-        """The batch's processing time; the default."""
+        """Measures the TTL in the batch's processing time; the default."""
         return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.ProcessingTime)
 
     def use_event_time(self) -> StateTtlConfigBuilder:
-        """The subtask's watermark."""
+        """Measures the TTL in event time, by the watermark of the key."""
         return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.EventTime)
 
     def cleanup_incrementally(self, cleanup_size: int) -> StateTtlConfigBuilder:
-        """How much a subtask looks at per batch to find what has expired."""
-        return self._with(cleanup_entries=cleanup_size)
+        """Sets the maximum number of entries that the cleanup reads per subtask and batch."""
+        return StateTtlConfigBuilder(replace(self._config, cleanup_entries=cleanup_size))
 
     def disable_cleanup_in_background(self) -> StateTtlConfigBuilder:
-        """Expired entries are only removed when they are read, and in full snapshots."""
-        return self._with(background_cleanup=False)
+        """Removes expired entries only when they are read, and in full snapshots."""
+        return StateTtlConfigBuilder(replace(self._config, background_cleanup=False))
 
     def build(self) -> StateTtlConfig:
-        """The configuration."""
+        """Returns the configuration."""
         return self._config
-
-    def _with(self, **changes: Any) -> StateTtlConfigBuilder:
-        return StateTtlConfigBuilder(replace(self._config, **changes))

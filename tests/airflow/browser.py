@@ -16,9 +16,15 @@ PATIENCE = 180_000.0
 """Milliseconds; a page takes ten seconds and more on a busy machine."""
 # Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
 _ARGUMENTS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+)
 
 
 def chromium() -> str | None:
@@ -142,7 +148,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """All that it says."""
+        """All its text."""
         return self.page.inner_text("body")
 
     def answer(self, option: str, note: str) -> None:

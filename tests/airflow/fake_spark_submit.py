@@ -1,6 +1,6 @@
 """Stands in for spark-submit and for the program that it launches; run as a program, never imported.
 
-Notes its arguments and environment in ``$FAKE_SPARK/<n>.json``, then does what ``$FAKE_SPARK/script`` says for the
+Notes its arguments and environment in ``$FAKE_SPARK/<n>.json``, then does what ``$FAKE_SPARK/script`` has for the
 n-th launch, one line each: ``finish``, ``finish-after-gate``, ``fail CODE EXIT RETRYABLE``, ``exit N``, ``die``,
 ``ignore-terminate``.
 """
@@ -56,6 +56,7 @@ def act(line: list[str], folder: Path, result_file: Path) -> None:
             error = {
                 "code": code,
                 "message": f"it is {code}",
+                "facts": {"key": "a"},
                 "hint": "mend it",
                 "retryable": retryable == "yes",
             }

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from stateflow_airflow import processes
+from stateflow_airflow.launches import processes
 
 DEADLINE = 60.0
 """Seconds that a test waits for another process before it fails."""
@@ -85,9 +85,7 @@ class FakeRun:
         ti = replace(self.ti, try_number=self._tries)
         # As much of the DAG run as operators look at.
         dag_run = SimpleNamespace(run_after=datetime(2026, 1, 1, tzinfo=UTC), triggering_user_name=self.user)
-        return {
-            "ti": ti, "dag_run": dag_run, "task_state_store": self.store, "outlet_events": self.events,
-        }  # fmt: skip
+        return {"ti": ti, "dag_run": dag_run, "task_state_store": self.store, "outlet_events": self.events}
 
     def clear(self) -> None:
         """What Airflow does to a task that is cleared: its store stays, its tries count on."""
@@ -95,7 +93,7 @@ class FakeRun:
 
 
 class FakeSpark:
-    """A spark-submit that does what `script` says; see fake_spark_submit.py."""
+    """A spark-submit that does what `script` was given; see fake_spark_submit.py."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,7 +116,7 @@ class FakeSpark:
         return [json.loads(note.read_text()) for note in notes]
 
     def wait_until_ready(self) -> None:
-        """Returns when a launch says that it is at the place where it waits."""
+        """Returns when a launch has come to the place where it waits."""
         with _opened(self.folder / "ready") as fifo:
             if not select.select([fifo], [], [], DEADLINE)[0]:
                 raise TimeoutError("the fake spark-submit did not get ready")

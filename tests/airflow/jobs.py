@@ -13,9 +13,9 @@ from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import FakeRun
-from tests.recovery.harness import JOBS, AccountsBox
+from tests.support.job_fixture import JOBS, AccountsJob
 
-# Everything behind the options is the program with its arguments.
+# Everything after the options is the program with its arguments.
 SPARK_SUBMIT = f"""#!/bin/sh
 while [ "${{1%/__main__.py}}" = "$1" ]; do shift; done
 exec "{sys.executable}" "$@"
@@ -39,13 +39,13 @@ def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2,4]"}')
 
 
-def settings(box: AccountsBox) -> dict[str, Any]:
+def settings(box: AccountsJob) -> dict[str, Any]:
     """What the operators are given; as in the harness, each batch waits for its checkpoint."""
     given = {"job.folder": str(box.folder), "local_dir": str(box.local), "checkpoints.asynchronous": "no"}
     return given | {name.replace("__", "."): value for name, value in box.settings.items()}
 
 
-def run_task(box: AccountsBox, environment: dict[str, str] | None = None) -> StateflowRunOperator:
+def run_task(box: AccountsJob, environment: dict[str, str] | None = None) -> StateflowRunOperator:
     """The task that runs the job."""
     return StateflowRunOperator(
         task_id="run",

@@ -1,5 +1,5 @@
 """For DAG files of tests: each task is killed twice, right before its work together with the worker that supervises it,
-and right behind it alone."""
+and right after it alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def kill_each_task(dags: Sequence[DAG], folder: Path) -> None:
         for task in dag.tasks:
             name = f"{dag.dag_id}.{task.task_id}"
             task.retries = 0
-            task._pre_execute_hook = _then_die(
-                task._pre_execute_hook, folder / f"{name}.before", _kill_worker
-            )
+            task._pre_execute_hook = _then_die(task._pre_execute_hook, folder / f"{name}.before", _kill_worker)
             task._post_execute_hook = _then_die(task._post_execute_hook, folder / f"{name}.after", _kill_task)
 
 

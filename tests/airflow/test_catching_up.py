@@ -14,14 +14,14 @@ import pytest
 from stateflow_airflow.failures import TransientFailure
 from tests.airflow.fakes import FakeRun
 from tests.airflow.jobs import new_run, run_task, use_submit
-from tests.recovery.harness import AccountsBox
+from tests.support.job_fixture import AccountsJob
 
 
 class Dag:
     """One DAG with one task, over the accounts job."""
 
     def __init__(self, folder: Path) -> None:
-        self.box = AccountsBox(folder / "job")
+        self.box = AccountsJob(folder / "job")
         self._runs: dict[str, FakeRun] = {}
 
     def run(self, date: str, environment: dict[str, str] | None = None) -> dict[str, Any]:

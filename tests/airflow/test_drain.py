@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from syrupy.assertion import SnapshotAssertion
 
-from stateflow.cli import main as cli
-from stateflow.environment import RunRequest, run_job
+from stateflow import operations
+from stateflow.cli.main import main as cli
+from stateflow.errors import Interrupted
+from stateflow.launch import RunRequest, run_job
 from stateflow.testing.sinks import FolderSink
+from stateflow_airflow.failures import TransientFailure
 from stateflow_airflow.operators.savepoint import StateflowStopOperator
 from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.failing import fails
 from tests.airflow.jobs import new_run, use_submit
-from tests.recovery import disk
+from tests.support import root_files
+from tests.support.screens import normalized
 
 JOB = """
 import msgspec
@@ -65,11 +73,7 @@ def ends(box: Path) -> list[tuple[Any, ...]]:
 
 def stop(box: Path, **more: Any) -> StateflowStopOperator:
     return StateflowStopOperator(
-        task_id="stop",
-        job_root=str(box / "root"),
-        job=str(box / "sessions.py"),
-        settings=settings(box),
-        **more,
+        task_id="stop", job_root=str(box / "root"), job=str(box / "sessions.py"), settings=settings(box), **more
     )
 
 
@@ -79,7 +83,7 @@ def test_a_drain_without_a_run_fires_the_timers_in_the_task(box: Path) -> None:
     made = stop(box, drain="True", name="last").execute(run.next_try())
     assert made["taken_by"] == "run"
     assert ends(box) == [("a", 3_600_001), ("b", 3_600_002)]
-    assert disk.savepoints(box / "root")["last"]["drained"] is True
+    assert root_files.savepoints(box / "root")["last"]["drained"] is True
     assert stop(box, drain="True", name="last").execute(run.next_try())["id"] == made["id"]
 
 
@@ -88,22 +92,32 @@ def test_a_stop_without_a_drain_fires_none(box: Path) -> None:
     assert made["taken_by"] == "head" and ends(box) == []
 
 
-def test_status_shows_that_the_newest_checkpoint_was_drained(box: Path) -> None:
-    def status() -> str:
-        return CliRunner().invoke(cli, ["status", "--job-root", str(box / "root")]).output
+def test_status_shows_that_the_newest_checkpoint_was_drained(box: Path, golden: SnapshotAssertion) -> None:
+    def status(*more: str) -> str:
+        return CliRunner().invoke(cli, ["status", "--job-root", str(box / "root"), *more]).output
 
-    assert "drained" not in status()
+    assert not json.loads(status("--json"))["drained"]
     stop(box, drain="True", name="last").execute(new_run("2026-01-01").next_try())
-    assert f"checkpoint {disk.head(box / 'root').checkpoint} was drained" in status()
+    assert json.loads(status("--json"))["drained"]
+    # The table has milliseconds without a unit.
+    assert re.sub(r"(?<=<time>  )\d+", "<ms>", normalized(status())) == golden
 
 
-def test_a_drain_takes_the_spark_of_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_submit(tmp_path, monkeypatch)
+def test_a_drain_takes_the_spark_of_the_connection(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_submit(box, monkeypatch)
     spark = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"ONE": "1"})
+    seen: dict[str, str] = {}
+
+    def look(*_: object, **__: object) -> None:
+        seen.update(os.environ)
+        raise Interrupted("enough was seen")
+
+    monkeypatch.setattr(operations, "stop", look)
     before = dict(os.environ)
-    with stop(tmp_path, drain=True, spark=spark)._spark_of_connection():
-        words = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
-        assert words[words.index("--master") + 1] == "local[2,4]"
-        assert "spark.ui.enabled=false" in words and words[-1] == "pyspark-shell"
-        assert os.environ["ONE"] == "1"
+    with fails(TransientFailure, "interrupted"):
+        stop(box, drain=True, spark=spark).execute(new_run("2026-01-01").next_try())
     assert dict(os.environ) == before
+    words = shlex.split(seen["PYSPARK_SUBMIT_ARGS"])
+    assert words[words.index("--master") + 1] == "local[2,4]"
+    assert "spark.ui.enabled=false" in words and words[-1] == "pyspark-shell"
+    assert seen["ONE"] == "1"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flights_demo.airflow_home import USER, AirflowHome, Folders
 from flights_demo.client import AirflowClient
-from flights_demo.patience import poll
+from flights_demo.polling import poll
 
 from tests.airflow.browser import AirflowPages, chromium, open_page
 from tests.airflow.conftest import REPOSITORY
@@ -26,13 +26,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fleet": {"drain": False},
     "_savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False, "drain": False},
     "_retention": {"retain": None, "savepoints": 7, "preview": False},
-    "_recovery": {"sinks": "restore", "drop": None, "leave": None, "foreign": False, "run": False},
+    "_recovery": {"sinks": "restore", "drop": None, "keep_tables": None, "from_other_job": False, "run": False},
 }
 """Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""
 ENTRIES = {
     "flights": {"failpoint": "batch.reported:3"},
     "flights_savepoint": {"name": "before-v2", "reason": "an upgrade"},
-    "flights_recovery": {"target": "before-v2", "reason": "wrong\nsince 3", "drop": "old", "leave": "older"},
+    "flights_recovery": {"target": "before-v2", "reason": "wrong\nsince 3", "drop": "old", "keep_tables": "older"},
     "fleet_recovery": {"target": "latest", "reason": "to see it"},
 }
 """What is entered; into the other forms nothing."""
@@ -94,8 +94,6 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, su
 
 def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
     pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
-    dags = [
-        f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")
-    ]
+    dags = [f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")]
     needed = {task["pool"] for dag in dags for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
     assert needed and needed <= pools

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.runtime import versions
+from stateflow.runtime.spark import versions
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import StateflowSubmitHook
-from stateflow_airflow.launcher import Command
+from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.failing import fails
 from tests.airflow.fakes import FakeSpark
 
 
@@ -31,9 +32,7 @@ def test_driver_runs_in_the_workers_python(spark: FakeSpark, monkeypatch: pytest
     assert local.argv[0] == str(spark.bin / "spark-submit")
 
 
-def test_cluster_chooses_the_python_of_its_executors(
-    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cluster_chooses_the_python_of_its_executors(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     cluster = command(monkeypatch, {"conn_type": "spark", "host": "spark://master", "port": 7077})
@@ -41,9 +40,7 @@ def test_cluster_chooses_the_python_of_its_executors(
     assert cluster.argv[1:3] == ["--master", "spark://master:7077"]
 
 
-def test_the_author_and_the_worker_may_choose_another_python(
-    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_author_and_the_worker_may_choose_another_python(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/workers/python")
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     env_vars = {"PYSPARK_DRIVER_PYTHON": "/authors/python"}
@@ -66,29 +63,25 @@ def test_options_of_the_provider_are_passed_on(spark: FakeSpark, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("connection", "message"),
+    ("connection", "facts"),
     [
-        ({"conn_type": "spark"}, "has no host"),
-        (
-            {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}},
-            "deploy mode 'cluster'",
-        ),
+        ({"conn_type": "spark"}, {"missing": "host"}),
+        ({"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
     ],
 )
 def test_connections_that_cannot_be_used(
-    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, object], message: str
+    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, object], facts: dict[str, str]
 ) -> None:
-    with pytest.raises(PermanentFailure, match=message):
+    with fails(PermanentFailure, "config", connection="cluster", **facts):
         command(monkeypatch, connection)
 
 
 def test_missing_java(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(spark.bin))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    with pytest.raises(PermanentFailure, match="no Java on this worker") as caught:
+    # The hook must not import the library, so it has what the library supports once more.
+    with fails(PermanentFailure, "config", missing="java", supported=versions.JAVA):
         command(monkeypatch, {"conn_type": "spark", "host": "local"})
-    # The hook must not import the library, so it says for itself what the library supports.
-    assert f"install Java {' or '.join(map(str, versions.JAVA))}," in caught.value.hint
     env_vars = {"JAVA_HOME": "/opt/java"}
     assert command(monkeypatch, {"conn_type": "spark", "host": "local"}, env_vars=env_vars).env["JAVA_HOME"]
 
@@ -104,5 +97,5 @@ def test_missing_spark_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setenv("JAVA_HOME", "/opt/java")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(PermanentFailure, match="no spark-submit on this worker"):
+    with fails(PermanentFailure, "config", missing="spark-submit"):
         command(monkeypatch, {"conn_type": "spark", "host": "local"})

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from stateflow_airflow import processes
-from stateflow_airflow.launcher import LAUNCH_VARIABLE, Command, Launch, Launcher, forget_old_runs
-from stateflow_airflow.logs import LogFollower, last_lines
+from stateflow_airflow.launches import processes
+from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launcher import LAUNCH_VARIABLE, Command, Launcher
+from stateflow_airflow.launches.log_follower import LogFollower, last_lines
+from stateflow_airflow.launches.old_runs import remove_old_runs
 from tests.airflow.fakes import DEADLINE
 
 PAUSE = "import signal; signal.pause()"
@@ -68,7 +70,7 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
     yield bench
     for launcher in bench.launchers:
         for launch in bench.launches:
-            launcher.stop(launch, patience=0.1)
+            launcher.stop(launch, grace_seconds=0.1)
 
 
 def lines(launch: Launch, count: int) -> list[str]:
@@ -79,7 +81,7 @@ def lines(launch: Launch, count: int) -> list[str]:
     with processes.watch(process) as descriptor, LogFollower(launch.log_file, found.append) as log:
         for _ in range(int(DEADLINE / 0.02)):
             log.copy()
-            if len(found) >= count or descriptor is None or processes.ended(descriptor, 0.02):
+            if len(found) >= count or descriptor is None or processes.has_ended(descriptor, 0.02):
                 break
     return found[:count]
 
@@ -112,9 +114,9 @@ def test_wait_gives_up_after_its_time(bench: Workbench) -> None:
 def test_another_worker_finds_the_live_launch_and_sees_its_end(bench: Workbench) -> None:
     launch = bench.start(PAUSE)
     other = bench.launcher()
-    assert other.live() == launch
+    assert other.active() == launch
     other.stop(launch)
-    assert other.live() is None
+    assert other.active() is None
     assert other.wait(launch, 0.0)
 
 
@@ -123,7 +125,7 @@ def test_program_outlives_the_process_that_launched_it(bench: Workbench) -> None
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from stateflow_airflow.launcher import Command, Launcher
+from stateflow_airflow.launches.launcher import Command, Launcher
 launcher = Launcher(Path({str(bench.folder)!r}))
 with launcher.locked():
     launcher.start(launcher.next_folder(), Command([sys.executable, "-c", {PAUSE!r}], {{}}))
@@ -131,7 +133,7 @@ os.kill(os.getpid(), 9)
 """
     worker = subprocess.run([sys.executable, "-c", code], timeout=DEADLINE, check=False)
     assert worker.returncode == -signal.SIGKILL
-    launch = bench.launcher().live()
+    launch = bench.launcher().active()
     assert launch is not None
     bench.launches.append(launch)
 
@@ -141,34 +143,33 @@ def test_program_never_begins_when_its_launcher_dies_before_the_record(bench: Wo
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from stateflow_airflow import launcher as module
-module._record = lambda folder, pid, turn: (print(pid, flush=True), os.kill(os.getpid(), 9))
-launcher = module.Launcher(Path({str(bench.folder)!r}))
-launcher.start(launcher.next_folder(), module.Command([sys.executable, "-c", "print('began')"], {{}}))
+from stateflow_airflow.launches import processes
+from stateflow_airflow.launches.launcher import Command, Launcher
+processes.find = lambda pid: (print(pid, flush=True), os.kill(os.getpid(), 9))
+launcher = Launcher(Path({str(bench.folder)!r}))
+launcher.start(launcher.next_folder(), Command([sys.executable, "-c", "print('began')"], {{}}))
 """
-    worker = subprocess.run(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=DEADLINE, check=False
-    )
+    worker = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=DEADLINE, check=False)
     assert worker.returncode == -signal.SIGKILL
-    if shell := processes.look(int(worker.stdout)):
+    if shell := processes.find(int(worker.stdout)):
         assert processes.wait_for_end(shell, DEADLINE)
-    assert bench.launcher().live() is None
+    assert bench.launcher().active() is None
     assert (bench.folder / "launch-1" / "driver.log").read_bytes() == b""
 
 
 def test_stop_ends_a_stubborn_program_and_its_child_in_another_group(bench: Workbench) -> None:
     launcher = bench.launcher()
     launch = bench.start(STUBBORN, launcher)
-    child = processes.look(int(lines(launch, 1)[0]))
+    child = processes.find(int(lines(launch, 1)[0]))
     assert child is not None and child.session == launch.pid
-    launcher.stop(launch, patience=0.1)
+    launcher.stop(launch, grace_seconds=0.1)
     assert launch.process() is None
-    assert processes.look(child.pid) is None
+    assert processes.find(child.pid) is None
     assert processes.session_members(launch.pid) == []
     assert launch.exit_code() is None
 
 
-def test_child_that_a_program_starts_when_it_is_told_to_end_is_ended_too(bench: Workbench) -> None:
+def test_child_that_a_program_starts_when_it_is_asked_to_end_is_ended_too(bench: Workbench) -> None:
     launcher = bench.launcher()
     launch = bench.start(HEIR, launcher)
     assert lines(launch, 1) == ["ready"]
@@ -190,9 +191,9 @@ def test_children_of_a_dead_launch_are_ended_before_the_next_one_starts(bench: W
         if member.pid != child:
             processes.send(member, signal.SIGKILL)
             assert processes.wait_for_end(member, DEADLINE)
-    assert processes.look(child)
+    assert processes.find(child)
     bench.start(PAUSE)
-    assert processes.look(child) is None
+    assert processes.find(child) is None
 
 
 def test_a_reused_process_id_is_not_the_launch(bench: Workbench) -> None:
@@ -200,7 +201,7 @@ def test_a_reused_process_id_is_not_the_launch(bench: Workbench) -> None:
     launcher = bench.launcher()
     old = dataclasses.replace(stranger, folder=str(bench.folder / "launch-9"), started=stranger.started - 1)
     assert old.process() is None
-    launcher.stop(old, patience=0.1)
+    launcher.stop(old, grace_seconds=0.1)
     assert launcher.wait(old, 0.0)
     assert stranger.process() is not None
 
@@ -227,10 +228,10 @@ def test_old_folders_go_and_live_ones_stay(bench: Workbench) -> None:
     for _ in range(11):
         assert launcher.wait(bench.start("pass", launcher), DEADLINE)
     launch = bench.start(PAUSE, launcher)
-    launcher.forget_old(keep=2)
+    launcher.remove_old(keep=2)
     assert sorted(path.name for path in bench.folder.glob("launch-*")) == ["launch-11", "launch-12"]
     (bench.folder / "launch-13").mkdir()
-    launcher.forget_old(keep=1)
+    launcher.remove_old(keep=1)
     assert sorted(path.name for path in bench.folder.glob("launch-*")) == ["launch-12", "launch-13"]
     assert launch.process()
 
@@ -252,7 +253,7 @@ def test_old_dag_runs_go_and_what_may_live_or_begins_stays(bench: Workbench) -> 
     (Path(launches["elsewhere"].folder) / "exit").unlink()
     with Launcher(task / "begins").locked():
         os.utime(task / "begins" / "lock", (4, 4))
-        forget_old_runs(task, keep=1)
+        remove_old_runs(task, keep=1)
     assert sorted(path.name for path in task.iterdir()) == ["begins", "elsewhere", "live", "new"]
 
 

@@ -39,7 +39,7 @@ print(json.dumps({
 
 
 class Site:
-    """A site-packages folder with Airflow and all else, where stateflow is installed only if the test says so."""
+    """A site-packages folder with Airflow and all else, where stateflow is installed only if the test installs it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,9 +68,7 @@ class Site:
         # -S and another folder: the packages of this Python's own site-packages would come back otherwise, and what a
         # build has left in this repository.
         command, home = [sys.executable, "-S", "-c", LOAD], self.folder.parent
-        output = subprocess.run(
-            command, env=environment, cwd=home, check=True, capture_output=True, text=True
-        )
+        output = subprocess.run(command, env=environment, cwd=home, check=True, capture_output=True, text=True)
         return dict(json.loads(output.stdout.splitlines()[-1]))
 
 

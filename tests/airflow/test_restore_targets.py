@@ -7,26 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.recovery import list_all
-from stateflow.recovery.job_roots import open_root
-from stateflow_airflow import points
+from stateflow.operations.job_root import open_root
+from stateflow.operations.savepoints import list_all
+from stateflow_airflow.dags.restore_targets import suggested_targets
 from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
-from stateflow_airflow.points import suggested_targets
 from tests.airflow.fakes import FakeRun
 from tests.airflow.jobs import ACCOUNTS, settings
-from tests.recovery.harness import AccountsBox
+from tests.support.job_fixture import AccountsJob
 
 
 def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(tmp_path: Path) -> None:
-    box = AccountsBox(tmp_path / "job", {"checkpoints__retained": 3})
+    box = AccountsJob(tmp_path / "job", {"checkpoints__retained": 3})
     box.deliver(50)
     box.finish()
     for name in ("early", "gone"):
         assert box.command("savepoint", "create", "--name", name).code == 0
     assert box.command("savepoint", "dispose", "gone").code == 0
     root = open_root(str(box.root))
-    assert len(root.line(root.head())) > 1
-    kept = [str(ref.id) for ref in reversed(root.line(root.head()))]
+    assert len(root.checkpoints.restorable(root.head())) > 1
+    kept = [str(ref.id) for ref in reversed(root.checkpoints.restorable(root.head()))]
     (early,) = list_all(str(box.root))
     assert suggested_targets(str(box.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
     assert suggested_targets(box.root.as_uri()) == suggested_targets(str(box.root))
@@ -59,13 +58,11 @@ def test_a_savepoint_that_is_not_complete_is_not_suggested(tmp_path: Path) -> No
     assert suggested_targets(str(tmp_path)) == ["latest", "a"]
 
 
-def test_a_folder_with_very_many_entries_is_not_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_with_very_many_entries_is_not_looked_at(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     entry = {"kind": "commit", "seq": 7, "retained": [{"id": 3}], "checkpoint": None}
     (tmp_path / "log" / f"{7:020}").write_bytes(json.dumps(entry).encode() + b"\nhash\n")
+    assert suggested_targets(str(tmp_path), most_entries=1) == ["latest", "7", "3"]
+    (tmp_path / "log" / f"{6:020}").touch()
+    assert suggested_targets(str(tmp_path), most_entries=1) == ["latest"]
     assert suggested_targets(str(tmp_path)) == ["latest", "7", "3"]
-    monkeypatch.setattr(points, "_ENTRIES", 1)
-    (tmp_path / "log" / f"{8:020}").touch()
-    assert suggested_targets(str(tmp_path)) == ["latest"]

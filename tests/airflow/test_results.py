@@ -1,4 +1,4 @@
-"""What a task returns and how it fails: values for programs, and the error's own words first."""
+"""What a task returns and how it fails: values for programs, and the error itself first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from stateflow.errors import CorruptInput, InternalError, StateflowError
-from stateflow_airflow.failures import PermanentFailure, TransientFailure
-from stateflow_airflow.results import RunResult, with_offsets
-from stateflow_airflow.task_requests import told_as_failures
+from stateflow_airflow.failures import PermanentFailure, TransientFailure, translate_errors
+from stateflow_airflow.launches.run_result import RunResult, with_offsets
+from tests.airflow.failing import fails
 
 
 def test_positions_are_values() -> None:
@@ -32,20 +32,20 @@ def test_a_run_returns_what_it_skipped() -> None:
     assert (returned["quarantined"], returned["quarantined_count"], returned["offsets"]) == (skipped, 1, {})
 
 
-def test_the_log_begins_with_the_error_s_sentence_and_no_stack_of_the_library(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_log_begins_with_the_error_and_no_stack_of_the_library(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="airflow.task")
-    with pytest.raises(PermanentFailure) as failed, told_as_failures():
+    with fails(PermanentFailure, "corrupt-input", file="/in/a") as failed, translate_errors():
         raise CorruptInput("an input file cannot be read", hint="replace it", file="/in/a")
     assert failed.value.__cause__ is None and failed.value.__suppress_context__
     (record,) = (r for r in caplog.records if r.name == "airflow.task")
     assert record.getMessage() == str(failed.value) and record.exc_info is None
-    assert record.getMessage().startswith("[corrupt-input] an input file cannot be read")
+    first, last = record.getMessage().splitlines()
+    assert all(part in first for part in ("corrupt-input", "an input file cannot be read", "/in/a"))
+    assert "replace it" in last
 
 
 def test_a_mistake_of_the_library_keeps_its_stack() -> None:
-    with pytest.raises(TransientFailure) as failed, told_as_failures():
+    with fails(TransientFailure, "internal") as failed, translate_errors():
         raise InternalError("should not happen")
     assert isinstance(failed.value.__cause__, InternalError)
 
@@ -73,7 +73,7 @@ def test_airflow_logs_a_traceback_of_a_mistake_of_the_library_only(
 ) -> None:
     log = structlog.get_logger("task").bind()
     try:
-        with told_as_failures():
+        with translate_errors():
             raise error
     except (PermanentFailure, TransientFailure):
         log.exception("Task failed with exception")

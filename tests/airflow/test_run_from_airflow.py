@@ -1,4 +1,4 @@
-"""What the README says about Airflow: the DAG is one, and the connection can be made."""
+"""The guide to runs from Airflow: its DAGs can be loaded, and its connection can be created."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from airflow.cli import cli_parser
 from airflow.sdk import DAG
 
-from stateflow_airflow.family import StateflowJob, stateflow_dags
+from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.conftest import REPOSITORY
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+GUIDE = (REPOSITORY / "docs" / "guides" / "run-from-airflow.md").read_text(encoding="utf-8")
 
 
 def _blocks(language: str) -> list[str]:
     # All of them at once: the end of one block looks like the beginning of another.
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     return [block for found, block in blocks if found == language]
 
 
@@ -58,10 +58,10 @@ def test_the_family_can_be_made_as_it_stands() -> None:
         made.extend(stateflow_dags(**arguments))
 
     exec(text.replace("stateflow_dags\n", "stateflow_dags as _\n"), {"stateflow_dags": noted})
-    listed = re.findall(r"^\| `(my_\w+)` \|", README, re.MULTILINE)
+    listed = re.findall(r"^\| `(my_\w+)` \|", GUIDE, re.MULTILINE)
     assert listed == [dag.dag_id for dag in made]
     uris = {asset.uri for dag in made for task in dag.tasks for asset in task.outlets}
-    assert uris and [uri for uri in uris if f"`{uri}`" not in README] == []
+    assert uris and [uri for uri in uris if f"`{uri}`" not in GUIDE] == []
 
 
 @pytest.mark.parametrize("guide", ["recover-at-3-am", "upgrade-with-a-savepoint"])
@@ -82,10 +82,7 @@ def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(guide: s
 def test_the_dag_that_waits_for_a_savepoint_can_be_loaded_and_waits_for_the_family_s() -> None:
     (text,) = [block for block in _blocks("python") if "after_savepoint" in block]
     made: list[Any] = []
-    exec(
-        text.replace("with DAG(", "with noted("),
-        {"noted": lambda *a, **k: made.append(DAG(*a, **k)) or made[0]},
-    )
+    exec(text.replace("with DAG(", "with noted("), {"noted": lambda *a, **k: made.append(DAG(*a, **k)) or made[0]})
     (dag,) = made
     assert [asset.uri for asset in dag.schedule] == [StateflowJob(name="my_flights", root="/r").savepoint.uri]
     assert [task.task_id for task in dag.tasks] == ["look"]

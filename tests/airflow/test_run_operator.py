@@ -1,4 +1,4 @@
-"""The run operator, over real processes: a fake spark-submit does what each test's script says."""
+"""The run operator, over real processes: a fake spark-submit does what each test's script has."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, Asset
 
-from stateflow_airflow import processes
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
-from stateflow_airflow.launcher import Launcher
-from stateflow_airflow.operators import run as run_module
+from stateflow_airflow.launches import processes
+from stateflow_airflow.launches.launcher import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.failing import fails
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark
+from tests.airflow.jobs import run_task, use_submit
+from tests.support.job_fixture import AccountsJob
 
 RETURNED = {
     "checkpoint_id": 9,
@@ -75,7 +77,7 @@ class InBackground:
         assert not self._thread.is_alive()
 
 
-def test_returns_what_the_run_says(spark: FakeSpark, operator: Make) -> None:
+def test_returns_what_the_run_reports(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish")
     assert operator().execute(FakeRun().next_try()) == RETURNED
 
@@ -111,12 +113,7 @@ def test_command_line(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
 
 def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     spark.script("finish")
-    beginning = {
-        "from_savepoint": "s3://kept/mine",
-        "tables": "continue",
-        "from_other_job": True,
-        "drop": "b, a",
-    }
+    beginning = {"from_savepoint": "s3://kept/mine", "tables": "continue", "from_other_job": True, "drop": "b, a"}
     operator(**beginning).execute(FakeRun().next_try())
     argv = spark.launches()[0]["argv"]
     at = argv.index("--from-savepoint")
@@ -124,7 +121,7 @@ def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make
         *("--from-savepoint", "s3://kept/mine", "--tables", "continue"),
         *("--from-other-job", "--drop=a", "--drop=b"),
     ]
-    with pytest.raises(StateflowTaskFailed, match="absolute path"):
+    with fails(PermanentFailure, "config", from_savepoint="kept/mine"):
         operator(from_savepoint="kept/mine").execute(FakeRun().next_try())
 
 
@@ -132,36 +129,40 @@ def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -
     spark.script("finish", "finish")
     for index in (0, 1):
         operator().execute(FakeRun(map_index=index).next_try())
-    assert [Path(launch["cwd"]).parts[-2:] for launch in spark.launches()] == [
-        ("0", "launch-1"),
-        ("1", "launch-1"),
-    ]
+    assert [Path(launch["cwd"]).parts[-2:] for launch in spark.launches()] == [("0", "launch-1"), ("1", "launch-1")]
 
 
 @pytest.mark.parametrize(
-    ("script", "kind", "code"),
+    ("script", "kind", "code", "facts"),
     [
-        ("fail config 2 no", PermanentFailure, "config"),
-        ("fail fenced 3 no", PermanentFailure, "fenced"),
-        ("fail corrupt-file 4 no", PermanentFailure, "corrupt-file"),
-        ("fail storage 5 yes", TransientFailure, "storage"),
-        # spark-submit may squash the driver's exit code: what the result file says counts.
-        ("fail fenced 1 no", PermanentFailure, "fenced"),
-        ("exit 1", TransientFailure, "no-result"),
-        ("exit 2", PermanentFailure, "config"),
-        ("exit 3", PermanentFailure, "fenced"),
-        ("exit 4", PermanentFailure, "data"),
-        ("exit 5", TransientFailure, "no-result"),
-        ("die", TransientFailure, "signal"),
+        ("fail config 2 no", PermanentFailure, "config", {"key": "a"}),
+        ("fail fenced 3 no", PermanentFailure, "fenced", {"key": "a"}),
+        ("fail corrupt-file 4 no", PermanentFailure, "corrupt-file", {"key": "a"}),
+        ("fail storage 5 yes", TransientFailure, "storage", {"key": "a"}),
+        # spark-submit may squash the driver's exit code: what the result file has counts.
+        ("fail fenced 1 no", PermanentFailure, "fenced", {"key": "a"}),
+        ("exit 1", TransientFailure, "no-result", {"exit_code": 1}),
+        ("exit 2", PermanentFailure, "config", {"exit_code": 2}),
+        ("exit 3", PermanentFailure, "fenced", {"exit_code": 3}),
+        ("exit 4", PermanentFailure, "data", {"exit_code": 4}),
+        ("exit 5", TransientFailure, "no-result", {"exit_code": 5}),
+        ("die", TransientFailure, "signal", {"signal": 9}),
     ],
 )
 def test_failures(
-    spark: FakeSpark, operator: Make, script: str, kind: type[StateflowTaskFailed], code: str
+    spark: FakeSpark, operator: Make, script: str, kind: type[StateflowTaskFailed], code: str, facts: dict[str, Any]
 ) -> None:
     spark.script(script)
-    with pytest.raises(kind) as caught:
+    with fails(kind, code, **facts):
         operator().execute(FakeRun().next_try())
-    assert caught.value.code == code
+
+
+def test_the_facts_of_a_real_run_s_error_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_submit(tmp_path, monkeypatch)
+    box = AccountsJob(tmp_path / "job", {"parallelism": 0})
+    box.deliver(1)
+    with fails(PermanentFailure, "config", name="parallelism", value="0"):
+        run_task(box).execute(FakeRun().next_try())
 
 
 def test_try_after_a_failure_starts_afresh(spark: FakeSpark, operator: Make) -> None:
@@ -174,9 +175,7 @@ def test_try_after_a_failure_starts_afresh(spark: FakeSpark, operator: Make) -> 
     assert len(spark.launches()) == 2
 
 
-def test_try_after_a_failure_starts_afresh_when_airflow_still_remembers_it(
-    spark: FakeSpark, operator: Make
-) -> None:
+def test_try_after_a_failure_starts_afresh_when_airflow_still_remembers_it(spark: FakeSpark, operator: Make) -> None:
     spark.script("die", "finish")
     run = FakeRun()
     store, run.store.delete = run.store, lambda key: None  # type: ignore[method-assign]
@@ -209,27 +208,23 @@ def test_clear_runs_again_although_the_run_before_finished_unseen(spark: FakeSpa
     assert len(spark.launches()) == 2
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["stored", "not-stored"])
-def test_clear_replaces_a_run_that_a_dead_worker_left_alive(
-    spark: FakeSpark, operator: Make, told: bool
-) -> None:
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not-stored"])
+def test_clear_replaces_a_run_that_a_dead_worker_left_alive(spark: FakeSpark, operator: Make, stored: bool) -> None:
     spark.script("finish-after-gate", "finish")
     run = FakeRun()
     dead = InBackground(operator(), run.next_try())
     spark.wait_until_ready()
-    if not told:
+    if not stored:
         run.store.values.clear()
     run.clear()
     assert operator().execute(run.next_try()) == RETURNED
     dead.join()
     first, second = spark.launches()
-    assert processes.look(first["pid"]) is None
+    assert processes.find(first["pid"]) is None
     assert Path(second["cwd"]).name == "launch-2"
 
 
-def test_launches_of_a_version_that_did_not_note_the_turn_are_waited_for(
-    spark: FakeSpark, operator: Make
-) -> None:
+def test_launches_of_a_version_that_did_not_note_the_turn_are_waited_for(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish-after-gate")
     run = FakeRun()
     dead = InBackground(operator(), run.next_try())
@@ -244,15 +239,12 @@ def test_launches_of_a_version_that_did_not_note_the_turn_are_waited_for(
     assert second.returned == RETURNED
 
 
-def test_folders_of_old_dag_runs_go(
-    spark: FakeSpark, operator: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_module, "_KEPT_RUNS", 2)
+def test_folders_of_old_dag_runs_go(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     spark.script(*["finish"] * 5)
     # Neither by name nor by date: a backfill's run is new although its logical date is old.
     for run_id in ("c", "a", "d", "b"):
-        operator().execute(FakeRun(run_id=run_id).next_try())
-    operator().execute(FakeRun(run_id="b", task_id="other").next_try())
+        operator(kept_runs=2).execute(FakeRun(run_id=run_id).next_try())
+    operator(kept_runs=2).execute(FakeRun(run_id="b", task_id="other").next_try())
     kept = sorted(str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").glob("*/*/*"))
     assert kept == ["a_dag/other/b", "a_dag/run/b", "a_dag/run/d"]
 
@@ -271,7 +263,7 @@ def test_success_that_airflow_did_not_hear_of_is_not_run_again(spark: FakeSpark,
 def test_next_try_waits_for_the_run_of_a_dead_worker(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish-after-gate")
     run = FakeRun()
-    # Its thread stands for the worker that is gone: nobody looks at what it returns.
+    # Its thread stands for the worker that is gone: what it returns is not looked at.
     dead = InBackground(operator(), run.next_try())
     spark.wait_until_ready()
     second = InBackground(operator(), run.next_try())
@@ -282,7 +274,7 @@ def test_next_try_waits_for_the_run_of_a_dead_worker(spark: FakeSpark, operator:
     assert len(spark.launches()) == 1
 
 
-def test_next_try_finds_the_run_although_airflow_was_not_told(spark: FakeSpark, operator: Make) -> None:
+def test_next_try_finds_the_run_although_airflow_has_not_stored_it(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish-after-gate")
     run = FakeRun()
     dead = InBackground(operator(), run.next_try())
@@ -319,7 +311,7 @@ def test_on_kill_ends_everything(spark: FakeSpark, operator: Make) -> None:
     spark.wait_until_ready()
     pids = [spark.launches()[0]["pid"], spark.child()]
     task.on_kill()
-    assert [processes.look(pid) for pid in pids] == [None, None]
+    assert [processes.find(pid) for pid in pids] == [None, None]
     running.join()
     assert isinstance(running.failure, TransientFailure)
 
@@ -354,29 +346,23 @@ def test_asset_event_names_the_checkpoint_only_for_given_outlets(spark: FakeSpar
     assert not silent.events
 
 
-def test_missing_connection_is_said_and_never_becomes_yarn(
+def test_missing_connection_is_named_and_never_becomes_yarn(
     spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
-    with pytest.raises(PermanentFailure, match=r"no Airflow connection 'spark_default'") as caught:
+    with fails(PermanentFailure, "config", connection="spark_default", missing="connection") as caught:
         operator().execute(FakeRun().next_try())
-    assert "airflow connections add" in caught.value.hint
+    assert "airflow connections add spark_default" in caught.value.hint
     assert spark.launches() == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"job": "/nowhere/job.py"}, "no job file '/nowhere/job.py'"),
-        ({"job": "job.py"}, "no job file 'job.py'"),
-        ({"job_root": "roots/flights"}, "neither a URI nor an absolute path"),
-        ({"job_root": ""}, "neither a URI nor an absolute path"),
-    ],
+    "changes", [{"job": "/nowhere/job.py"}, {"job": "job.py"}, {"job_root": "roots/flights"}, {"job_root": ""}]
 )
-def test_wrong_paths_are_said_before_anything_starts(
-    spark: FakeSpark, operator: Make, changes: dict[str, str], message: str
+def test_wrong_paths_are_named_before_anything_starts(
+    spark: FakeSpark, operator: Make, changes: dict[str, str]
 ) -> None:
-    with pytest.raises(PermanentFailure, match=message):
+    with fails(PermanentFailure, "config", **changes):
         operator(**changes).execute(FakeRun().next_try())
     assert spark.launches() == []
 
@@ -393,13 +379,7 @@ def test_templates_reach_settings_configuration_and_environment(tmp_path: Path) 
     context: Any = {"folder": "/data", "day": "monday"}
     task.render_template_fields(context)
     rendered = (task.job, task.job_root, task.settings, task.conf, task.env_vars)
-    assert rendered == (
-        "/data/job.py",
-        "/data/root",
-        {"job.day": "monday"},
-        {"spark.x": "monday"},
-        {"DAY": "monday"},
-    )
+    assert rendered == ("/data/job.py", "/data/root", {"job.day": "monday"}, {"spark.x": "monday"}, {"DAY": "monday"})
 
 
 def test_one_dag_runs_a_job_once_at_a_time_unless_the_author_chose(operator: Make) -> None:
@@ -412,14 +392,21 @@ def test_retry_policy_is_ours_unless_the_author_chose(operator: Make) -> None:
     assert operator(retry_policy=None).retry_policy is None
 
 
-@pytest.mark.parametrize("failpoint", ["batch.reprted:3", "batch.reported:x", "batch.reported 3"])
+@pytest.mark.parametrize(
+    ("failpoint", "facts"),
+    [
+        ("batch.reprted:3", {"name": "batch.reprted"}),
+        ("batch.reported:x", {"value": "batch.reported:x"}),
+        ("batch.reported 3", {"value": "batch.reported 3"}),
+    ],
+)
 def test_a_wrong_failpoint_is_refused_before_anything_is_launched(
-    spark: FakeSpark, operator: Make, failpoint: str
+    spark: FakeSpark, operator: Make, failpoint: str, facts: dict[str, str]
 ) -> None:
     made = operator(spark=SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": failpoint}))
-    with pytest.raises(PermanentFailure) as caught:
+    with fails(PermanentFailure, "config", **facts) as caught:
         made.execute(FakeRun().next_try())
-    assert (caught.value.code, spark.launches()) == ("config", [])
+    assert spark.launches() == []
     assert "batch.reported" in caught.value.hint
 
 

@@ -18,9 +18,9 @@ from deltalake import DeltaTable
 from flights_demo.airflow_home import USER, AirflowHome, Folders, launches_below
 from flights_demo.client import AirflowClient, AirflowError
 from flights_demo.flights import SCHEMA
-from flights_demo.patience import poll
+from flights_demo.polling import poll
 
-from stateflow_airflow import processes
+from stateflow_airflow.launches import processes
 from tests.airflow.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.spark]
@@ -93,9 +93,7 @@ class Client(AirflowClient):
         assert poll(accepted, PATIENCE, interval=1)
 
     def mark_failed(self, dag_id: str, run_id: str) -> None:
-        self.call(
-            "PATCH", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/run", {"new_state": "failed"}
-        )
+        self.call("PATCH", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances/run", {"new_state": "failed"})
 
     def worker(self, dag_id: str, run_id: str) -> int:
         """Process id of the task's own process."""
@@ -149,7 +147,7 @@ class System:
         assert poll(lambda: reached() is not None, PATIENCE)
         marker = reached()
         assert marker is not None
-        driver = processes.look(int(marker.read_text()))
+        driver = processes.find(int(marker.read_text()))
         assert driver is not None
         return driver
 

@@ -1,4 +1,4 @@
-"""Versions that were never tried are refused with a sentence that names them."""
+"""Versions that were never tried are refused and named."""
 
 from __future__ import annotations
 
@@ -17,5 +17,8 @@ def test_installed_versions_are_supported() -> None:
 @pytest.mark.parametrize("version", ["2.11.0", "3.3.1", "3.4.0", "4.0.0", "6.3.3", "6.4.0", None])
 def test_others_are_refused(name: str, version: str | None) -> None:
     installed = {key: value for key, value in {**GOOD, name: version}.items() if value}
-    with pytest.raises(UnsupportedVersion, match=rf"need {name} .*installed: {version or 'none'}"):
+    with pytest.raises(UnsupportedVersion) as caught:
         require_supported(installed)
+    assert (caught.value.distribution, caught.value.installed) == (name, version)
+    # Airflow shows the text only.
+    assert all(part in str(caught.value) for part in (name, *SUPPORTED[name], version or ""))

@@ -61,9 +61,7 @@ def test_the_increments_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(increments.run(tmp_path, size).read_text())["keys"] == 2_000
 
 
-def test_the_restoring_benchmark_runs(
-    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_restoring_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
     path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1), elsewhere)
     assert json.loads(path.read_text())["storage_fraction_of_copy"] > 0
@@ -91,9 +89,9 @@ def test_memory_that_grows_is_told_from_memory_that_comes_and_goes() -> None:
         return [Sample(10 * n, 1.0, 1.0, 1.0, {"driver": mib}, {}) for n, mib in enumerate(resident, 1)]
 
     start, saw = [50.0] * 5, [100.0, 100.0, 130.0, 100.0, 100.0]
-    assert soak._growth([run(*start, *saw * 9)], "driver") == 0
-    assert soak._growth([run(*start, *saw * 8, *[140.0] * 5)], "driver") == 40
-    assert soak._growth([run(*start, *saw * 9), run(*[115.0] * 5)], "driver") == 15
+    assert soak.growth([run(*start, *saw * 9)], "driver") == 0
+    assert soak.growth([run(*start, *saw * 8, *[140.0] * 5)], "driver") == 40
+    assert soak.growth([run(*start, *saw * 9), run(*[115.0] * 5)], "driver") == 15
 
 
 @pytest.mark.slow
@@ -125,17 +123,20 @@ def test_a_competitor_ends_with_what_numpy_computes(name: str, tmp_path: Path) -
     assert figures["rows_behind_first"] == figures["events"] - 200
 
 
-def test_a_wrong_sum_or_count_of_one_key_is_found(tmp_path: Path) -> None:
+def test_a_wrong_sum_count_or_name_of_one_key_is_found(tmp_path: Path) -> None:
     write_events(tmp_path / "events", Events(files=2, rows_per_file=100, keys=5))
     keys = np.arange(5)
     counts, totals = _computed(tmp_path / "events")
     assert check_final(Final(keys, counts, totals), tmp_path / "events") == 5
-    with pytest.raises(AssertionError, match="count"):
-        check_final(Final(keys, counts + (keys == 3), totals), tmp_path / "events")
-    with pytest.raises(AssertionError, match="sum"):
-        check_final(Final(keys, counts, totals + 1e-6 * (keys == 3)), tmp_path / "events")
-    with pytest.raises(AssertionError, match="keys"):
-        check_final(Final(keys[1:], counts[1:], totals[1:]), tmp_path / "events")
+    wrong = [
+        Final(keys, counts + (keys == 3), totals),
+        Final(keys, counts, totals + 1e-6 * (keys == 3)),
+        Final(keys + (keys == 4), counts, totals),
+        Final(keys[1:], counts[1:], totals[1:]),
+    ]
+    for found in wrong:
+        with pytest.raises(AssertionError):
+            check_final(found, tmp_path / "events")
 
 
 def _computed(events: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -159,7 +160,7 @@ def test_cells_are_chosen_by_name_and_the_goals_cell_is_one() -> None:
     assert GOAL in CELLS and len(CELLS) == 8
     assert selected(["1m-100k-uniform"], 2_000_000) == [Cell(1_000_000, 100_000, UNIFORM, 2_000_000)]
     assert selected([]) == CELLS
-    with pytest.raises(ValueError, match="no such cell: 1m"):
+    with pytest.raises(ValueError):
         selected(["1m"])
 
 
@@ -178,6 +179,6 @@ def test_cpu_time_between_two_moments_is_that_of_the_samples_between() -> None:
     assert usage.cpu_between(-1.0, 9.0) == 3
 
 
-def test_a_program_that_fails_is_told_with_what_it_said(tmp_path: Path) -> None:
+def test_the_error_of_a_program_that_fails_has_its_output(tmp_path: Path) -> None:
     with pytest.raises(ProgramFailed, match="no such thing"):
-        run_program(["bash", "-c", "echo no such thing; exit 3"], {}, tmp_path / "output.txt")
+        run_program(["bash", "-c", "printf '%s such thing' no; exit 3"], {}, tmp_path / "output.txt")

@@ -25,8 +25,15 @@ def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp
 
 
 def test_the_sum_names_every_setting() -> None:
-    size = Size(base_bytes=1, write_buffer_bytes=10, block_cache_bytes=100, sort_memory_bytes=10_000,
-                rows_per_arrow_batch=10, copies=10, value_bytes=10)  # fmt: skip
+    size = Size(
+        base_bytes=1,
+        write_buffer_bytes=10,
+        block_cache_bytes=100,
+        sort_memory_bytes=10_000,
+        rows_per_arrow_batch=10,
+        copies=10,
+        value_bytes=10,
+    )
     assert size.bound == 1 + 2 * 10 + 100 + 10_000 + 1000
 
 
@@ -42,4 +49,4 @@ def test_the_peak_counts_what_was_given_back() -> None:
     block = bytearray(64 * MIB)
     block[::4096] = b"x" * len(block[::4096])
     del block
-    assert memory._peak(os.getpid()) > 64 * MIB
+    assert memory.peak_bytes(os.getpid()) > 64 * MIB

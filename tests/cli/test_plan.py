@@ -1,4 +1,4 @@
-"""What `stateflow plan` says after the drawing: warnings, what was not checked, and whether a run would start."""
+"""`stateflow plan`: the drawing, warnings, what was not checked, and whether a run would start."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from syrupy.assertion import SnapshotAssertion
 
-from stateflow.cli import main
-from stateflow.environment import RunRequest, run_job
-from stateflow.runtime import stores
-from tests.errors.kit import BUILD, JOB, STREAM, Bench
+from stateflow.launch import RunRequest, run_job
+from stateflow.runtime.task import store_cache
+from tests.support.cli_fixture import BUILD, JOB, STREAM, CliFixture
+from tests.support.commands import invoke
+from tests.support.errors import reported_error
+from tests.support.screens import normalized
 
 ORDERS = BUILD.replace("def build(env):\n", "def build(env):\n    env.parameter('orders', '')\n")
 FILES = """
@@ -23,82 +26,119 @@ FILES = """
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def bench(tmp_path: Path) -> CliFixture:
+    return CliFixture(tmp_path)
 
 
-def _plan(bench: Bench, *more: str) -> Result:
-    return CliRunner().invoke(main, ["plan", str(bench.job), "--set", "max_parallelism=128", *more])
+def _plan(bench: CliFixture, *more: str) -> Result:
+    return invoke("plan", str(bench.job), "--set", "max_parallelism=128", *more)
 
 
-def _facts(bench: Bench, *more: str) -> dict[str, Any]:
+def _facts(bench: CliFixture, *more: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(_plan(bench, "--json", *more).stdout)
     return found
 
 
-def test_the_last_line_is_the_verdict(bench: Bench) -> None:
+def test_a_plan_shows_the_job_and_changes_nothing(bench: CliFixture, golden: SnapshotAssertion) -> None:
+    before = bench.on_disk()
+    shown = _plan(bench, "--set", "parallelism=3")
+    assert shown.exit_code == 0, shown.output
+    assert normalized(shown.output) == golden
+    assert bench.on_disk() == before
+    found = _facts(bench, "--set", "parallelism=3")
+    (level,) = found["levels"]
+    (chain,) = level["chains"]
+    assert (found["parallelism"], found["on_spark"]) == (3, False)
+    assert (chain["uid"], chain["inputs"][0]["key"], chain["states"][0]["kind"]) == ("sum", ["key string"], "value")
+    assert chain["sinks"] == [{"uid": "totals", "sink": "FolderSink", "rows": "sum"}]
+
+
+@pytest.mark.parametrize(
+    ("key_groups", "code", "codes"), [(128, 0, set()), (64, 20, {"wrong-job-root"})], ids=["same", "fewer"]
+)
+def test_the_verdict_over_a_job_root(
+    bench: CliFixture, golden: SnapshotAssertion, key_groups: int, code: int, codes: set[str]
+) -> None:
     bench.run()
-    assert _plan(bench, "--job-root", bench.root).output.splitlines()[-1] == "a run would start"
-    *_, unchecked, verdict = _plan(bench).output.splitlines()
-    assert "--job-root" in unchecked
-    assert verdict == "a run would start, as far as it was checked"
-    refused = _plan(bench, "--job-root", bench.root, "--set", "max_parallelism=64")
-    assert (refused.exit_code, refused.output.splitlines()[-1]) == (20, "a run would be refused")
+    more = ("--job-root", bench.root, "--set", f"max_parallelism={key_groups}")
+    shown = _plan(bench, *more)
+    assert shown.exit_code == code
+    assert normalized(shown.output, folder=bench.folder) == golden
+    found = _facts(bench, *more)
+    assert ({p["code"] for p in found["problems"]}, found["unchecked"]) == (codes, [])
 
 
 @pytest.mark.parametrize(("format", "names_the_format"), [("parquet", False), ("json", True), ("csv", True)])
-def test_what_nothing_checks_is_listed_by_format(bench: Bench, format: str, names_the_format: bool) -> None:
+def test_what_is_not_checked_is_listed_by_format(bench: CliFixture, format: str, names_the_format: bool) -> None:
     (bench.folder / "input").mkdir()
     bench.write("def build(env):" + FILES.format(format))
-    unchecked = [what for what in _facts(bench, "--no-spark")["unchecked"] if "source rows" in what]
-    assert [format in what for what in unchecked] == [names_the_format]
+    assert any(format in what for what in _facts(bench, "--no-spark")["unchecked"]) == names_the_format
 
 
-@pytest.mark.parametrize(("given", "warned"), [
-    ({}, []), ({"orders": "/in"}, []), ({"order": "/in"}, ["order"]), ({"order": "1", "b": "2"}, ["order", "b"]),
-])  # fmt: skip
+def test_a_plan_of_a_job_on_spark_without_spark(bench: CliFixture, golden: SnapshotAssertion) -> None:
+    (bench.folder / "input").mkdir()
+    bench.write("def build(env):" + FILES.format("csv"))
+    assert normalized(_plan(bench, "--no-spark").output, folder=bench.folder) == golden
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [({}, []), ({"orders": "/in"}, []), ({"order": "/in"}, ["order"]), ({"order": "1", "b": "2"}, ["order", "b"])],
+)
 def test_a_parameter_that_the_job_does_not_read_is_a_warning(
-    bench: Bench, caplog: pytest.LogCaptureFixture, given: dict[str, str], warned: list[str]
+    bench: CliFixture, caplog: pytest.LogCaptureFixture, given: dict[str, str], warned: list[str]
 ) -> None:
     bench.write(ORDERS)
     sets = [part for name, value in given.items() for part in ("--set", f"job.{name}={value}")]
-    expected = [f"parameter job.{name} is not used; the job reads orders" for name in warned]
-    assert _facts(bench, *sets)["warnings"] == expected
+    warnings = _facts(bench, *sets)["warnings"]
+    assert len(warnings) == len(warned)
+    for warning, name in zip(warnings, warned, strict=True):
+        assert f"job.{name}" in warning and "orders" in warning
     with caplog.at_level(logging.WARNING, logger="stateflow"):
         parameters = {f"job.{name}": value for name, value in given.items()}
         run_job(RunRequest(bench.job, bench.root, (bench.settings, parameters)))
-        stores.close_all()
-    assert [r.getMessage() for r in caplog.records if r.name == "stateflow.environment"] == expected
-    against = ["check", str(bench.job), "--against", bench.root, "--json", *sets]
-    assert json.loads(CliRunner().invoke(main, against).stdout)["warnings"] == expected
+        store_cache.close_all()
+    assert [r.getMessage() for r in caplog.records if r.name == "stateflow.launch"] == warnings
+    checked = invoke("check", str(bench.job), "--against", bench.root, "--json", *sets)
+    assert json.loads(checked.stdout)["warnings"] == warnings
 
 
 def test_a_new_job_root_over_a_table_that_another_one_has_written_is_a_warning(
-    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bench: CliFixture, tmp_path: Path, caplog: pytest.LogCaptureFixture, golden: SnapshotAssertion
 ) -> None:
     bench.write(
-        BUILD,
-        JOB.replace("stateflow.testing.sinks import FolderSink", "stateflow import DeltaSink as FolderSink"),
+        BUILD, JOB.replace("stateflow.testing.sinks import FolderSink", "stateflow import DeltaSink as FolderSink")
     )
     new = str(tmp_path / "rooot")
     assert _facts(bench, "--job-root", new)["warnings"] == []
     bench.run()
     assert _facts(bench, "--job-root", bench.root)["warnings"] == []
+    shown = _plan(bench, "--job-root", new)
+    assert normalized(shown.output, folder=bench.folder) == golden
     (warning,) = _facts(bench, "--job-root", new)["warnings"]
     assert new in warning and str(bench.folder / "table") in warning
     with caplog.at_level(logging.WARNING, logger="stateflow"):
         run_job(RunRequest(bench.job, new, (bench.settings,)))
         run_job(RunRequest(bench.job, new, (bench.settings,)))
-        stores.close_all()
-    assert [r.getMessage() for r in caplog.records if r.name == "stateflow.environment"] == [warning]
+        store_cache.close_all()
+    assert [r.getMessage() for r in caplog.records if r.name == "stateflow.launch"] == [warning]
 
 
-def test_a_job_that_takes_all_parameters_uses_each(bench: Bench) -> None:
+def test_a_job_that_takes_all_parameters_uses_each(bench: CliFixture) -> None:
     bench.write(ORDERS.replace("env.parameter('orders', '')", "dict(env.parameters)"))
     assert _facts(bench, "--set", "job.order=1")["warnings"] == []
 
 
-def test_a_missing_parameter_names_those_that_were_given(bench: Bench) -> None:
+def test_a_missing_parameter_names_those_that_were_given(bench: CliFixture) -> None:
     bench.write(STREAM + "env.parameter('orders')")
     shown = _plan(bench, "--set", "job.order=1")
-    assert shown.exit_code == 2 and "given=['order']" in shown.output
+    error = reported_error(shown.stderr)
+    assert (shown.exit_code, error.code, error.facts["name"]) == (2, "job-definition", "orders")
+    assert "given=['order']" in shown.stderr
+    assert "--set job.orders=" in shown.stderr
+
+
+def test_a_job_that_cannot_run_is_an_error(bench: CliFixture) -> None:
+    bench.write("def build(env):\n    pass\n")
+    shown = _plan(bench)
+    assert (shown.exit_code, reported_error(shown.stderr).code) == (2, "job-definition")

@@ -1,7 +1,8 @@
-"""What a person sees who runs a job on a terminal: one live line, then the result, and nothing that is left over."""
+"""A job on a terminal: one live line while it runs, then the result, and nothing else that stays."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -12,13 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
-from tests.errors.kit import BUILD, JOB, Bench
+from tests.support.cli_fixture import BUILD, JOB, CliFixture
+from tests.support.commands import invoke
+from tests.support.errors import reported_error
+from tests.support.screens import normalized
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 60.0
+COLUMNS = 60
 # Each slice waits for a byte: so the test decides how long a batch is what is shown.
-GATED = JOB.replace("ROWS = ", """
+GATED = JOB.replace(
+    "ROWS = ",
+    """
 class Gated(ScriptedSource):
     def read(self, position, limits):
         with open(HERE.parent / "gate", "rb", 0) as gate:
@@ -26,8 +34,10 @@ class Gated(ScriptedSource):
         return super().read(position, limits)
 
 
-ROWS = """).replace("return ScriptedSource(", "return Gated(")  # fmt: skip
+ROWS = """,
+).replace("return ScriptedSource(", "return Gated(")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SPINNER = "\N{BRAILLE PATTERN BLANK}-\N{BRAILLE PATTERN DOTS-12345678}"
 
 
 class Terminal:
@@ -36,18 +46,17 @@ class Terminal:
     def __init__(self, command: list[str], folder: Path, columns: int = 100) -> None:
         self._gate = os.open(folder / "gate", os.O_RDWR)
         self._master, slave = pty.openpty()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TERM": "xterm-256color",
-            "COLUMNS": str(columns),
-        }
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": str(columns)}
         for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stateflow", *command],
-            cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave,
-        )  # fmt: skip
+            cwd=folder,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
         os.close(slave)
         self.bytes = b""
 
@@ -57,8 +66,13 @@ class Terminal:
         return _CONTROL.sub("", self.bytes.decode())
 
     @property
+    def live(self) -> list[str]:
+        """What the live line showed, each text once."""
+        return list(dict.fromkeys(re.findall(rf"[{_SPINNER}] ([^\r\n]*[^\r\n ])", self.text)))
+
+    @property
     def screen(self) -> list[str]:
-        """What is left to see at the end: enough of a terminal for lines that are drawn anew."""
+        """What stays at the end: enough of a terminal for lines that are drawn anew."""
         lines, row, column = [""], 0, 0
         for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\r\n\x1b]+", self.bytes.decode()):
             if part == "\r":
@@ -75,10 +89,10 @@ class Terminal:
                 column += len(part)
         return lines
 
-    def wait_for(self, wanted: str) -> None:
+    def wait_for(self, pattern: str) -> None:
         """Reads until this is on the terminal."""
-        while wanted not in self.text:
-            assert self._read(), f"ended without {wanted!r}: {self.bytes!r}"
+        while not re.search(pattern, self.text):
+            assert self._read(), f"ended without {pattern!r}: {self.bytes!r}"
 
     def type(self, line: str) -> None:
         """Answers a question."""
@@ -106,80 +120,80 @@ class Terminal:
             raise TimeoutError(f"nothing came any more after {self.bytes!r}")
         try:
             data = os.read(self._master, 1 << 16)
-        except OSError:  # Linux: nobody has the other side open
+        except OSError:  # Linux: the other side is closed
             data = b""
         self.bytes += data
         return bool(data)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    bench = Bench(tmp_path)
+def bench(tmp_path: Path) -> CliFixture:
+    bench = CliFixture(tmp_path)
+    bench.settings["checkpoints.asynchronous"] = "no"
     bench.write(BUILD, GATED)
     os.mkfifo(tmp_path / "gate")
     return bench
 
 
 @pytest.fixture
-def terminal(bench: Bench) -> Iterator[Terminal]:
+def terminal(bench: CliFixture) -> Iterator[Terminal]:
     # Narrower than "loading" and the path of the job's file: a line that is folded stays.
-    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder, columns=60)
+    terminal = Terminal(bench.command(), bench.folder, columns=COLUMNS)
     yield terminal
     terminal.close()
 
 
-def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal) -> None:
-    terminal.wait_for("loading")
-    terminal.wait_for("job: from the beginning")
+def _batch(number: int) -> str:
+    """A line with the number of a batch, the rows in and out so far, and the checkpoint, in this order."""
+    return r"[^\d\r\n]+".join((rf"\b{number}", f"{4 * number}", f"{4 * number}", rf"{number + 1}\b"))
+
+
+def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal, golden: SnapshotAssertion) -> None:
+    # The path of the job's file, which does not fit; then the job's name.
+    terminal.wait_for("…")
+    terminal.wait_for(r"\bjob\b(?!\.py)")
     for batch in (1, 2, 3):
         terminal.go_on()
-        terminal.wait_for(f"batch {batch}: {4 * batch} rows in, {4 * batch} out, checkpoint {batch + 1}, ")
+        terminal.wait_for(_batch(batch))
     terminal.go_on()
     assert terminal.end() == 0
-    assert re.search(r"batch 3: 12 rows in, 12 out, checkpoint 4, [\d.]+ s, \+[\d.]+ kB", terminal.text)
+    assert max(map(len, terminal.live)) <= COLUMNS - len("⠋ ")
     # The line was drawn anew each time, never below itself, and is gone; so is the log, and the cursor is back.
-    *above, last, end = terminal.screen
-    assert re.fullmatch(
-        r"job: 3 batches, 12 rows in, 12 out, from the beginning to checkpoint 4, caught-up, [\d.]+ s", last
-    )
+    *above, _, end = terminal.screen
     assert (end, above) == ("", [])
+    assert normalized("\n".join([*terminal.live[-4:], "", *terminal.screen])) == golden
     assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
 
 
-def test_an_error_stays_and_the_line_goes(bench: Bench) -> None:
+def test_an_error_stays_and_the_line_goes(bench: CliFixture, golden: SnapshotAssertion) -> None:
     bench.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
-    terminal = Terminal(bench.command("--set", "checkpoints.asynchronous=no"), bench.folder)
+    terminal = Terminal(bench.command(), bench.folder)
     try:
         terminal.go_on()
-        terminal.wait_for("batch 1: 4 rows in, ")
+        terminal.wait_for(_batch(1))
         terminal.go_on()
         assert terminal.end() == 4
     finally:
         terminal.close()
-    assert "batch 1" not in "".join(terminal.screen)
-    assert terminal.screen[0].startswith("error [user-code]: ") and "ZeroDivisionError" in terminal.screen[0]
-    assert any(line.startswith("  hint: ") for line in terminal.screen)
+    screen = "\n".join(terminal.screen)
+    assert reported_error(screen).code == "user-code"
+    assert normalized(screen, folder=bench.folder) == golden
     assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
 
 
-def test_who_goes_back_without_a_reason_is_asked_for_one(bench: Bench) -> None:
+def test_who_goes_back_without_a_reason_is_asked_for_one(bench: CliFixture, golden: SnapshotAssertion) -> None:
     bench.write(BUILD, JOB)
     bench.run()
-    sets = bench.command()[4:]
-    where = [str(bench.job), "--job-root", bench.root, *sets]
+    where = [str(bench.job), "--job-root", bench.root, *bench.command()[4:]]
     plan = str(bench.folder / "plan.json")
-    for options, question in ((["--plan", "latest", "--out", plan], ""), (["--execute", plan], "why? ")):
-        terminal = Terminal(["restore", *where, *options], bench.folder, columns=300)
-        try:
-            if question:
-                terminal.wait_for(question)
-                terminal.type("wrong rows")
-            assert terminal.end() == 0, terminal.text
-        finally:
-            terminal.close()
-    shown = Terminal(["history", *where[1:3]], bench.folder, columns=300)
+    assert invoke("restore", *where, "--plan", "latest", "--out", plan).exit_code == 0
+    terminal = Terminal(["restore", *where, "--execute", plan], bench.folder)
     try:
-        assert shown.end() == 0
+        terminal.wait_for(r": \Z")
+        terminal.type("wrong rows")
+        assert terminal.end() == 0, terminal.text
     finally:
-        shown.close()
-    assert "(wrong rows): to checkpoint" in shown.text
+        terminal.close()
+    assert normalized("\n".join(terminal.screen)) == golden
+    *_, restored = map(json.loads, invoke("history", "--job-root", bench.root, "--json").output.splitlines())
+    assert (restored["kind"], restored["reason"]) == ("restore", "wrong rows")

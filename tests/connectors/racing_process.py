@@ -1,4 +1,4 @@
-"""What the other process of a race does: ``python -m tests.connectors.process create|publish|append|rewind ARGS``."""
+"""The other process of a race: ``python -m tests.connectors.racing_process create|publish|append|rewind ARGS``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from stateflow.connectors.delta import DeltaSink
+from stateflow.connectors.delta.sink import DeltaSink
 from stateflow.errors import StateflowError
-from tests.connectors.kit import Job, context, pairs, put
+from tests.support.delta_tables import Job, context, pairs, put
 
 
 def create(tables: str, count: str) -> None:
@@ -43,12 +43,7 @@ def rewind(tables: str, count: str) -> None:
         print("done before" if handle.token == 9 else handle.rewind(1, token=9))
 
 
-_TASKS: dict[str, Callable[..., None]] = {
-    "create": create,
-    "publish": publish,
-    "append": append,
-    "rewind": rewind,
-}
+_TASKS: dict[str, Callable[..., None]] = {"create": create, "publish": publish, "append": append, "rewind": rewind}
 
 
 def main() -> int:

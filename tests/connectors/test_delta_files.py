@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import Writing
-from stateflow.connectors.delta_files import FileName, Limits, ParquetWriter
+from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
-from tests.connectors.kit import JOB, Every, batch, context, pairs
+from tests.support.delta_tables import JOB, Every, batch, context, pairs
+from tests.support.errors import raises
 
 _WRITING = Writing(7, 3, 1, "a1b2")
 
@@ -33,9 +34,7 @@ def _writer(folder: Path, limits: Limits | None = None) -> ParquetWriter:
 
 
 @given(uids, numbers, numbers, st.integers(0, 10**4), attempts)
-def test_a_name_says_who_wrote_the_file(
-    uid: str, generation: int, ordinal: int, subtask: int, attempt: str
-) -> None:
+def test_a_name_says_who_wrote_the_file(uid: str, generation: int, ordinal: int, subtask: int, attempt: str) -> None:
     name = FileName.first(context(uid=uid), Writing(generation, ordinal, subtask, attempt))
     later = dataclasses.replace(name, part=12)
     assert FileName.parse(str(name)) == name
@@ -47,20 +46,27 @@ def test_a_uid_that_looks_like_the_rest_of_a_name_is_told_apart() -> None:
     assert FileName.parse(str(name)) == name
 
 
-@pytest.mark.parametrize("name", [
-    "part-00000-6d7fa2ac.c000.snappy.parquet", "_delta_log", "stateflow-x.parquet",
-    f"stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet.crc", f".stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet",
-    f"../stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "part-00000-6d7fa2ac.c000.snappy.parquet",
+        "_delta_log",
+        "stateflow-x.parquet",
+        f"stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet.crc",
+        f".stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet",
+        f"../stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet",
+    ],
+)
 def test_other_files_are_not_taken_for_ours(name: str) -> None:
     assert FileName.parse(name) is None
 
 
-@pytest.mark.parametrize(("job", "uid", "attempt"), [
-    ("j" * 64, "u" * 100, "a" * 64), (JOB, "a b", "a"), (JOB, "_a", "a"), (JOB, "a", "x-y"), ("../x", "a", "a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("job", "uid", "attempt"),
+    [("j" * 64, "u" * 100, "a" * 64), (JOB, "a b", "a"), (JOB, "_a", "a"), (JOB, "a", "x-y"), ("../x", "a", "a")],
+)
 def test_what_does_not_fit_into_a_name_is_refused(job: str, uid: str, attempt: str) -> None:
-    with pytest.raises(ConfigError):
+    with raises(ConfigError, limit=255):
         FileName.first(context(uid=uid, job=job), Writing(10**6, 10**6, 100, attempt))
 
 
@@ -118,27 +124,25 @@ def test_columns_are_optional_in_the_file_whatever_the_row_class_says(tmp_path: 
 
 
 def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SchemaMismatch, match="uid='out'"):
+    with raises(SchemaMismatch, uid="out"):
         _writer(tmp_path).write(pa.RecordBatch.from_pylist([{"id": 1.5, "text": "x"}]))
 
 
 def test_a_name_is_used_once(tmp_path: Path) -> None:
-    for expected in (None, StorageError):
-        writer = _writer(tmp_path)
+    first, second = _writer(tmp_path), _writer(tmp_path)
+    for writer in (first, second):
         writer.write(batch(context(), pairs(0, 1)))
-        if expected is None:
-            [file] = writer.close()
-            before = (tmp_path / file.path).read_bytes()
-        else:
-            with pytest.raises(expected, match="used twice"):
-                writer.close()
+    [file] = first.close()
+    before = (tmp_path / file.path).read_bytes()
+    with raises(StorageError, name=file.path):
+        second.close()
     assert (tmp_path / file.path).read_bytes() == before
 
 
 def test_a_folder_that_is_gone_is_a_storage_error(tmp_path: Path) -> None:
     writer = _writer(tmp_path / "gone")
     writer.write(batch(context(), pairs(0, 1)))
-    with pytest.raises(StorageError):
+    with raises(StorageError, path=str(tmp_path / "gone")):
         writer.close()
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.publish import Output, publish
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.sink_commit import Output, publish
 from stateflow.connectors import DeltaSink
 from stateflow.errors import Fenced, MissingFile, SinkDiverged
-from tests.connectors.kit import BoundSink, Job, Process, commit_elsewhere, ids, pairs
+from tests.support.delta_tables import BoundSink, Job, Process, commit_elsewhere, ids, pairs
+from tests.support.errors import raises
 
 _FENCED = Fenced.exit_code
 
@@ -89,7 +90,7 @@ def test_a_driver_that_slept_while_the_table_was_made_again_changes_nothing(job:
     slept.resume()
     assert slept.end()[1] == "missing-file\n"
     assert ids(job.sink.table) == []
-    with pytest.raises(MissingFile):
+    with raises(MissingFile, sink="out"):
         job.publish(head)
 
 
@@ -99,7 +100,7 @@ def test_a_table_made_again_between_checkpoints_is_refused(job: Job) -> None:
     shutil.rmtree(job.sink.table)
     other = DeltaSink(job.sink.table).prepare(job.about)
     assert other != first.table_id
-    with pytest.raises(SinkDiverged, match="another one"):
+    with raises(SinkDiverged, sink="out", known=first.table_id, found=other):
         publish(BoundSink(job.sink, job.about), Output(3, [], first), job.root.log, head)
 
 
@@ -118,8 +119,9 @@ def test_commits_of_others_do_not_stop_publishing(job: Job) -> None:
 def test_a_file_that_is_gone_before_it_is_published_is_told(job: Job) -> None:
     head = _pending(job)
     [pending] = head.entry.pending
-    (Path(job.sink.table) / pending.committables[0].path).unlink()
-    with pytest.raises(MissingFile, match=r"stateflow-.*parquet"):
+    lost = pending.committables[0].path
+    (Path(job.sink.table) / lost).unlink()
+    with raises(MissingFile, sink="out", files=[lost]):
         job.publish(head)
     assert ids(job.sink.table) == []
 
@@ -127,6 +129,7 @@ def test_a_file_that_is_gone_before_it_is_published_is_told(job: Job) -> None:
 def test_a_copy_of_the_job_root_does_not_publish_over_the_original(job: Job, tmp_path: Path) -> None:
     first = _pending(job)
     shutil.copytree(tmp_path / "root", tmp_path / "copy")
-    job.publish(job.commit(first, pairs(50, 1)))
-    with pytest.raises(SinkDiverged, match="log does not"):
+    second = job.commit(first, pairs(50, 1))
+    job.publish(second)
+    with raises(SinkDiverged, token=second.checkpoint_id, newest=first.checkpoint_id):
         Job(tmp_path / "copy", tmp_path / "out").publish(first)

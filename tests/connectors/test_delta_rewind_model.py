@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_checkpoint import checkpoint
-from tests.connectors.kit import commit_elsewhere, context, pairs, put
+from stateflow.connectors.delta.checkpoint import checkpoint
+from tests.support.delta_tables import commit_elsewhere, context, pairs, put
 
 _ABOUT = context()
 _STEPS = st.one_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from deltalake import DeltaTable
@@ -12,9 +13,10 @@ from pyspark.sql import SparkSession
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_checkpoint import checkpoint
+from stateflow.connectors.delta.checkpoint import checkpoint
 from stateflow.errors import SinkDiverged
-from tests.connectors.kit import context, pairs, put, snapshot
+from tests.support.delta_tables import context, pairs, put, snapshot
+from tests.support.errors import raises
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -68,31 +70,41 @@ def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: in
     return plan
 
 
-def _said(plan: SinkRewind) -> list[str]:
-    return [text.split(" at ")[0] + text[text.rindex(",") :] for text in plan.others]
+def _others(plan: SinkRewind) -> list[tuple[int, str, int | None]]:
+    return [(commit.version, commit.operation, commit.rows) for commit in plan.others]
 
 
-@pytest.mark.parametrize("properties", [
-    f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
-    *(pytest.param(each, marks=pytest.mark.slow) for each in (
-        "", _VECTORS, f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
-        f"delta.checkpointInterval = 3, {_VECTORS}", "delta.enableChangeDataFeed = true",
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "properties",
+    [
+        f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (
+                "",
+                _VECTORS,
+                f"delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true, "
+                f"delta.checkpointInterval = 3, {_VECTORS}",
+                "delta.enableChangeDataFeed = true",
+            )
+        ),
+    ],
+)
 def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)
     _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
     put(sink, _ABOUT, 2, pairs(20, 2))
     _do(
-        spark, table, "DELETE FROM {t} WHERE id = 3", "UPDATE {t} SET text = 'y' WHERE id IN (4, 5)",
-        "INSERT INTO {t} VALUES (60, 'x')", "DELETE FROM {t} WHERE id = 20",
-    )  # fmt: skip
+        spark,
+        table,
+        "DELETE FROM {t} WHERE id = 3",
+        "UPDATE {t} SET text = 'y' WHERE id IN (4, 5)",
+        "INSERT INTO {t} VALUES (60, 'x')",
+        "DELETE FROM {t} WHERE id = 20",
+    )
     plan = _go_back(spark, sink, 1, token=5)
     assert plan.to_version == 3
-    assert _said(plan) == [
-        "version 5: DELETE, 1 row fewer", "version 6: UPDATE, as many rows as before",
-        "version 7: WRITE, 1 row more", "version 8: DELETE, 1 row fewer",
-    ]  # fmt: skip
+    assert _others(plan) == [(5, "DELETE", -1), (6, "UPDATE", 0), (7, "WRITE", 1), (8, "DELETE", -1)]
     put(sink, _ABOUT, 6, pairs(70, 1))
     _do(spark, table, "INSERT INTO {t} VALUES (80, 'x')")
     assert _rows(spark, table).total() == 9 + 2 + 2
@@ -125,17 +137,15 @@ def test_a_vector_that_is_gone_does_not_come_back(spark: SparkSession, table: Pa
     _do(spark, table, "DELETE FROM {t} WHERE id = 3")
     vector.unlink()
     before = snapshot(table)
-    with pytest.raises(SinkDiverged, match=vector.name):
+    with raises(SinkDiverged, files=[vector.name], missing=1):
         sink.open_table(_ABOUT).plan_rewind(1)
-    with pytest.raises(SinkDiverged, match=vector.name):
+    with raises(SinkDiverged, files=[vector.name], missing=1):
         sink.open_table(_ABOUT).rewind(2, token=5)
     assert snapshot(table) == before
 
 
 @pytest.mark.parametrize("properties", [pytest.param("", marks=pytest.mark.slow), _VECTORS])
-def test_compaction_by_spark_is_neither_listed_nor_counted(
-    spark: SparkSession, table: Path, properties: str
-) -> None:
+def test_compaction_by_spark_is_neither_listed_nor_counted(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)
     put(sink, _ABOUT, 2, pairs(20, 2))
     _do(spark, table, "OPTIMIZE {t}")
@@ -150,6 +160,7 @@ def test_compaction_by_spark_is_neither_listed_nor_counted(
 def test_vacuumed_by_spark_is_gone(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table)
     put(sink, _ABOUT, 2, pairs(20, 2))
+    then = {unquote(uri.rpartition("/")[2]) for uri in DeltaTable(str(table), version=1).file_uris()}
     _do(spark, table, "OPTIMIZE {t}")
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     try:
@@ -157,7 +168,7 @@ def test_vacuumed_by_spark_is_gone(spark: SparkSession, table: Path) -> None:
     finally:
         spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
     before = snapshot(table)
-    with pytest.raises(SinkDiverged, match="vacuumed"):
+    with raises(SinkDiverged, files=sorted(then), missing=len(then)):
         sink.open_table(_ABOUT).plan_rewind(1)
     assert snapshot(table) == before
 
@@ -168,7 +179,7 @@ def test_an_added_column_stays_and_is_null(spark: SparkSession, table: Path) -> 
     _do(spark, table, "ALTER TABLE {t} ADD COLUMN more INT", "INSERT INTO {t} VALUES (30, 'x', 1)")
     handle = sink.open_table(_ABOUT)
     plan = handle.plan_rewind(1)
-    assert _said(plan) == [f"version {plan.from_version}: WRITE, 1 row more"]
+    assert _others(plan) == [(plan.from_version, "WRITE", 1)]
     assert handle.rewind(plan.to_version, token=5) is not None
     rows = spark.sql(f"SELECT id, more FROM delta.`{table}`").collect()
     assert sorted(tuple(row) for row in rows) == [(i, None) for i in range(10)]

@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_checkpoint import checkpoint
-from tests.connectors.kit import Every, context, ids, pairs, put, write
+from stateflow.connectors.delta.checkpoint import checkpoint
+from tests.support.delta_tables import Every, context, ids, pairs, put, write
 
 pytestmark = pytest.mark.spark
 
@@ -27,9 +27,19 @@ def _utc(text: str) -> datetime:
 
 
 _FILES = [
-    [Every(id=1, amount=1.5, text="a", flag=True, raw=b"\x00\xff", day=date(2013, 1, 1),
-           local=_naive("2013-01-01T05:00:00.123456"), instant=_utc("2013-01-01T05:00:00.123456")),
-     Every(id=2, amount=-2.0, text="b")],
+    [
+        Every(
+            id=1,
+            amount=1.5,
+            text="a",
+            flag=True,
+            raw=b"\x00\xff",
+            day=date(2013, 1, 1),
+            local=_naive("2013-01-01T05:00:00.123456"),
+            instant=_utc("2013-01-01T05:00:00.123456"),
+        ),
+        Every(id=2, amount=-2.0, text="b"),
+    ],
     [Every(id=3), Every(id=4)],
     [Every(id=5, amount=math.nan), Every(id=6, amount=7.0)],
     [Every(id=7, amount=math.nan)],
@@ -38,31 +48,86 @@ _FILES = [
     [Every(id=12, text="x" * 31 + "yz" + "tail"), Every(id=13, text="")],
     [Every(id=14, text="é" * 40), Every(id=15, text="x" * 32 + "\U0010ffff" * 3)],
     [Every(id=16, text="q" * 5000), Every(id=17, text='"quoted"\\ \n\0')],
-    [Every(id=-(2**63), day=date(1, 1, 1), local=_naive("0001-01-01T00:00:00"), instant=_utc("0001-01-01T00:00:00")),
-     Every(id=2**63 - 1, day=date(9999, 12, 31), local=_naive("9999-12-31T23:59:59.999999"),
-           instant=_utc("9999-12-31T23:59:59.999999"))],
-    [Every(id=18, day=date(1500, 2, 28), local=_naive("1500-03-01T00:00:00.000001"),
-           instant=_utc("1899-12-31T23:59:59.999999"))],
+    [
+        Every(id=-(2**63), day=date(1, 1, 1), local=_naive("0001-01-01T00:00:00"), instant=_utc("0001-01-01T00:00:00")),
+        Every(
+            id=2**63 - 1,
+            day=date(9999, 12, 31),
+            local=_naive("9999-12-31T23:59:59.999999"),
+            instant=_utc("9999-12-31T23:59:59.999999"),
+        ),
+    ],
+    [
+        Every(
+            id=18,
+            day=date(1500, 2, 28),
+            local=_naive("1500-03-01T00:00:00.000001"),
+            instant=_utc("1899-12-31T23:59:59.999999"),
+        )
+    ],
     [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
-]  # fmt: skip
+]
 
 _FILTERS = [
-    "id = 5", "id > 9223372036854775000", "id < 0", "id IN (1, 12)", "id BETWEEN 3 AND 4", "id != 7", "id IS NULL",
-    "amount = 1.5", "amount > 6.5", "amount > 1e300", "amount < -1e300", "amount = double('NaN')", "amount = 0.0",
-    "amount = -0.0", "amount < 0.0", "amount >= 0.0", "amount <= double('NaN')", "amount = double('Infinity')",
-    "amount IS NULL", "amount IS NOT NULL", "NOT (amount > 1)", "isnan(amount)",
-    "text = 'a'", "text > 'w'", f"text = '{'x' * 31 + 'yz' + 'tail'}'", f"text > '{'x' * 31 + 'y'}'",
-    f"text >= '{'x' * 32}'", "text LIKE 'xxx%'", f"text = '{'é' * 40}'", "text > 'é'", "text = ''", "text < '#'",
-    f"text = '{'q' * 5000}'", "text IS NULL", "startswith(text, 'q')", f"text > '{'x' * 32 + chr(0x10FFFF) * 2}'",
-    "flag", "NOT flag", "flag IS NULL", "flag = true", "raw = X'00FF'", "raw IS NOT NULL",
-    "day = DATE'2013-01-01'", "day < DATE'1600-01-01'", "day > DATE'9999-01-01'", "day <= DATE'0001-01-01'",
-    "local = TIMESTAMP_NTZ'2013-01-01 05:00:00.123456'", "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1234'",
-    "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1239'", "local < TIMESTAMP_NTZ'1500-03-01 00:00:00.000002'",
-    "local >= TIMESTAMP_NTZ'9999-12-31 23:59:59.999999'", "local IS NULL",
-    "instant = TIMESTAMP'2013-01-01 05:00:00.123456'", "instant > TIMESTAMP'2013-01-01 05:00:00.1234'",
-    "instant < TIMESTAMP'1900-01-01 00:00:00'", "instant > TIMESTAMP'9999-12-31 23:59:59.999'",
-    "instant <= TIMESTAMP'0001-01-01 00:00:00'", "instant IS NULL",
-]  # fmt: skip
+    "id = 5",
+    "id > 9223372036854775000",
+    "id < 0",
+    "id IN (1, 12)",
+    "id BETWEEN 3 AND 4",
+    "id != 7",
+    "id IS NULL",
+    "amount = 1.5",
+    "amount > 6.5",
+    "amount > 1e300",
+    "amount < -1e300",
+    "amount = double('NaN')",
+    "amount = 0.0",
+    "amount = -0.0",
+    "amount < 0.0",
+    "amount >= 0.0",
+    "amount <= double('NaN')",
+    "amount = double('Infinity')",
+    "amount IS NULL",
+    "amount IS NOT NULL",
+    "NOT (amount > 1)",
+    "isnan(amount)",
+    "text = 'a'",
+    "text > 'w'",
+    f"text = '{'x' * 31 + 'yz' + 'tail'}'",
+    f"text > '{'x' * 31 + 'y'}'",
+    f"text >= '{'x' * 32}'",
+    "text LIKE 'xxx%'",
+    f"text = '{'é' * 40}'",
+    "text > 'é'",
+    "text = ''",
+    "text < '#'",
+    f"text = '{'q' * 5000}'",
+    "text IS NULL",
+    "startswith(text, 'q')",
+    f"text > '{'x' * 32 + chr(0x10FFFF) * 2}'",
+    "flag",
+    "NOT flag",
+    "flag IS NULL",
+    "flag = true",
+    "raw = X'00FF'",
+    "raw IS NOT NULL",
+    "day = DATE'2013-01-01'",
+    "day < DATE'1600-01-01'",
+    "day > DATE'9999-01-01'",
+    "day <= DATE'0001-01-01'",
+    "local = TIMESTAMP_NTZ'2013-01-01 05:00:00.123456'",
+    "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1234'",
+    "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1239'",
+    "local < TIMESTAMP_NTZ'1500-03-01 00:00:00.000002'",
+    "local >= TIMESTAMP_NTZ'9999-12-31 23:59:59.999999'",
+    "local IS NULL",
+    "instant = TIMESTAMP'2013-01-01 05:00:00.123456'",
+    "instant > TIMESTAMP'2013-01-01 05:00:00.1234'",
+    "instant < TIMESTAMP'1900-01-01 00:00:00'",
+    "instant > TIMESTAMP'9999-12-31 23:59:59.999'",
+    "instant <= TIMESTAMP'0001-01-01 00:00:00'",
+    "instant IS NULL",
+]
 
 
 @pytest.fixture(scope="module")
@@ -102,13 +167,19 @@ def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every
     assert found == {f: {row.id for row in scanned if row[f"f{i}"]} for i, f in enumerate(_FILTERS)}
 
 
-@pytest.mark.parametrize(("condition", "files"), [
-    ("id = 5", 2), ("amount = 1.5", 4), ("text = 'b'", 3), ("day = DATE'1500-02-28'", 2), ("flag IS NOT NULL", 2),
-    ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1), ("instant < TIMESTAMP'1900-01-01'", 2),
-])  # fmt: skip
-def test_files_that_cannot_match_are_skipped(
-    spark: SparkSession, every: Path, condition: str, files: int
-) -> None:
+@pytest.mark.parametrize(
+    ("condition", "files"),
+    [
+        ("id = 5", 2),
+        ("amount = 1.5", 4),
+        ("text = 'b'", 3),
+        ("day = DATE'1500-02-28'", 2),
+        ("flag IS NOT NULL", 2),
+        ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1),
+        ("instant < TIMESTAMP'1900-01-01'", 2),
+    ],
+)
+def test_files_that_cannot_match_are_skipped(spark: SparkSession, every: Path, condition: str, files: int) -> None:
     assert len(spark.sql(f"SELECT * FROM delta.`{every}` WHERE {condition}").inputFiles()) <= files
 
 
@@ -143,12 +214,15 @@ def _ids(spark: SparkSession, table: Path, version: int | None = None) -> list[i
     return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`{at}").collect())
 
 
-@pytest.mark.parametrize("statement", [
-    "INSERT INTO delta.`{t}` VALUES (7, 'x')",
-    "OPTIMIZE delta.`{t}`",
-    "DELETE FROM delta.`{t}` WHERE id = 2",
-    "ALTER TABLE delta.`{t}` ADD COLUMN more INT",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO delta.`{t}` VALUES (7, 'x')",
+        "OPTIMIZE delta.`{t}`",
+        "DELETE FROM delta.`{t}` WHERE id = 2",
+        "ALTER TABLE delta.`{t}` ADD COLUMN more INT",
+    ],
+)
 def test_a_commit_of_spark_in_between_costs_one_more_try(
     spark: SparkSession, sink: DeltaSink, table: Path, statement: str
 ) -> None:
@@ -197,9 +271,7 @@ def test_older_versions_can_be_read_after_a_sweep(spark: SparkSession, sink: Del
     assert [_ids(spark, table, version) for version in (2, 4)] == [[1, 2], [1, 2, 3]]
 
 
-def test_spark_reads_delta_checkpoints_that_the_sink_made(
-    spark: SparkSession, sink: DeltaSink, table: Path
-) -> None:
+def test_spark_reads_delta_checkpoints_that_the_sink_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "4"})
     for token in range(1, 10):
         put(sink, _PAIR, token, pairs(token, 1))
@@ -210,9 +282,7 @@ def test_spark_reads_delta_checkpoints_that_the_sink_made(
     assert _ids(spark, table) == list(range(1, 10))
 
 
-def test_the_sink_reads_delta_checkpoints_that_spark_made(
-    spark: SparkSession, sink: DeltaSink, table: Path
-) -> None:
+def test_the_sink_reads_delta_checkpoints_that_spark_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     put(sink, _PAIR, 3, pairs(0, 1))
     for i in range(1, 11):
         spark.sql(f"INSERT INTO delta.`{table}` VALUES ({i}, 'x')").collect()

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
-from stateflow.connectors.delta_files import FileName, Limits, ParquetWriter
-from stateflow.connectors.delta_stats import _shortened_up
-from tests.connectors.kit import Every, batch, context
+from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
+from stateflow.connectors.delta.statistics import shortened_up
+from tests.support.delta_tables import Every, batch, context
 
 _ABOUT = context(Every)
 _naive = datetime.fromisoformat
@@ -39,39 +39,41 @@ def _read(writer: ParquetWriter) -> dict[str, Any]:
     return found
 
 
-def _bounds(
-    folder: Path, column: str, values: list[Any], limits: Limits | None = None
-) -> tuple[Any, Any, Any]:
+def _bounds(folder: Path, column: str, values: list[Any], limits: Limits | None = None) -> tuple[Any, Any, Any]:
     stats = _stats(folder, [Every(id=0, **{column: v}) for v in values], limits)
     return stats["minValues"].get(column), stats["maxValues"].get(column), stats["nullCount"].get(column)
 
 
 @pytest.mark.parametrize("limits", [None, _EACH], ids=["one row group", "a row group per row"])
-@pytest.mark.parametrize(("column", "values", "expected"), [
-    ("amount", [1.5, None, -2.25], (-2.25, 1.5, 1)),
-    ("amount", [None, None], (None, None, 2)),
-    ("amount", [math.nan], (None, None, 0)),
-    ("amount", [1.0, math.nan, 2.0], (1.0, None, 0)),
-    ("amount", [math.inf, 1.0], (1.0, None, 0)),
-    ("amount", [-math.inf, 1.0], (None, 1.0, 0)),
-    ("amount", [1e300, 5e-324], (5e-324, 1e300, 0)),
-    ("text", ["b", "a", None, ""], ("", "b", 1)),
-    ("text", ["é", "z", "\U0001f600"], ("z", "\U0001f600", 0)),
-    ("text", ["a\0b", '"\\'], ('"\\', "a\0b", 0)),
-    ("text", ["x" * 33], ("x" * 32, "x" * 32 + "\x7f", 0)),
-    ("text", ["é" * 33], ("é" * 32, "é" * 32 + "\U0010ffff", 0)),
-    ("text", ["x" * 5000, "a"], (None, None, 0)),
-    ("flag", [True, None], (None, None, 1)),
-    ("raw", [b"\xff", b""], (None, None, 0)),
-    ("day", [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29", 0)),
-    ("local", [_naive("2013-01-01T05:00:00.000001")], ("2013-01-01T05:00:00.000", "2013-01-01T05:00:00.001", 0)),
-    ("local", [_naive("1969-12-31T23:59:59.999999")],
-     ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000", 0)),
-    ("instant", [datetime(2013, 1, 1, 5, 0, 0, 7000, tzinfo=UTC)],
-     ("2013-01-01T05:00:00.007Z", "2013-01-01T05:00:00.007Z", 0)),
-    ("instant", [datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)],
-     ("9999-12-31T23:59:59.999Z", None, 0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("amount", [1.5, None, -2.25], (-2.25, 1.5, 1)),
+        ("amount", [None, None], (None, None, 2)),
+        ("amount", [math.nan], (None, None, 0)),
+        ("amount", [1.0, math.nan, 2.0], (1.0, None, 0)),
+        ("amount", [math.inf, 1.0], (1.0, None, 0)),
+        ("amount", [-math.inf, 1.0], (None, 1.0, 0)),
+        ("amount", [1e300, 5e-324], (5e-324, 1e300, 0)),
+        ("text", ["b", "a", None, ""], ("", "b", 1)),
+        ("text", ["é", "z", "\U0001f600"], ("z", "\U0001f600", 0)),
+        ("text", ["a\0b", '"\\'], ('"\\', "a\0b", 0)),
+        ("text", ["x" * 33], ("x" * 32, "x" * 32 + "\x7f", 0)),
+        ("text", ["é" * 33], ("é" * 32, "é" * 32 + "\U0010ffff", 0)),
+        ("text", ["x" * 5000, "a"], (None, None, 0)),
+        ("flag", [True, None], (None, None, 1)),
+        ("raw", [b"\xff", b""], (None, None, 0)),
+        ("day", [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29", 0)),
+        ("local", [_naive("2013-01-01T05:00:00.000001")], ("2013-01-01T05:00:00.000", "2013-01-01T05:00:00.001", 0)),
+        ("local", [_naive("1969-12-31T23:59:59.999999")], ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000", 0)),
+        (
+            "instant",
+            [datetime(2013, 1, 1, 5, 0, 0, 7000, tzinfo=UTC)],
+            ("2013-01-01T05:00:00.007Z", "2013-01-01T05:00:00.007Z", 0),
+        ),
+        ("instant", [datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)], ("9999-12-31T23:59:59.999Z", None, 0)),
+    ],
+)
 def test_bounds(
     tmp_path: Path, column: str, values: list[Any], expected: tuple[Any, ...], limits: Limits | None
 ) -> None:
@@ -101,11 +103,7 @@ def test_values_outside_the_calendar_have_no_bounds(tmp_path: Path) -> None:
     writer = ParquetWriter(tmp_path, FileName.first(_ABOUT, Writing(1, 1, 0, "a")), _ABOUT.schema)
     writer.write(pa.RecordBatch.from_arrays(arrays, schema=_ABOUT.schema.arrow))
     stats = _read(writer)
-    assert stats["minValues"] == {
-        "id": 1,
-        "local": "1969-12-19T06:34:48.372",
-        "instant": "1969-12-19T06:34:48.372Z",
-    }
+    assert stats["minValues"] == {"id": 1, "local": "1969-12-19T06:34:48.372", "instant": "1969-12-19T06:34:48.372Z"}
     assert stats["maxValues"] == {"id": 2}
 
 
@@ -119,7 +117,7 @@ def test_as_many_columns_have_statistics_as_delta_looks_at(tmp_path: Path) -> No
 
 @given(st.text(max_size=80), st.text(max_size=5))
 def test_a_shortened_string_is_not_less_than_any_that_it_stands_for(text: str, rest: str) -> None:
-    bound = _shortened_up(text)
+    bound = shortened_up(text)
     if bound is not None:
         assert bound.encode() >= text.encode()
         assert len(bound) <= 65
@@ -127,6 +125,6 @@ def test_a_shortened_string_is_not_less_than_any_that_it_stands_for(text: str, r
 
 @given(st.integers(30, 70), st.sampled_from(["a", "\x7f", "\U0010ffff"]))
 def test_last_characters_are_not_lost_when_a_string_is_shortened(length: int, last: str) -> None:
-    bound = _shortened_up("x" * 31 + last * (length - 31))
+    bound = shortened_up("x" * 31 + last * (length - 31))
     assert bound is None or bound.encode() >= ("x" * 31 + last * (length - 31)).encode()
     assert bound is not None or (last == "\U0010ffff" and length > 64)

@@ -11,10 +11,11 @@ from deltalake import DeltaTable
 
 from stateflow.api.sink import Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta_checkpoint import checkpoint
-from stateflow.connectors.delta_log import append_entry, entry_path, list_log
+from stateflow.connectors.delta.checkpoint import checkpoint
+from stateflow.connectors.delta.log import append_entry, entry_path, list_log
 from stateflow.errors import StorageError
-from tests.connectors.kit import context, ids, pairs, put, snapshot, write
+from tests.support.delta_tables import context, ids, pairs, put, snapshot, write
+from tests.support.errors import raises
 
 _ABOUT = context()
 
@@ -193,8 +194,12 @@ def test_a_start_makes_a_checkpoint_when_two_are_missing(sink: DeltaSink, table:
 def test_a_checkpoint_without_one_of_its_parts_is_none(table: Path) -> None:
     log = table / "_delta_log"
     log.mkdir(parents=True)
-    names = ["4.checkpoint.0000000001.0000000002", "4.checkpoint.0000000002.0000000002",
-             "6.checkpoint.0000000001.0000000002", "8.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11"]  # fmt: skip
+    names = [
+        "4.checkpoint.0000000001.0000000002",
+        "4.checkpoint.0000000002.0000000002",
+        "6.checkpoint.0000000001.0000000002",
+        "8.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11",
+    ]
     for name in names:
         version, rest = name.split(".", 1)
         (log / f"{int(version):020d}.{rest}.parquet").touch()
@@ -213,6 +218,5 @@ def test_checkpoints_leave_no_threads_and_no_memory_in_the_driver(sink: DeltaSin
 
 
 def test_a_checkpoint_that_cannot_be_made_says_why(table: Path) -> None:
-    with pytest.raises(StorageError) as failed:
+    with raises(StorageError, table=str(table), exit_code=1):
         checkpoint(table)
-    assert failed.value.facts["exit_code"] == 1

@@ -13,10 +13,12 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.connectors.files import ColumnPolicy, FileSource
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.files.columns import ColumnPolicy
+from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
-from stateflow.runtime.source_paths import Move, moved_log
-from stateflow.settings import SourceSettings
+from stateflow.runtime.spark.source_paths import FolderMove, relocate_log
+from tests.support.errors import raises
 
 _WEEK = 7 * 86400
 
@@ -54,9 +56,7 @@ def _read(spark: SparkSession, source: FileSource, location: Path, limits: Sourc
 
 
 @pytest.mark.spark
-def test_a_file_that_arrives_late_is_read_whatever_its_time_stamp(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_file_that_arrives_late_is_read_whatever_its_time_stamp(spark: SparkSession, tmp_path: Path) -> None:
     """As after ``cp -p``, or from a backup. Spark alone would leave it out without a word."""
     folder, location = tmp_path / "files", tmp_path / "location"
     _write(folder, "new.parquet", [1, 2])
@@ -81,23 +81,23 @@ def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("format", "path", "limits"),
+    ("format", "path", "limits", "facts"),
     [
-        ("csv", "/data", SourceSettings(max_rows_per_batch=5)),
-        ("parquet", "s3a://bucket/data", SourceSettings(max_rows_per_batch=5)),
-        ("parquet", "/data", SourceSettings(max_rows_per_batch=5, max_files_per_batch=2)),
+        ("csv", "/", {"max_rows_per_batch": 5}, {"format": "csv", "path": "/"}),
+        ("parquet", "s3a://bucket/in", {"max_rows_per_batch": 5}, {"format": "parquet", "path": "s3a://bucket/in"}),
+        ("parquet", "/", {"max_rows_per_batch": 5, "max_files_per_batch": 2}, {"max_files_per_batch": 2}),
     ],
 )
-def test_a_limit_without_effect_is_refused(format: str, path: str, limits: SourceSettings) -> None:
-    with pytest.raises(ConfigError, match="max_rows_per_batch"):
-        FileSource(path, schema=Row, format=format)._limits(limits)
+def test_a_limit_without_effect_is_refused(
+    format: str, path: str, limits: dict[str, int], facts: dict[str, object]
+) -> None:
+    with raises(ConfigError, setting="source.max_rows_per_batch", **facts):
+        FileSource(path, schema=Row, format=format).check_settings(SourceSettings(**limits))
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("content", [b"", b"not a Parquet file", b"PAR1 cut off"])
-def test_a_file_that_cannot_be_read_is_named_and_permanent(
-    spark: SparkSession, tmp_path: Path, content: bytes
-) -> None:
+def test_a_file_that_cannot_be_read_is_named_and_permanent(spark: SparkSession, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(CorruptInput) as refused:
         FileSource(tmp_path, schema=Row).check(spark)
@@ -107,9 +107,8 @@ def test_a_file_that_cannot_be_read_is_named_and_permanent(
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none", (tmp_path / "none").as_uri()):
-        with pytest.raises(ConfigError) as refused:
+        with raises(ConfigError, path=str(path)):
             FileSource(path, schema=Row).check_settings(SourceSettings())
-        assert refused.value.facts["path"] == str(path)
 
 
 def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,21 +129,18 @@ class WithName:
 
 
 @pytest.mark.spark
-def test_columns_that_appeared_or_vanished_follow_the_declared_policy(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_columns_that_appeared_or_vanished_follow_the_declared_policy(spark: SparkSession, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     _write(old, "a.parquet", [1])
     new.mkdir()
     parquet.write_table(pa.table({"number": pa.array([2], pa.int64()), "more": ["x"]}), new / "b.parquet")
     FileSource(new, schema=Row).check(spark)
-    with pytest.raises(SchemaMismatch, match="not declared") as refused:
+    with raises(SchemaMismatch, columns=["more"]):
         FileSource(new, schema=Row, columns=ColumnPolicy(added="refuse")).check(spark)
-    assert refused.value.facts["columns"] == ["more"]
-    with pytest.raises(SchemaMismatch, match="do not have a declared column"):
+    with raises(SchemaMismatch, column="note", found=["number"]):
         FileSource(old, schema=WithNote).check(spark)
     null = ColumnPolicy(missing="null")
-    with pytest.raises(SchemaMismatch, match="do not have a declared column"):
+    with raises(SchemaMismatch, column="name", found=["number"]):
         FileSource(old, schema=WithName, columns=null).check(spark)
     source = FileSource(old, schema=WithNote, columns=null)
     source.check(spark)
@@ -152,7 +148,7 @@ def test_columns_that_appeared_or_vanished_follow_the_declared_policy(
 
 
 def test_a_column_policy_knows_its_words() -> None:
-    with pytest.raises(ConfigError, match="does not know"):
+    with raises(ConfigError, missing="drop"):
         ColumnPolicy(missing="drop")  # type: ignore[arg-type]
 
 
@@ -186,9 +182,7 @@ def test_files_elsewhere_cannot_be_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(spark: SparkSession, tmp_path: Path) -> None:
     """Spark compares paths as text: each character must be written as Spark writes it."""
     old, new = tmp_path / "old", tmp_path / "moved %41ü (1)+'x~;=, é"
     for number, name in enumerate(("a b", "ü%41", "c+d'~(e)", "f;=,g")):
@@ -199,8 +193,8 @@ def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(
         limits, location = SourceSettings(max_files_per_batch=1), tmp_path / "location"
         assert _read(spark, FileSource(old, schema=Row), location, limits) == [[0], [1], [2], [3]]
         old.rename(new)
-        folder, move = location / "sources" / "0", Move(PurePosixPath(old), PurePosixPath(new))
-        entries = {p: moved_log(p.read_bytes(), p.name, move) for p in folder.iterdir() if p.name[0] != "."}
+        folder, move = location / "sources" / "0", FolderMove(PurePosixPath(old), PurePosixPath(new))
+        entries = {p: relocate_log(p.read_bytes(), p.name, move) for p in folder.iterdir() if p.name[0] != "."}
         assert any(path.name.endswith(".compact") for path in entries)
         for path in folder.iterdir():
             path.unlink()

@@ -10,12 +10,13 @@ import pyarrow as pa
 import pytest
 
 from stateflow.api.sink import SinkContext, SinkRewind, Writing
-from stateflow.checkpoint.publish import Decision, decide
+from stateflow.checkpoint.sink_commit import Decision, decide
 from stateflow.errors import SinkDiverged
 from stateflow.state.handles import Committable
 from stateflow.testing.sinks import FolderSink
-from tests.connectors.kit import context, snapshot
-from tests.recovery import disk
+from tests.support import root_files
+from tests.support.delta_tables import context, snapshot
+from tests.support.errors import raises
 
 _ABOUT = context()
 
@@ -43,7 +44,7 @@ def _put(sink: FolderSink, token: int, about: SinkContext = _ABOUT) -> None:
 def _ids(sink: FolderSink) -> list[int]:
     """The rows, as the sink and as the independent reader see them."""
     rows = [row["id"] for row in sink.rows()]
-    assert [row["id"] for row in disk.folder_rows(sink.folder)] == rows
+    assert [row["id"] for row in root_files.folder_rows(sink.folder)] == rows
     return rows
 
 
@@ -103,7 +104,9 @@ def test_a_driver_that_was_paused_finds_the_token(sink: FolderSink) -> None:
 def test_what_others_published_since_is_listed_once(sink: FolderSink) -> None:
     other = context(uid="other")
     _put(sink, 50, other)
-    assert _go_back(sink, 3, token=7).others == (f"version 5: published by {other.application}, 1 row more",)
+    [commit] = _go_back(sink, 3, token=7).others
+    assert (commit.version, commit.applications, commit.rows) == (5, {other.application}, 1)
+    assert other.application in commit.text
     assert _go_back(sink, 2, token=8).others == ()
     assert sink.open_table(other).token == 50
 
@@ -114,7 +117,7 @@ def test_a_sweep_leaves_what_was_undone(sink: FolderSink) -> None:
     assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == [lost[0].path]
     _go_back(sink, 4, token=8)
     assert _ids(sink) == [1, 2, 3, 4]
-    assert disk.folder_leftovers(sink.folder) == []
+    assert root_files.folder_leftovers(sink.folder) == []
 
 
 def test_a_file_that_is_gone_does_not_come_back(sink: FolderSink) -> None:
@@ -123,7 +126,7 @@ def test_a_file_that_is_gone_does_not_come_back(sink: FolderSink) -> None:
     (sink.folder / "data" / path).unlink()
     before = snapshot(sink.folder)
     for call in (lambda t: t.plan_rewind(4), lambda t: t.rewind(4, token=8)):
-        with pytest.raises(SinkDiverged, match="gone"):
+        with raises(SinkDiverged, table=str(sink.folder), version=4, files=[path]):
             call(sink.open_table(_ABOUT))
     assert snapshot(sink.folder) == before
 

@@ -1,7 +1,7 @@
-"""What an `airflow` command that a guide tells to type means for the DAGs of `dags/`; nothing is carried out.
+"""What an `airflow` command of a guide means for the DAGs of `dags/`; nothing is carried out.
 
-Run as ``python -m tests.docs.airflow_desk dags trigger …`` it ends with 0 when Airflow would do it, and says why not
-otherwise: no such DAG, a key that the form has not, a value that it refuses.
+Run as ``python -m tests.docs.airflow_cli_check dags trigger …`` it ends with 0 when Airflow would do it, and prints the
+reason otherwise: no such DAG, a key that the form has not, a value that it refuses.
 """
 
 from __future__ import annotations
@@ -16,10 +16,21 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
+WITHOUT_A_DAG = ("connections", "plugins", "pools")
+"""Commands that are right when Airflow can parse them."""
 
 
 class WouldFail(Exception):
-    """Airflow would refuse the command, or silently do something else."""
+    """Airflow would refuse the command, or silently do something else.
+
+    Args:
+        wrong: what is: the command, the DAG, a key of the form, or a value.
+        reason: for people.
+    """
+
+    def __init__(self, wrong: str, reason: str) -> None:
+        super().__init__(reason)
+        self.wrong = wrong
 
 
 def load_dags(folder: Path = REPOSITORY / "dags") -> dict[str, Any]:
@@ -36,24 +47,26 @@ def load_dags(folder: Path = REPOSITORY / "dags") -> dict[str, Any]:
 def check(arguments: Sequence[str], dags: Mapping[str, Any]) -> None:
     """Raises WouldFail unless Airflow knows the command, and it fits the DAGs."""
     asked = _parsed(arguments)
+    if arguments[0] in WITHOUT_A_DAG:
+        return
     if asked.dag_id not in dags:
-        raise WouldFail(f"no DAG {asked.dag_id}, there are {sorted(dags)}")
+        raise WouldFail("dag", f"no DAG {asked.dag_id}, there are {sorted(dags)}")
     if asked.subcommand == "trigger":
         check_form(dags[asked.dag_id], json.loads(asked.conf or "{}"))
 
 
 def check_form(dag: Any, conf: Mapping[str, Any]) -> dict[str, Any]:
     """The params of a DAG run with that ``--conf``."""
-    # Airflow takes keys that the form has not, and nobody reads them: a typing error would go unseen.
+    # Airflow takes keys that the form has not, and nothing reads them: a typing error would go unseen.
     unknown = sorted(conf.keys() - dag.params.keys())
     if unknown:
-        raise WouldFail(f"{dag.dag_id} has no params {unknown}, but {sorted(dag.params)}")
+        raise WouldFail("key", f"{dag.dag_id} has no params {unknown}, but {sorted(dag.params)}")
     params = copy.deepcopy(dag.params)
     try:
         params.update(conf)
         return dict(params.validate())
     except ValueError as e:
-        raise WouldFail(f"{dag.dag_id} refuses {conf}: {e}") from e
+        raise WouldFail("value", f"{dag.dag_id} refuses {conf}: {e}") from e
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,9 +75,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     try:
         asked = get_parser().parse_args(arguments)
     except SystemExit as e:
-        raise WouldFail(f"airflow has no such command: {' '.join(arguments)}") from e
-    if asked.subcommand not in ("pause", "unpause", "trigger"):
-        raise WouldFail(f"nothing here knows what this does: {' '.join(arguments)}")
+        raise WouldFail("command", f"airflow has no such command: {' '.join(arguments)}") from e
+    if arguments[0] not in WITHOUT_A_DAG and asked.subcommand not in ("pause", "unpause", "trigger"):
+        raise WouldFail("not known here", f"nothing here knows what this does: {' '.join(arguments)}")
     return asked
 
 

@@ -1,4 +1,4 @@
-"""The guide to JSON and CSV input: its types are those that columns have, and its values are read as it says."""
+"""The guide to JSON and CSV input: its types are those of columns, and its values are read as it describes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from stateflow.api.input_files import unreadable_in
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files import FileSource
-from stateflow.runtime.rows import row_maker, to_rows
+from stateflow.connectors.files.source import FileSource
+from stateflow.runtime.task.row_conversion import row_maker, to_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,11 +71,13 @@ JSON = [
     ('{"Whole": 5, "other": 1}', Values()),
 ]
 CSV = [
-    ("5,1.5,x,true,hi,2026-01-31,2026-01-31T12:00:00,2026-01-31T14:00:00+02:00",
-     Values(5, 1.5, "x", True, b"hi", date(2026, 1, 31), NOON, NOON.replace(tzinfo=UTC))),
+    (
+        "5,1.5,x,true,hi,2026-01-31,2026-01-31T12:00:00,2026-01-31T14:00:00+02:00",
+        Values(5, 1.5, "x", True, b"hi", date(2026, 1, 31), NOON, NOON.replace(tzinfo=UTC)),
+    ),
     ('5,NaN,"a, b",,,,,', None),
     (",,,,,,,", Values()),
-]  # fmt: skip
+]
 CORRUPT = [
     ("json", '{"whole": 5.0}'),
     ("json", '{"whole": "5"}'),
@@ -88,9 +90,7 @@ CORRUPT = [
 ]
 
 
-def _read(
-    spark: SparkSession, folder: Path, format: str, text: str, row_class: type[Any], mode: str
-) -> list[Any]:
+def _read(spark: SparkSession, folder: Path, format: str, text: str, row_class: type[Any], mode: str) -> list[Any]:
     path = folder / f"file.{format}"
     path.write_text(text + "\n")
     source = FileSource(folder, schema=row_class, format=format, mode=mode)
@@ -101,7 +101,7 @@ def _read(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_values_as_the_guide_says(spark_session: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_values_as_the_guide_describes(spark_session: SparkSession, tmp_path: Path) -> None:
     for format, cases in (("json", JSON), ("csv", CSV)):
         text = "\n".join(line for line, _ in cases)
         found = _read(spark_session, tmp_path, format, text, Values, mode="FAILFAST")
@@ -112,9 +112,7 @@ def test_spark_reads_values_as_the_guide_says(spark_session: SparkSession, tmp_p
             _read(spark_session, tmp_path, format, text, Values, mode="FAILFAST")
         unreadable = unreadable_in(str(refused.value))
         assert unreadable is not None and unreadable.is_corrupt, text
-    silent = _read(
-        spark_session, tmp_path, "json", '{"whole": 5.0, "text": "x"}\n{"wh', Values, mode="PERMISSIVE"
-    )
+    silent = _read(spark_session, tmp_path, "json", '{"whole": 5.0, "text": "x"}\n{"wh', Values, mode="PERMISSIVE")
     assert silent == [Values(text="x"), Values()]
 
 

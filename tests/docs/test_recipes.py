@@ -19,8 +19,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.cli.test_cli import invoke
 from tests.docs.modules import load_module
+from tests.support.commands import invoke
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "recipes.md"
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -176,9 +176,7 @@ def _enrich(job: ModuleType, batches: Batches) -> tuple[list[Row], list[Row]]:
 def _row(job: ModuleType, number: int, is_order: bool, name: str, time: datetime) -> Row:
     # Versions at a time of their own: of two at the same one, either may be the newer.
     since = time + number * TICK
-    return (
-        _order(job, f"o{number}", time, name) if is_order else job.Customer(name, since, f"n{number}", "DE")
-    )
+    return _order(job, f"o{number}", time, name) if is_order else job.Customer(name, since, f"n{number}", "DE")
 
 
 def _check_enrich(job: ModuleType, given_settings: settings | None = None) -> None:
@@ -245,7 +243,7 @@ def test_a_late_version_counts_for_orders_after_it_and_a_late_order_goes_aside(j
         (_check_enrich, "each.time + HOUR <= timestamp", "each.time < timestamp"),
         (_check_enrich, "if each.time <= timestamp else None", ""),
     ],
-)  # fmt: skip
+)
 def test_the_tests_find_mistakes(tmp_path: Path, check: Callable[..., None], right: str, wrong: str) -> None:
     module = _load_with(tmp_path, "orders_job_with_a_mistake", right, wrong)
     try:
@@ -292,13 +290,22 @@ def test_the_job_runs_over_a_month_in_small_batches(job: ModuleType, tmp_path: P
     orders.sort(key=lambda row: row.time + timedelta(minutes=row.time.hour * 7 % 30))
     versions = [
         job.Customer(customers[n % 6], BEGIN + timedelta(hours=26 * n, minutes=30), f"n{n}", "DE") for n in range(27)
-    ]  # fmt: skip
+    ]
     _write(tmp_path / "orders", orders)
     _write(tmp_path / "customers", versions)
     path = tmp_path / "orders_job.py"
     path.write_text(_code() + _READ_WITHOUT_SPARK)
-    shown = invoke("run", str(path), "--job-root", str(tmp_path / "root"), *_settings(tmp_path),
-                   "--set", f"local_dir={tmp_path}/local", "--set", "source.max_rows_per_batch=9")  # fmt: skip
+    shown = invoke(
+        "run",
+        str(path),
+        "--job-root",
+        str(tmp_path / "root"),
+        *_settings(tmp_path),
+        "--set",
+        f"local_dir={tmp_path}/local",
+        "--set",
+        "source.max_rows_per_batch=9",
+    )
     assert shown.exit_code == 0, shown.output
     once, late = _expected_once([orders])
     expected, unknown = _expected_versions(once, versions)
@@ -316,7 +323,12 @@ def test_the_plan_of_the_job_finds_nothing_to_refuse(tmp_path: Path) -> None:
     path.write_text(_code())
     shown = invoke("plan", str(path), "--no-spark", *_settings(tmp_path))
     assert shown.exit_code == 0, shown.output
-    # Write a job explains these words.
+    # The words that Write a job explains below its own plan are in that plan or in this one.
     guide = (PAGE.parent / "write-a-job.md").read_text(encoding="utf-8")
-    assert "| `relay of customers` |" in guide and "\n  relay of customers\n" in shown.output
-    assert "| `shuffle 1, to 2 tasks` |" in guide and "\nshuffle 1, to 4 tasks\n" in shown.output
+    found = re.search(r"^```text\n(?P<plan>.*?)^```$.*?^(?P<table>\|.*?)\n\n", guide, re.M | re.S)
+    assert found
+    explained = re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in found["table"].splitlines()))
+    own, drawn = (re.sub(r"\d+", "N", text) for text in (found["plan"], shown.output))
+    where = {term: (term in own, term in drawn) for term in (re.sub(r"\d+", "N", t) for t in explained)}
+    assert len(where) > 4 and all(map(any, where.values())), where
+    assert (False, True) in where.values(), "one that only a larger plan has"

@@ -1,91 +1,95 @@
-"""What a user is told about the job file and the settings: each error of its own kind, by name, with what to do."""
+"""Mistakes in the job file and in the settings: each leads to an error of its kind that names what is wrong."""
 
 from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 
 import pytest
 
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import BatchFailed, ConfigError, JobDefinitionError
 from stateflow.testing.sinks import FolderSink
-from tests.errors.kit import BUILD, JOB, STREAM, Bench, Case, check, stateflow
+from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, check, stateflow
+from tests.support.errors import reported_error
 
 # -- the job file and its graph -----------------------------------------------------------------------------------
 
 
-def _job(build: str, *says: str, head: str = JOB) -> Case:
-    return Case(lambda bench: bench.write(build, head), JobDefinitionError, "job-definition", says)
+def _job(build: str, *shown: str, head: str = JOB, hint: str = "", **facts: object) -> Case:
+    return Case(lambda bench: bench.write(build, head), JobDefinitionError, facts, shown, hint)
 
 
 JOBS = {
-    "no job file": Case(lambda b: b.job.unlink(), JobDefinitionError, "job-definition", ("no such job file", "job.py")),
-    "no build": _job("", "no build(env)", "job.py"),
-    "build without an argument": _job("def build(): pass", "must take the environment"),
+    "no job file": Case(lambda b: b.job.unlink(), JobDefinitionError, shown=("job.py",)),
+    "no build": _job("", "job.py", hint="build(env"),
+    "build without an argument": _job("def build(): pass", found="build()", hint="build(env"),
     "a name that is not Python's": Case(
-        lambda b: setattr(b, "job", b.job.rename(b.job.with_name("my-job.py"))), JobDefinitionError, "job-definition",
-        ("my-job.py",),
+        lambda b: setattr(b, "job", b.job.rename(b.job.with_name("my-job.py"))),
+        JobDefinitionError,
+        shown=("my-job.py",),
     ),
-    "does not compile": _job("def build(env:", "does not import", "SyntaxError", "job.py"),
-    "does not import": _job(BUILD, "does not import", "no_such_package", "job.py", head="import no_such_package\n"),
-    "build raises": _job("def build(env):\n    {}['nothing']", "build raised KeyError", "nothing", "job.py:"),
-    "reads nothing": _job("def build(env): pass", "reads nothing"),
-    "does nothing": _job(STREAM + "pass", "does nothing"),
-    "a parameter is missing": _job(STREAM + "env.parameter('tables')", "'tables'", "--set job.tables="),
-    "a source without uid": _job("def build(env):\n    env.from_source(source())", "source has no uid"),
-    "an operator without uid": _job(STREAM + "rows.key_by('key').process(Sum(), output=Total)", "operator has no uid"),
-    "a sink without uid": _job(STREAM + "rows.sink_to(sink())", "sink has no uid"),
-    "a uid twice": _job(STREAM + "rows.sink_to(sink(), uid='rows')", "uid is used twice", "'rows'"),
+    "does not compile": _job("def build(env:", "SyntaxError", "job.py"),
+    "does not import": _job(BUILD, "no_such_package", "job.py", head="import no_such_package\n"),
+    "build raises": _job("def build(env):\n    {}['nothing']", "KeyError: 'nothing'", "job.py:"),
+    "reads nothing": _job("def build(env): pass", hint="from_source"),
+    "does nothing": _job(STREAM + "pass", sources=["rows"], hint="sink_to"),
+    "a parameter is missing": _job(STREAM + "env.parameter('tables')", name="tables", hint="--set job.tables="),
+    "a source without uid": _job("def build(env):\n    env.from_source(source())", kind="source"),
+    "an operator without uid": _job(STREAM + "rows.key_by('key').process(Sum(), output=Total)", kind="operator"),
+    "a sink without uid": _job(STREAM + "rows.sink_to(sink())", kind="sink"),
+    "a uid twice": _job(STREAM + "rows.sink_to(sink(), uid='rows')", uid="rows"),
     "a uid that is no name": Case(
-        lambda b: b.write(STREAM + "rows.sink_to(sink(), uid='../x')"), ConfigError, "config",
-        ("uid of a sink", "../x"),
+        lambda b: b.write(STREAM + "rows.sink_to(sink(), uid='../x')"), ConfigError, {"name": "../x"}
     ),
-    "no such key column": _job(STREAM + "rows.key_by('kye')", "no such column", "'kye'", "key, number"),
-    "no such order column": _job(STREAM + "rows.key_by('key', order_by=['time'])", "no such column", "'time'"),
+    "no such key column": _job(STREAM + "rows.key_by('kye')", column="kye", called="key_by", hint="key, number"),
+    "no such order column": _job(STREAM + "rows.key_by('key', order_by=['time'])", column="time", called="order_by"),
     "a source that nothing reads": _job(
-        STREAM + "more = env.from_source(source(), uid='more')\n    rows.sink_to(sink(), uid='out')", "read by nothing",
-        "'more'",
+        STREAM + "more = env.from_source(source(), uid='more')\n    rows.sink_to(sink(), uid='out')", sources=["more"]
     ),
-    "an expression without Spark": _job(
-        STREAM + "rows.transform(lambda df: df).sink_to(sink(), uid='out')", "without Spark", "'out'"
-    ),
+    "an expression without Spark": _job(STREAM + "rows.transform(lambda df: df).sink_to(sink(), uid='out')", uid="out"),
     "a class without columns": _job(
-        STREAM + "rows.key_by('key').process(Sum(), output=dict, uid='sum')", "msgspec.Struct or a dataclass", "dict"
+        STREAM + "rows.key_by('key').process(Sum(), output=dict, uid='sum')", given=repr(dict)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", JOBS.values(), ids=JOBS)
-def test_a_mistake_in_the_job(bench: Bench, case: Case) -> None:
+def test_a_mistake_in_the_job(bench: CliFixture, case: Case) -> None:
     check(bench, case)
 
 
 # -- settings -----------------------------------------------------------------------------------------------------
 
 
-def _setting(name: str, value: str, *says: str) -> Case:
-    return Case(lambda b: b.settings.update({name: value}), ConfigError, "config", (name, *says))
+def _unknown(name: str, known: str) -> tuple[str, str, Case]:
+    return name, "2", Case(lambda b: b.settings.update({name: "2"}), ConfigError, {"name": name}, hint=known)
+
+
+def _refused(name: str, value: str, facts: Mapping[str, object] | None = None) -> tuple[str, str, Case]:
+    facts = facts or {"name": name, "value": value}
+    return name, value, Case(lambda b: b.settings.update({name: value}), ConfigError, facts)
 
 
 SETTINGS = [
-    _setting("paralelism", "2", "no such setting", "parallelism"),
-    _setting("run.batches", "2", "no such setting", "max_batches"),
-    _setting("parallelism", "two", "does not fit", "two"),
-    _setting("parallelism", "500", "out of range", "128"),
-    _setting("max_parallelism", "40000", "out of range", "40000"),
-    _setting("run.max_duration", "soon", "does not fit", "soon", "90s"),
-    _setting("run.max_duration", "1e400h", "does not fit"),
-    _setting("run.max_batches", "0", "does not fit"),
-    _setting("checkpoints.retained", "0", "does not fit"),
-    _setting("source.max_rows_per_batch", "-1", "does not fit"),
-    _setting("storage.shared", "maybe", "does not fit", "maybe"),
-    _setting("name", "../x", "job's name", "../x"),
+    _unknown("paralelism", "parallelism"),
+    _unknown("run.batches", "max_batches"),
+    _refused("parallelism", "two"),
+    _refused("parallelism", "500", {"value": 500, "max_parallelism": 128}),
+    _refused("max_parallelism", "40000", {"value": 40000}),
+    _refused("run.max_duration", "soon"),
+    _refused("run.max_duration", "1e400h"),
+    _refused("run.max_batches", "0"),
+    _refused("checkpoints.retained", "0"),
+    _refused("source.max_rows_per_batch", "-1"),
+    _refused("storage.shared", "maybe"),
+    _refused("name", "../x", {"name": "../x"}),
 ]
 
 
-@pytest.mark.parametrize("case", SETTINGS, ids=lambda case: case.says[0] + " " + case.says[1])
-def test_a_mistake_in_the_settings(bench: Bench, case: Case) -> None:
+@pytest.mark.parametrize("case", [pytest.param(case, id=f"{name}={value}") for name, value, case in SETTINGS])
+def test_a_mistake_in_the_settings(bench: CliFixture, case: Case) -> None:
     check(bench, case)
 
 
@@ -93,25 +97,26 @@ def test_a_mistake_in_the_settings(bench: Bench, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["no job file", "a uid twice"])
-def test_on_the_command_line(bench: Bench, name: str) -> None:
+def test_on_the_command_line(bench: CliFixture, name: str) -> None:
     case = JOBS[name]
     case.make(bench)
     before = bench.on_disk()
     ended = stateflow(bench.command("--result-file", str(bench.folder / "result.json")), bench.folder)
     assert ended.returncode == 2
-    _, first, *_, last = ended.stderr.strip().splitlines()
-    assert first.startswith(f"error [{case.code}]: ") and last.startswith("  hint: ")
-    assert [word for word in case.says if word not in ended.stderr] == []
-    assert "Traceback" not in ended.stderr
+    reported = reported_error(ended.stderr)
+    assert reported.code == case.error.code and case.facts.items() <= reported.facts.items()
+    assert all(datum in ended.stderr for datum in case.shown) and "Traceback" not in ended.stderr
 
     result = json.loads((bench.folder / "result.json").read_text())
     (bench.folder / "result.json").unlink()
-    assert result["status"] == "failed" and result["error"]["code"] == case.code
+    assert result["status"] == "failed" and result["error"]["code"] == case.error.code
+    assert result["error"]["hint"] and result["error"]["hint"] in ended.stderr
     assert bench.on_disk() == before
 
 
-def test_a_source_that_fails_is_named_and_costs_nothing(bench: Bench) -> None:
-    bench.write(textwrap.dedent("""
+def test_a_source_that_fails_is_named_and_costs_nothing(bench: CliFixture) -> None:
+    bench.write(
+        textwrap.dedent("""
     class Failing(ScriptedSource):
         def read(self, position, limits):
             if position is not None:
@@ -120,12 +125,14 @@ def test_a_source_that_fails_is_named_and_costs_nothing(bench: Bench) -> None:
 
     def source():
         return Failing(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4)
-    """) + BUILD)  # fmt: skip
+    """)
+        + BUILD
+    )
     ended = stateflow(bench.command(), bench.folder)
     assert ended.returncode == BatchFailed.exit_code and "Traceback" not in ended.stderr
-    assert "a source could not be read source='rows' reason='ConnectionResetError" in ended.stderr
-    assert "the database went away" in ended.stderr and "job.py:" in ended.stderr
-    assert "hint: a new run starts from" in ended.stderr
+    facts = reported_error(ended.stderr).facts
+    assert facts["source"] == "rows" and "job.py:" in facts["where"]
+    assert facts["reason"].startswith("ConnectionResetError") and "the database went away" in facts["reason"]
     bench.write(BUILD)
     bench.run()
     assert len(FolderSink(bench.folder / "table").rows()) == 12

@@ -1,5 +1,5 @@
-"""Checkpoints that somebody made up, with hashes that are right: nothing is executed, memory stays bounded, nothing
-outside the job root is touched, and each is told as what it is."""
+"""Checkpoints that an attacker made up, with hashes that are right: nothing is executed, memory stays bounded, nothing
+outside the job root is touched, and each leads to an error of its kind."""
 
 from __future__ import annotations
 
@@ -15,34 +15,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.compatibility import check_job
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
-from stateflow.recovery import JobCode, SavepointAsk, create_savepoint, plan_restore
-from stateflow.runtime import stores
-from stateflow.runtime.proposing import RestoreOptions
-from stateflow.serializers import ValueSerializer, decode_key, decode_untyped, moment_of
-from tests.errors.kit import Bench, contents
-from tests.recovery import disk
+from stateflow.operations import JobCode, SavepointRequest, create_savepoint, plan_restore
+from stateflow.operations.compatibility import check_job
+from stateflow.runtime.restore.planner import RestoreOptions
+from stateflow.runtime.task import store_cache
+from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, timestamp_of
+from tests.support import root_files
+from tests.support.cli_fixture import CliFixture, contents
 
-EXECUTES = (
-    "pickle.find_class",
-    "os.system",
-    "subprocess.Popen",
-    "os.exec",
-    "os.posix_spawn",
-    "ctypes.dlopen",
-)
+EXECUTES = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "ctypes.dlopen")
 MEMORY_MB = 300
 """What opening anything may take at its highest, beside what the process had."""
 _heard: list[str] | None = None
 
 
-def _hear(event: str, args: tuple[object, ...]) -> None:
+def _on_finished(event: str, args: tuple[object, ...]) -> None:
     if _heard is not None and event.startswith(EXECUTES):
         _heard.append(event)
 
 
-sys.addaudithook(_hear)
+sys.addaudithook(_on_finished)
 
 
 @contextmanager
@@ -60,18 +53,18 @@ def harmless() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def rested(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    bench = Bench(tmp_path_factory.mktemp("malicious"))
+def rested(tmp_path_factory: pytest.TempPathFactory) -> CliFixture:
+    bench = CliFixture(tmp_path_factory.mktemp("malicious"))
     bench.run()
-    create_savepoint(bench.root, SavepointAsk(name="sp", from_head=True))
+    create_savepoint(bench.root, SavepointRequest(name="sp", from_head=True))
     return bench
 
 
 @pytest.fixture
-def bench(rested: Bench) -> Iterator[Bench]:
+def bench(rested: CliFixture) -> Iterator[CliFixture]:
     saved = {p: p.read_bytes() for p in rested.folder.rglob("*") if p.is_file()}
     yield rested
-    stores.close_all()
+    store_cache.close_all()
     for path in [p for p in rested.folder.rglob("*") if p.is_file() and p not in saved]:
         path.unlink()
     for path, data in saved.items():
@@ -137,37 +130,37 @@ MANIFESTS: dict[str, Change] = {
     "key groups to the end of the world": lambda d: _operator(d)["subtasks"][0].update(last_group=1 << 60),
     "key groups twice": lambda d: _operator(d)["subtasks"].append(_operator(d)["subtasks"][0]),
     "an operator of another name": lambda d: _operator(d).update(uid="../x"),
-}  # fmt: skip
+}
 
 
 def _forge(root: Path, line: Callable[[bytes], bytes]) -> None:
     """Writes another manifest for the newest checkpoint, with hashes all along that are right."""
-    newest = disk.head(root)
+    newest = root_files.head(root)
     path = root / newest.doc["manifest"]["key"]
     made = line(path.read_bytes().split(b"\n")[0])
     _replace(path, made + b"\n" + hashlib.sha256(made).hexdigest().encode() + b"\n")
-    for entry in reversed(disk.entries(root)):
+    for entry in reversed(root_files.entries(root)):
         if entry.doc["manifest"] == newest.doc["manifest"]:
-            _reseal(root, entry, {"manifest": disk.handle_of(root, path)})
+            _reseal(root, entry, {"manifest": root_files.handle_of(root, path)})
     _chain(root)
 
 
 def _chain(root: Path) -> None:
-    """Mends what the entries say of each other."""
+    """Mends what the entries hold of each other."""
     known: dict[int, str] = {}
     manifests: dict[int, Any] = {}
-    for entry in disk.entries(root):
+    for entry in root_files.entries(root):
         doc = entry.doc
         refs = [r for r in [doc["checkpoint"], *doc["retained"]] if r and r["id"] in known]
         for ref in refs:
             ref["sha256"], ref["manifest"] = known[ref["id"]], manifests[ref["id"]]
-        data = disk.sealed({**doc, "parent": known.get(entry.seq - 1, doc["parent"])})
-        _replace(disk.entry_path(root, entry.seq), data)
-        known[entry.seq], manifests[entry.seq] = disk.unsealed(data)[1], doc["manifest"]
+        data = root_files.sealed({**doc, "parent": known.get(entry.seq - 1, doc["parent"])})
+        _replace(root_files.entry_path(root, entry.seq), data)
+        known[entry.seq], manifests[entry.seq] = root_files.unsealed(data)[1], doc["manifest"]
 
 
-def _reseal(root: Path, entry: disk.Entry, changes: dict[str, Any]) -> None:
-    _replace(disk.entry_path(root, entry.seq), disk.sealed({**entry.doc, **changes}))
+def _reseal(root: Path, entry: root_files.Entry, changes: dict[str, Any]) -> None:
+    _replace(root_files.entry_path(root, entry.seq), root_files.sealed({**entry.doc, **changes}))
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -184,7 +177,7 @@ def _changed(change: Change) -> Callable[[bytes], bytes]:
     return line
 
 
-def _refused(bench: Bench) -> StateflowError:
+def _refused(bench: CliFixture) -> StateflowError:
     """Runs, plans and checks against it; all are refused, and nothing has changed."""
     before, outside = contents(Path(bench.root)), sorted(bench.folder.parent.iterdir())
     with harmless():
@@ -193,7 +186,7 @@ def _refused(bench: Bench) -> StateflowError:
         with pytest.raises((DataError, ConfigError)):
             report = check_job(bench.job, bench.root, (dict(bench.settings),))
             if report.fit == "incompatible":
-                raise ConfigError("told")
+                raise ConfigError("incompatible")
             # Files are not read by a check.
             bench.run()
     assert contents(Path(bench.root)) == before
@@ -203,22 +196,25 @@ def _refused(bench: Bench) -> StateflowError:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_made_up_manifest_is_refused(bench: Bench, name: str) -> None:
+def test_a_made_up_manifest_is_refused(bench: CliFixture, name: str) -> None:
     _forge(Path(bench.root), _changed(MANIFESTS[name]))
     _refused(bench)
 
 
 @pytest.mark.parametrize("at", ["", '{"later":', '{"operators":', '{"operators":[{"states":[{"type":'])
-def test_a_bomb_of_brackets_is_a_corrupt_file(bench: Bench, at: str) -> None:
+def test_a_bomb_of_brackets_is_a_corrupt_file(bench: CliFixture, at: str) -> None:
     _forge(Path(bench.root), lambda data: (at + BOMB).encode())
     assert type(_refused(bench)) is CorruptFile
 
 
-def test_a_deep_type_is_a_corrupt_file(bench: Bench) -> None:
+def test_a_deep_type_is_a_corrupt_file(bench: CliFixture) -> None:
     deep = '{"kind":"list","parts":[' * 100_000
-    _forge(Path(bench.root), lambda data: (
-        b'{"operators":[{"states":[{"name":"s","kind":"value","value_type":"","type":{"root":' + deep.encode()
-    ))  # fmt: skip
+    _forge(
+        Path(bench.root),
+        lambda data: (
+            b'{"operators":[{"states":[{"name":"s","kind":"value","value_type":"","type":{"root":' + deep.encode()
+        ),
+    )
     assert type(_refused(bench)) is CorruptFile
 
 
@@ -237,26 +233,32 @@ ENTRIES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_a_made_up_log_entry_is_refused(bench: Bench, name: str) -> None:
+def test_a_made_up_log_entry_is_refused(bench: CliFixture, name: str) -> None:
     root = Path(bench.root)
-    document = dict(disk.head(root).doc)
+    document = dict(root_files.head(root).doc)
     ENTRIES[name](document)
     line = json.dumps(document).replace('"later": null', f'"later": {BOMB}').encode()
-    path = disk.entry_path(root, disk.newest_seq(root))
+    path = root_files.entry_path(root, root_files.newest_seq(root))
     _replace(path, line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
     _refused(bench)
 
 
 SAVEPOINTS = [
-    "operators are a text", "a size is huge", "a key outside", "an absolute key", "a class that is not there",
-    "a serializer by name", "key groups to the end of the world", "an operator of another name",
-]  # fmt: skip
+    "operators are a text",
+    "a size is huge",
+    "a key outside",
+    "an absolute key",
+    "a class that is not there",
+    "a serializer by name",
+    "key groups to the end of the world",
+    "an operator of another name",
+]
 
 
 @pytest.mark.parametrize("name", [*SAVEPOINTS, "a bomb"])
-def test_a_made_up_savepoint_is_refused(bench: Bench, name: str) -> None:
+def test_a_made_up_savepoint_is_refused(bench: CliFixture, name: str) -> None:
     (path,) = Path(bench.root).glob("savepoints/*/_savepoint")
-    document = disk.unsealed(path.read_bytes())[0]
+    document = root_files.unsealed(path.read_bytes())[0]
     line = f'{{"x":{BOMB}'.encode()
     if name != "a bomb":
         MANIFESTS[name](document["manifest"])
@@ -282,9 +284,7 @@ class Wide(msgspec.Struct, array_like=True):
     b: dict[int, int] = {}
 
 
-TYPES: list[Any] = [
-    Any, int, str, bytes, list, list[Any], tuple[int, ...], set[int], dict, dict[str, int], Tree, Wide,
-]  # fmt: skip
+TYPES: list[Any] = [Any, int, str, bytes, list, list[Any], tuple[int, ...], set[int], dict, dict[str, int], Tree, Wide]
 EXT = b"\xc7\x08\x01cos\nsyst"
 VALUES: dict[str, bytes] = {
     "nothing": b"",
@@ -303,7 +303,7 @@ VALUES: dict[str, bytes] = {
     "a time stamp of another size": b"\xc7\x02\xff\x00\x00",
     "a reserved byte": b"\xc1",
     "text that is none": b"\xa2\xff\xfe",
-    "more behind it": b"\x01\x01",
+    "more after it": b"\x01\x01",
 }
 
 
@@ -314,7 +314,7 @@ def test_a_made_up_value_is_a_corrupt_file_or_plain_data(name: str) -> None:
             for kind in TYPES:
                 _opened(ValueSerializer[Any](kind).decode, head + VALUES[name])
             _opened(decode_untyped, head + VALUES[name])
-            _opened(lambda data: moment_of(data, "processing"), head + VALUES[name])
+            _opened(lambda data: timestamp_of(data, "processing"), head + VALUES[name])
         _opened(decode_key, VALUES[name])
 
 
@@ -330,9 +330,7 @@ def _opened(decode: Callable[[bytes], Any], data: bytes) -> None:
         assert isinstance(value, PLAIN)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in VALUES if n not in ("an ext type with a pickle", "an ext type inside")]
-)
+@pytest.mark.parametrize("name", [n for n in VALUES if n not in ("an ext type with a pickle", "an ext type inside")])
 def test_only_whole_values_of_known_forms_are_read(name: str) -> None:
     with pytest.raises(CorruptFile):
         decode_untyped(b"\x01" + VALUES[name])

@@ -1,4 +1,4 @@
-"""Whatever a run refuses at its start, `check` and `plan` report before it: one list, with a mistake for each check."""
+"""Whatever a run refuses at its start, `check` and `plan` report earlier: one list, with a mistake for each check."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from pyarrow import parquet
 
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.cli import main
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.cli.main import main
 from stateflow.clock import SystemClock
-from stateflow.environment import prepare
 from stateflow.errors import StateflowError
-from stateflow.runtime import stores
-from stateflow.runtime.plan import plan_job
+from stateflow.launch import prepare
+from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.preflight import CHECKS, Needs
+from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
-from tests.errors.kit import BUILD, JOB, Bench, contents
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
 
 FILES = """
 def build(env):
@@ -34,10 +34,10 @@ def build(env):
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    found = Bench(tmp_path)
+def bench(tmp_path: Path) -> Iterator[CliFixture]:
+    found = CliFixture(tmp_path)
     yield found
-    stores.close_all()
+    store_cache.close_all()
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,12 @@ class Mistake:
 
     check: str
     code: str
-    make: Callable[[Bench, pytest.MonkeyPatch], object]
+    make: Callable[[CliFixture, pytest.MonkeyPatch], object]
     has_run: bool = False
     of_root: bool = False
 
 
-def _files(
-    bench: Bench, options: str = "", more: str = "", columns: dict[str, pa.DataType] | None = None
-) -> None:
+def _files(bench: CliFixture, options: str = "", more: str = "", columns: dict[str, pa.DataType] | None = None) -> None:
     """A job over a folder of Parquet files."""
     folder = bench.folder / "input"
     folder.mkdir()
@@ -69,78 +67,95 @@ def _files(
     bench.write(FILES.format(options=options, more=more))
 
 
-def _without_java(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     _files(bench)
     monkeypatch.setenv("JAVA_HOME", str(bench.folder))
 
 
-def _setting(name: str, value: str) -> Callable[[Bench, pytest.MonkeyPatch], object]:
-    def make(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _setting(name: str, value: str) -> Callable[[CliFixture, pytest.MonkeyPatch], object]:
+    def make(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
         _files(bench)
         bench.settings[name] = value
 
     return make
 
 
-def _job(build: str, head: str = JOB) -> Callable[[Bench, pytest.MonkeyPatch], object]:
+def _job(build: str, head: str = JOB) -> Callable[[CliFixture, pytest.MonkeyPatch], object]:
     return lambda bench, _: bench.write(build, head)
 
 
-def _sink_of_others(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _sink_of_others(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
     table = bench.folder / "delta"
     table.mkdir()
     (table / "someone-elses.csv").write_text("a,b")
+    _delta_sink(bench, "delta")
+
+
+def _sink_below_a_file(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
+    (bench.folder / "tables").write_text("a file")
+    _delta_sink(bench, "tables/delta")
+
+
+def _delta_sink(bench: CliFixture, path: str) -> None:
     head = JOB.replace("import FileSource", "import DeltaSink, FileSource")
-    bench.write(BUILD.replace("sink()", "DeltaSink(HERE.parent / 'delta')"), head)
+    bench.write(BUILD.replace("sink()", f"DeltaSink(HERE.parent / '{path}')"), head)
 
 
-def _moved_folder(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _moved_folder(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
     _files(bench)
     (bench.folder / "input").rename(bench.folder / "elsewhere")
 
 
-def _no_sink_on_another_host(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _no_sink_on_another_host(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
     _files(bench)
     bench.job.write_text(bench.job.read_text().replace('.sink_to(sink(), uid="totals")', ".print()"))
     bench.settings["spark.master"] = "spark://example:7077"
 
 
-def _limit_without_effect(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _limit_without_effect(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
     _files(bench, ", format='csv'")
     bench.settings["source.max_rows_per_batch"] = "5"
 
 
-def _lost_state_file(bench: Bench, _: pytest.MonkeyPatch) -> None:
+def _lost_state_file(bench: CliFixture, _: pytest.MonkeyPatch) -> None:
     bench.state_files()[0].unlink()
 
 
 MISTAKES = [
     Mistake("machine", "environment-unsupported", _without_java),
     Mistake("spark-settings", "config", _setting("spark.master", "local[2]")),
-    Mistake("spark-settings", "config",
-            _setting("spark.conf.spark.sql.shuffle.orderIndependentChecksum.enabled", "false")),
+    Mistake(
+        "spark-settings", "config", _setting("spark.conf.spark.sql.shuffle.orderIndependentChecksum.enabled", "false")
+    ),
     Mistake("runner", "job-definition", _job(BUILD.replace(".key_by", ".transform(lambda df: df).key_by"))),
     Mistake("sink-hosts", "config", _setting("spark.master", "spark://example:7077")),
     Mistake("root-hosts", "config", _no_sink_on_another_host, of_root=True),
     Mistake("source-settings", "config", _moved_folder),
     Mistake("source-settings", "config", _limit_without_effect),
     Mistake("sink-tables", "sink-refused", _sink_of_others),
+    Mistake("sink-tables", "config", _sink_below_a_file),
     Mistake("job-root", "wrong-job-root", lambda b, _: b.settings.update(max_parallelism="64"), has_run=True),
     Mistake("job-root", "missing-file", lambda b, _: (Path(b.root) / "FORMAT").unlink(), has_run=True),
     Mistake("checkpoint", "config", _job(BUILD.replace('"sum"', '"another"')), has_run=True),
     Mistake("checkpoint", "sink-diverged", lambda b, _: (b.folder / "table").rename(b.folder / "moved"), has_run=True),
     Mistake("checkpoint-files", "missing-file", _lost_state_file, has_run=True),
-]  # fmt: skip
+]
 ON_SPARK = [
-    Mistake("source-columns", "schema-mismatch",
-            lambda b, _: _files(b, columns={"key": pa.string(), "number": pa.float64()})),
+    Mistake(
+        "source-columns",
+        "schema-mismatch",
+        lambda b, _: _files(b, columns={"key": pa.string(), "number": pa.float64()}),
+    ),
     Mistake("source-frames", "config", lambda b, _: _files(b, ", format='json', recursiveFileLookup='maybe'")),
     Mistake("transforms", "schema-mismatch", lambda b, _: _files(b, more=".transform(lambda df: df.select('key'))")),
-    Mistake("transforms", "schema-mismatch",
-            lambda b, _: _files(b, more=".transform(lambda df: df.selectExpr('key', 'number / 2 AS number'))")),
+    Mistake(
+        "transforms",
+        "schema-mismatch",
+        lambda b, _: _files(b, more=".transform(lambda df: df.selectExpr('key', 'number / 2 AS number'))"),
+    ),
     Mistake("transforms", "user-code", lambda b, _: _files(b, more=".transform(lambda df: df.no_such_column)")),
     Mistake("transforms", "schema-mismatch", lambda b, _: _files(b, more=".transform(lambda df: None)")),
-]  # fmt: skip
+]
 
 # Under spark-submit, settings do not know the master: the check "hosts" again.
 _AGAIN = {"session-hosts"}
@@ -155,7 +170,7 @@ def test_there_is_a_mistake_for_each_check() -> None:
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.check}-{m.code}")
 def test_check_and_plan_find_what_a_run_refuses(
-    bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+    bench: CliFixture, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nothing of it takes Spark to find.
     _check(bench, mistake, monkeypatch, ["--no-spark"])
@@ -165,7 +180,7 @@ def test_check_and_plan_find_what_a_run_refuses(
 @pytest.mark.usefixtures("spark_session")
 @pytest.mark.parametrize("mistake", ON_SPARK, ids=lambda m: f"{m.check}-{m.code}")
 def test_check_and_plan_ask_spark_what_only_spark_knows(
-    bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
+    bench: CliFixture, mistake: Mistake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Spark takes a file of one name once, and the session is that of all tests.
     bench.job = bench.job.rename(bench.job.with_name(f"job_{next(_NUMBERS)}.py"))
@@ -179,9 +194,7 @@ def test_check_and_plan_ask_spark_what_only_spark_knows(
     assert without["problems"] == [] and without["unchecked"]
 
 
-def _check(
-    bench: Bench, mistake: Mistake, monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> StateflowError:
+def _check(bench: CliFixture, mistake: Mistake, monkeypatch: pytest.MonkeyPatch, options: list[str]) -> StateflowError:
     if mistake.has_run:
         bench.run()
     else:
@@ -194,33 +207,34 @@ def _check(
     assert contents(Path(bench.root)) == before
     with pytest.raises(StateflowError) as refused:
         bench.run()
-    said = {"code": refused.value.code, "message": refused.value.sentence, "hint": refused.value.hint}
-    assert said["code"] == mistake.code
-    assert said in found and said in reported
+    error = refused.value
+    problem = {"code": error.code, "message": error.sentence, "hint": error.hint}
+    assert error.code == mistake.code
+    assert problem in found and problem in reported
     if not (mistake.has_run or mistake.of_root):
-        assert said in alone
-    return refused.value
+        assert problem in alone
+    return error
 
 
-def _new_root(bench: Bench) -> None:
+def _new_root(bench: CliFixture) -> None:
     """A job root without a checkpoint."""
     start = prepare(bench.job, layers=(dict(bench.settings),)).start
     new = NewJob(start.settings.name, start.settings.max_parallelism, plan_job(start.graph, 2).key_types)
     JobRoot.create_or_open(open_storage(bench.root), SystemClock(), new, "test")
 
 
-def _sets(bench: Bench) -> list[str]:
+def _sets(bench: CliFixture) -> list[str]:
     return [part for name, value in bench.settings.items() for part in ("--set", f"{name}={value}")]
 
 
-def _plan(bench: Bench, *more: str) -> dict[str, Any]:
+def _plan(bench: CliFixture, *more: str) -> dict[str, Any]:
     shown = CliRunner().invoke(main, ["plan", str(bench.job), *_sets(bench), *more, "--json"])
     found: dict[str, Any] = json.loads(shown.stdout)
     assert shown.exit_code == (20 if found["problems"] else 0)
     return found
 
 
-def _report(bench: Bench, *more: str) -> list[dict[str, str]]:
+def _report(bench: CliFixture, *more: str) -> list[dict[str, str]]:
     arguments = ["check", str(bench.job), "--against", bench.root, *_sets(bench), *more, "--json"]
     shown = CliRunner().invoke(main, arguments)
     if shown.exit_code != 20:

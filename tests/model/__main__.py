@@ -37,15 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("histories", nargs="?", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument(
-        "--mutant", choices=sorted(MUTANTS), default="", help="the code with one rule taken out"
-    )
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), default="", help="the code with one rule taken out")
     parser.add_argument("--plan", choices=sorted(PLANS), default="", help="a directed search")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
-    parser.add_argument(
-        "--trace", type=int, nargs="?", const=60, help="replay one history, print its last steps"
-    )
+    parser.add_argument("--trace", type=int, nargs="?", const=60, help="replay one history, print its last steps")
     return parser
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from stateflow import recovery
-from stateflow.checkpoint.documents import SinkMode
-from stateflow.checkpoint.proposal import Proposal
+from stateflow import operations
+from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -22,13 +22,13 @@ from stateflow.errors import (
     SinkDiverged,
     StorageError,
 )
-from stateflow.recovery import ForkAsk, JobCode, SavepointAsk
-from stateflow.runtime.proposing import RestoreOptions
-from stateflow.runtime.restoring import RestoreOrder
-from tests.model.office import JOB_URI, Office
-from tests.model.rules import Violation
+from stateflow.operations import ForkRequest, JobCode, SavepointRequest
+from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.planner import RestoreOptions
+from tests.model.command_env import JOB_URI, Office
+from tests.model.fixture_world import Site
+from tests.model.rules import Violation, misses_output
 from tests.model.runs import RealRun
-from tests.model.site import Site
 
 _CODE = JobCode(Path("job.py"))
 
@@ -67,7 +67,7 @@ class Person:
 
     def judge(self, error: DataError) -> None:
         """What a pin keeps cannot be missing; a table can have gone only where a job took it."""
-        if self.site.plan.vacuum and "output that is not yet published" in error.message:
+        if self.site.plan.vacuum and misses_output(error):
             self.site.count("commands that miss output")
             return
         if isinstance(error, ForeignRows):
@@ -85,14 +85,17 @@ class Saver(Person):
 
     def command(self) -> None:
         site, rng = self.site, self.site.rng
-        ask = SavepointAsk(
-            name=self.office.name("s") if site.chance(0.8) else "same", from_head=site.chance(0.6),
-            code=_CODE if site.chance(0.7) else None, request=self.office.name("h"),
-            patience=timedelta(seconds=rng.randint(5, 40)), timeout=timedelta(seconds=200),
-        )  # fmt: skip
+        ask = SavepointRequest(
+            name=self.office.name("s") if site.chance(0.8) else "same",
+            from_head=site.chance(0.6),
+            code=_CODE if site.chance(0.7) else None,
+            request_id=self.office.name("h"),
+            acknowledge_timeout=timedelta(seconds=rng.randint(5, 40)),
+            timeout=timedelta(seconds=200),
+        )
         for _ in range(2):
             try:
-                made = recovery.create_savepoint(JOB_URI, ask)
+                made = operations.create_savepoint(JOB_URI, ask)
             except StorageError:
                 # Asking again with the same id gives the same savepoint.
                 site.count("commands tried again")
@@ -107,17 +110,20 @@ class Asker(Saver):
 
     def command(self) -> None:
         site, rng = self.site, self.site.rng
-        ask = SavepointAsk(
-            name=self.office.name("r"), request=self.office.name("q"), code=_CODE,
-            patience=timedelta(seconds=rng.choice((40, 200))), timeout=timedelta(seconds=rng.choice((30, 100, 300))),
-        )  # fmt: skip
+        ask = SavepointRequest(
+            name=self.office.name("r"),
+            request_id=self.office.name("q"),
+            code=_CODE,
+            acknowledge_timeout=timedelta(seconds=rng.choice((40, 200))),
+            timeout=timedelta(seconds=rng.choice((30, 100, 300))),
+        )
         try:
-            made = recovery.create_savepoint(JOB_URI, ask)
+            made = operations.create_savepoint(JOB_URI, ask)
         except (RequestTimeout, StorageError, DataError):
             if site.chance(0.5):
                 raise
             site.count("savepoints asked for again")
-            made = recovery.create_savepoint(JOB_URI, replace(ask, from_head=site.chance(0.3)))
+            made = operations.create_savepoint(JOB_URI, replace(ask, from_head=site.chance(0.3)))
         site.checker.keeping.told(self.name, made.id)
         site.count(f"savepoints taken by the {made.taken_by}")
 
@@ -129,11 +135,14 @@ class Stopper(Person):
 
     def command(self) -> None:
         rng = self.site.rng
-        ask = SavepointAsk(
-            name=self.office.name("stop"), request=self.office.name("t"), code=_CODE,
-            patience=timedelta(seconds=200), timeout=timedelta(seconds=rng.choice((50, 300))),
-        )  # fmt: skip
-        made = recovery.stop(JOB_URI, ask, savepoint=self.site.chance(0.7))
+        ask = SavepointRequest(
+            name=self.office.name("stop"),
+            request_id=self.office.name("t"),
+            code=_CODE,
+            acknowledge_timeout=timedelta(seconds=200),
+            timeout=timedelta(seconds=rng.choice((50, 300))),
+        )
+        made = operations.stop(JOB_URI, ask, savepoint=self.site.chance(0.7))
         if made is not None:
             self.site.checker.keeping.told(self.name, made.id)
 
@@ -142,9 +151,9 @@ class Disposer(Person):
     """Takes savepoints away."""
 
     def command(self) -> None:
-        names = [s.name for s in recovery.list_all(JOB_URI)]
+        names = [s.name for s in operations.list_all(JOB_URI)]
         if names:
-            recovery.dispose(JOB_URI, self.site.rng.choice(names))
+            operations.dispose(JOB_URI, self.site.rng.choice(names))
 
 
 class Dropper(Person):
@@ -155,7 +164,7 @@ class Dropper(Person):
         pins = [p for p in root.head().entry.pinned if p.reason.startswith(("savepoint", "fork"))]
         if pins:
             self.site.checker.keeping.pins_dropped = True
-            root.unpin(self.site.rng.choice(pins).id)
+            root.admin.unpin(self.site.rng.choice(pins).id)
             self.site.count("abandoned pins dropped")
 
 
@@ -171,35 +180,35 @@ class Restorer(Person):
                 break
             site.world.sleep(10)
         office.busy_until = site.world.now + 250
-        if office.orders and site.chance(0.4):
+        if office.restores and site.chance(0.4):
             site.count("restores begun again")
-            self._execute(site.rng.choice(office.orders))
+            self._execute(site.rng.choice(office.restores))
             return
         for _ in range(3):
             if self._execute(self._plan()):
                 return
 
-    def _plan(self) -> tuple[Proposal, RestoreOrder]:
+    def _plan(self) -> tuple[RestorePlan, RestoreRequest]:
         site, office = self.site, self.office
         options = RestoreOptions(sinks=SinkMode.KEEP if site.chance(site.plan.keep) else SinkMode.RESTORE)
-        proposal = recovery.plan_restore(JOB_URI, _CODE, self._target(), options)
-        order = RestoreOrder(office.name("restore"), self.name, "model")
-        office.orders.append((proposal, order))
+        plan = operations.plan_restore(JOB_URI, _CODE, self._target(), options)
+        request = RestoreRequest(office.name("restore"), self.name, "model")
+        office.restores.append((plan, request))
         site.count("restores planned")
-        return proposal, order
+        return plan, request
 
-    def _execute(self, planned: tuple[Proposal, RestoreOrder]) -> bool:
+    def _execute(self, planned: tuple[RestorePlan, RestoreRequest]) -> bool:
         """Whether the plan is carried out; it may have been before. One that is outdated is never tried again."""
         site, office = self.site, self.office
         site.checker.approved |= {path for sink in planned[0].sinks for path in sink.others}
         for _ in range(3):
             try:
-                recovery.restore(JOB_URI, _CODE, *planned)
+                operations.restore(JOB_URI, _CODE, *planned)
             except (StorageError, Fenced):
                 continue
             except PlanOutdated:
                 site.count("plans outdated")
-                office.orders = [order for order in office.orders if order is not planned]
+                office.restores = [request for request in office.restores if request is not planned]
                 return False
             site.count(f"restores to {'a savepoint' if planned[0].savepoint else 'a checkpoint'}")
             return True
@@ -207,11 +216,11 @@ class Restorer(Person):
 
     def _target(self) -> str:
         site = self.site
-        names = [s.name for s in recovery.list_all(JOB_URI)]
+        names = [s.name for s in operations.list_all(JOB_URI)]
         if names and site.chance(0.9 if site.plan.vacuum else 0.5):
             return site.rng.choice(names)
         root = site.open(self.name)
-        ids = sorted({ref.id for ref in root.kept(root.head())})
+        ids = sorted({ref.id for ref in root.checkpoints.kept(root.head())})
         return str(site.rng.choice(ids)) if ids else "latest"
 
     def judge(self, error: DataError) -> None:
@@ -232,11 +241,11 @@ class Forker(Person):
         into = self.office.new_site()
         root = site.open(self.name)
         head = root.head()
-        names = [s.name for s in recovery.list_all(JOB_URI)]
-        ids = [str(ref.id) for ref in root.kept(head)]
+        names = [s.name for s in operations.list_all(JOB_URI)]
+        ids = [str(ref.id) for ref in root.checkpoints.kept(head)]
         if not ids + names:
             return
-        recovery.fork(JOB_URI, ForkAsk(site.rng.choice(ids + names), into.storage.uri, shadow=True))
+        operations.fork(JOB_URI, ForkRequest(site.rng.choice(ids + names), into.storage.uri, shadow=True))
         site.count("forks")
         RealRun(into, self.name, 2)()
 
@@ -245,6 +254,11 @@ class Forker(Person):
 
 
 PEOPLE: dict[str, Callable[[Office, str], Callable[[], None]]] = {
-    "saver": Saver, "asker": Asker, "stopper": Stopper, "disposer": Disposer, "dropper": Dropper,
-    "restorer": Restorer, "forker": Forker,
-}  # fmt: skip
+    "saver": Saver,
+    "asker": Asker,
+    "stopper": Stopper,
+    "disposer": Disposer,
+    "dropper": Dropper,
+    "restorer": Restorer,
+    "forker": Forker,
+}

@@ -1,4 +1,4 @@
-"""Where people give their commands: the real `stateflow.recovery`, with simulated storages and threads below it."""
+"""Where people give their commands: the real `stateflow.operations.restores`, over simulated storages and threads."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from stateflow.checkpoint import collector, savepoint, stored_savepoints
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.proposal import Proposal
+from stateflow.checkpoint.gc import collector
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.restore.plan_document import RestorePlan
+from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
-from stateflow.recovery import forks, restores, savepoints
-from stateflow.runtime import committing, fence_watch, serving
-from stateflow.runtime.job import Job
-from stateflow.runtime.restoring import RestoreOrder
+from stateflow.operations import forks, restores, savepoint_disposal, savepoints
+from stateflow.runtime.driver import fence_watch, request_server
+from stateflow.runtime.driver.checkpointing import pipeline, uploads
+from stateflow.runtime.job.job import Job
+from stateflow.runtime.restore.executor import RestoreRequest
 from stateflow.storage import Storage
+from tests.model.fixture_world import Site
 from tests.model.invariants import Checker
 from tests.model.runs import job_of
 from tests.model.sink import SimSink
-from tests.model.site import Site
 from tests.model.store import Below, SimStorage
 from tests.model.threads import Idle, InlinePool, Threads
 
@@ -33,7 +35,7 @@ class Office:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.sites = {JOB_URI: site}
-        self.orders: list[tuple[Proposal, RestoreOrder]] = []
+        self.restores: list[tuple[RestorePlan, RestoreRequest]] = []
         """Restores that somebody began; another may try one again, as a retried task does."""
         self.busy_until = 0
         """Until when the schedule is paused, because somebody goes back."""
@@ -60,19 +62,26 @@ class Office:
         """The real commands, with what they stand on replaced."""
         threads = Threads(self.site.world)
         places: list[tuple[Any, str, Any]] = [
-            (savepoints, "open_root", self._root), (savepoints, "open_storage", self.storage),
-            (savepoints, "open_existing", self._job), (restores, "open_existing", self._job),
-            (forks, "open_root", self._root), (forks, "open_storage", self.storage),
+            (savepoints, "open_root", self._root),
+            (savepoints, "open_storage", self.storage),
+            (savepoints, "open_existing", self._job),
+            (savepoint_disposal, "open_root", self._root),
+            (savepoint_disposal, "open_storage", self.storage),
+            (restores, "open_existing", self._job),
+            (forks, "open_root", self._root),
+            (forks, "open_storage", self.storage),
             (forks, "probe_storage", lambda *_: None),
-            (stored_savepoints, "open_storage", self.storage), (savepoint, "ThreadPoolExecutor", InlinePool),
+            (catalog, "open_storage", self.storage),
+            (create, "ThreadPoolExecutor", InlinePool),
             (collector, "ThreadPoolExecutor", InlinePool),
-            (savepoint, "_version", lambda: "simulated"), (serving, "threading", threads),
+            (request_server, "threading", threads),
             # The watch only stops a fenced run earlier. Without it the run goes on until its next append, which is
             # the harder case for the protocol.
             (fence_watch, "threading", Idle()),
-            (serving, "ThreadPoolExecutor", threads.pool), (committing, "threading", threads),
-            (committing, "ThreadPoolExecutor", threads.pool),
-        ]  # fmt: skip
+            (request_server, "ThreadPoolExecutor", threads.pool),
+            (uploads, "threading", threads),
+            (pipeline, "ThreadPoolExecutor", threads.pool),
+        ]
         with ExitStack() as stack:
             for place, name, replacement in places:
                 stack.enter_context(patch.object(place, name, replacement))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, CheckpointLog, Draft, Head, Overtaken
-from stateflow.checkpoint.output import OutputSizes
-from stateflow.checkpoint.retained import SegmentSizes
+from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
+from stateflow.checkpoint.log.documents import LogEntry
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.outputs import OutputSizes
+from stateflow.checkpoint.log.retained import SegmentSizes
 from stateflow.errors import StorageError
-from stateflow.runtime.publishing import BoundSink
+from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage.paths import data_folder
 from tests.model.invariants import Checker
@@ -33,8 +35,8 @@ class WatchedLog(CheckpointLog):
         super().__init__(log.storage, log.job)
         self._checker = checker
 
-    def append(self, parent: Head | None, draft: Draft) -> Appended | Overtaken:
-        outcome = super().append(parent, draft)
+    def append(self, parent: Head | None, build: Callable[[Head | None], LogEntry]) -> Appended | Overtaken:
+        outcome = super().append(parent, build)
         if isinstance(outcome, Appended):
             for head in (outcome.own, outcome.head):
                 self._checker.acknowledged(head.entry.seq, head.sha256)
@@ -69,9 +71,9 @@ class Site:
 
     def watch(self, root: JobRoot) -> JobRoot:
         """Lets the invariants hear what the root's users are told."""
-        root.log = WatchedLog(root.log, self.checker)
-        root.retained.sizes = SegmentSizes(self.plan.inline, self.plan.segment)
-        root.output.sizes = OutputSizes(self.plan.inline_output, 1)
+        root = JobRoot(WatchedLog(root.log, self.checker), root.clock, root.writer)
+        root.checkpoints.retained.sizes = SegmentSizes(self.plan.inline, self.plan.segment)
+        root.outputs.sizes = OutputSizes(self.plan.inline_output, 1)
         return root
 
     def bind(self, root: JobRoot) -> dict[str, BoundSink]:
@@ -79,9 +81,7 @@ class Site:
         schema = RowSchema(object, ())
         return {s.uid: BoundSink(s, SinkContext(root.job.job_uuid, s.uid, schema)) for s in self.sinks}
 
-    def write_attempt(
-        self, generation: int, ordinal: int
-    ) -> tuple[list[FileHandle], dict[str, list[Committable]]]:
+    def write_attempt(self, generation: int, ordinal: int) -> tuple[list[FileHandle], dict[str, list[Committable]]]:
         """What the tasks of a batch write: new state files and output, and files of an attempt that fails."""
         folder = data_folder(generation, ordinal, self.clock.new_id())
         if self.chance(0.1):

@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 
-from stateflow.checkpoint.collector import Collector
+from stateflow.checkpoint.gc.collector import Collector
 from stateflow.errors import ConfigError
 from stateflow.storage.paths import FORMAT
+from tests.model.actors import PEOPLE
+from tests.model.command_env import Office
+from tests.model.fixture_world import Site
 from tests.model.invariants import Checker
 from tests.model.mutants import MUTANTS, Mutant
-from tests.model.office import Office
-from tests.model.outsiders import Admin, Appender, Cleaner, Vacuum
-from tests.model.people import PEOPLE
+from tests.model.other_actors import Admin, Appender, Cleaner, Vacuum
 from tests.model.plan import PLANS, Plan
 from tests.model.rules import Violation
 from tests.model.runs import RealRun, make_run
 from tests.model.sink import SimSink
-from tests.model.site import Site
 from tests.model.store import SimStorage
 from tests.model.world import SimClock, World
 
@@ -110,10 +110,7 @@ class History:
                 self.world.close()
         stats, checker = self.world.stats, self.site.checker
         stats["steps"], stats["entries"] = self.world.steps, checker.head.seq
-        stats["entries in stale slots"], stats["publications seen"] = (
-            checker.stale_slots,
-            checker.publications,
-        )
+        stats["entries in stale slots"], stats["publications seen"] = (checker.stale_slots, checker.publications)
         stats += checker.counts + checker.keeping.counts
         return stats
 
@@ -180,7 +177,7 @@ class History:
         root = site.open("command")
         for pin in root.head().entry.pinned:
             site.checker.pins.discard(pin.id)
-            root.unpin(pin.id)
+            root.admin.unpin(pin.id)
         collection = Collector(root).collect()
         if collection.unknown:
             raise Violation("I8", f"names that nobody knows: {collection.unknown}")

@@ -30,9 +30,9 @@ from typing import Any
 
 import msgspec
 
-from tests.model.keeping import Keeping
 from tests.model.plan import FOREIGN
 from tests.model.rules import Violation
+from tests.model.savepoint_invariants import Keeping
 from tests.model.store import SimStorage
 
 _LOG = re.compile(r"log/(\d{20})")
@@ -69,8 +69,15 @@ class Fact:
         return self.doc["sources"][0]["offset"] if self.doc.get("sources") else ""
 
 
-_START = Fact(0, "", b"", {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []},
-              0, frozenset(), {})  # fmt: skip
+_START = Fact(
+    0,
+    "",
+    b"",
+    {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []},
+    0,
+    frozenset(),
+    {},
+)
 
 Output = tuple[int, list[str]]
 """Checkpoint id and files."""
@@ -188,9 +195,7 @@ class Checker:
             if before != after:
                 raise Violation("S1", f"{sink}: a table that is kept has other content behind {token}")
         elif ours(after) != _flat(self.line[sink]):
-            raise Violation(
-                "S1", f"{sink}: behind {token} the table has {_odd(ours(after), _flat(self.line[sink]))}"
-            )
+            raise Violation("S1", f"{sink}: behind {token} the table has {_odd(ours(after), _flat(self.line[sink]))}")
         else:
             self._table[sink] = list(self.line[sink])
         self._check_foreign(sink, token, set(before) - set(after))
@@ -274,9 +279,7 @@ class Checker:
         for pending in doc["pending"]:
             parts = [self._object(handle, objects)["committables"] for handle in pending["parts"]]
             pending["committables"] = [*(pending["committables"] or []), *(c for part in parts for c in part)]
-        own = doc["kind"] == "commit" or (
-            doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint")
-        )
+        own = doc["kind"] == "commit" or (doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint"))
         checkpoint = seq if own else (doc.get("checkpoint") or {"id": 0})["id"]
         kept = frozenset([checkpoint, *(r["id"] for r in _refs(doc))])
         self.counts["lists in objects"] += len(objects)
@@ -325,12 +328,13 @@ class Checker:
     def _check_numbers(self, parent: Fact, fact: Fact) -> None:
         doc, before = fact.doc, parent.doc
         generation = fact.seq if fact.kind == "claim" else self.generation
-        right = {"claim": doc["ordinal"] == 0, "commit": doc["ordinal"] > before["ordinal"],
-                 "admin": doc["ordinal"] == before["ordinal"]}  # fmt: skip
+        right = {
+            "claim": doc["ordinal"] == 0,
+            "commit": doc["ordinal"] > before["ordinal"],
+            "admin": doc["ordinal"] == before["ordinal"],
+        }
         if doc["generation"] != generation or not right[fact.kind]:
-            raise Violation(
-                "I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}"
-            )
+            raise Violation("I2", f"entry {fact.seq} has generation {doc['generation']}, ordinal {doc['ordinal']}")
 
     def _check_intents(self, parent: Fact, fact: Fact) -> None:
         """Restores happen once, one after the other, and before anything else."""
@@ -403,9 +407,7 @@ class Checker:
             wanted = self.lines[target].get(sink, [])
             unseen = [c for c, _ in wanted if c not in self.shown[sink]]
             if unseen:
-                raise Violation(
-                    "R3", f"claim {fact.seq} goes back to {target}, {sink} has never seen {unseen[0]}"
-                )
+                raise Violation("R3", f"claim {fact.seq} goes back to {target}, {sink} has never seen {unseen[0]}")
             if intent["mode"] == "keep" and self.limbo.get(sink, (0, ""))[1] == "restore":
                 # The restore that this intent replaces has not reached the table: what it holds now is kept.
                 self.line[sink] = list(self._table[sink])
@@ -422,9 +424,7 @@ class Checker:
         for sink, line in self.line.items():
             self.line[sink] = line = [o for o in line if o[0] <= max(fact.checkpoint, self._floor[sink])]
             if self.visible[sink] > len(line):
-                raise Violation(
-                    "S1", f"claim {fact.seq} adopts {fact.checkpoint}, {sink} has published later output"
-                )
+                raise Violation("S1", f"claim {fact.seq} adopts {fact.checkpoint}, {sink} has published later output")
 
     def _note_checkpoint(self, fact: Fact, needs: dict[str, str]) -> None:
         self._contents[fact.seq] = _states(needs, fact.manifest)
@@ -481,9 +481,7 @@ class Checker:
             raise Violation("I6", f"admin {fact.seq} changes the checkpoint")
         origin = self.chain[fact.checkpoint].doc
         if any(fact.doc.get(name) != origin.get(name) for name in ("manifest", "sources")):
-            raise Violation(
-                "I6", f"entry {fact.seq} tells checkpoint {fact.checkpoint} otherwise than its commit"
-            )
+            raise Violation("I6", f"entry {fact.seq} tells checkpoint {fact.checkpoint} otherwise than its commit")
 
     def _check_pins(self, fact: Fact) -> None:
         if self.pins and not self.pins <= _pins(fact.doc):
@@ -493,9 +491,7 @@ class Checker:
         for sink, line in self.line.items():
             if sink in self.limbo:
                 continue
-            pending = {
-                p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink
-            }
+            pending = {p["checkpoint_id"] or fact.seq for p in fact.doc.get("pending", []) if p["sink"] == sink}
             for checkpoint, _ in line[self.visible[sink] :]:
                 if checkpoint not in pending:
                     raise Violation("S2", f"{sink}: output of {checkpoint} is neither visible nor pending")

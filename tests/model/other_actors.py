@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import EntryRef
-from stateflow.checkpoint.files import check_stored, files_of
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.documents import EntryRef
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
 from stateflow.errors import ConfigError, DataError, StorageError
+from tests.model.fixture_world import Site
 from tests.model.rules import Violation
-from tests.model.site import Site
 
 
 class Cleaner:
@@ -61,25 +61,25 @@ class Admin:
 
     def _command(self, root: JobRoot) -> None:
         if self.site.chance(self.site.plan.shorten):
-            root.retain(self.site.rng.randint(1, 2))
+            root.admin.retain(self.site.rng.randint(1, 2))
             self.site.count("retentions shortened")
-        elif choice := root.kept(root.head()):
+        elif choice := root.checkpoints.kept(root.head()):
             self._read_under_pin(root, self.site.rng.choice(choice))
 
     def _read_under_pin(self, root: JobRoot, ref: EntryRef) -> None:
-        pin = root.pin(ref, self.name, "reads")
+        pin = root.admin.pin(ref, self.name, "reads")
         self.site.checker.pinned(pin.id)
         self.site.count("pins")
         self._read(root, ref)
         if self.site.chance(0.9):
             self.site.checker.pins.discard(pin.id)
-            root.unpin(pin.id)
+            root.admin.unpin(pin.id)
             self.site.count("unpins")
 
     def _read(self, root: JobRoot, ref: EntryRef) -> None:
         self.site.world.sleep(self.site.rng.randint(0, 60))
         try:
-            check_stored(self.site.storage, files_of(root.manifest_of(ref)))
+            check_hashes(self.site.storage, files_of(root.checkpoints.manifest_of(ref)))
         except DataError as e:
             raise Violation("I3", f"{self.name} reads pinned checkpoint {ref.id}: {e}") from e
 

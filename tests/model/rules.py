@@ -1,6 +1,8 @@
-"""What it is when a rule is broken."""
+"""What it is when a rule is broken, and errors that break none."""
 
 from __future__ import annotations
+
+from stateflow.errors import DataError, MissingFile
 
 
 class Violation(BaseException):
@@ -9,3 +11,13 @@ class Violation(BaseException):
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule} {text}")
         self.rule = rule
+
+
+def misses_output(error: DataError) -> bool:
+    """Whether files of output were deleted before the checkpoint that has them was published."""
+    return isinstance(error, MissingFile) and "checkpoint" in error.facts
+
+
+def is_not_retained(error: DataError) -> bool:
+    """Whether a checkpoint was needed that the job has let go."""
+    return type(error) is DataError and {"checkpoint", "oldest"} <= error.facts.keys()

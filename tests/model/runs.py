@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from stateflow.checkpoint.barrier import Participant
-from stateflow.checkpoint.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
-from stateflow.checkpoint.entries import Commit
-from stateflow.checkpoint.files import check_stored, files_of, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, Head
-from stateflow.checkpoint.reports import TaskReport
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.barrier.pending_barrier import Participant
+from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.transitions import Commit
+from stateflow.config.settings import CheckpointSettings, Settings
 from stateflow.errors import (
     BatchFailed,
     ConfigError,
@@ -26,18 +28,16 @@ from stateflow.errors import (
     SinkDiverged,
     StorageError,
 )
-from stateflow.runtime import run as runtime
-from stateflow.runtime.committing import NOT_IN_TIME
-from stateflow.runtime.executors import BatchWork, Executor
-from stateflow.runtime.job import Job, Positions
-from stateflow.runtime.publishing import Publisher
-from stateflow.runtime.rewinding import restore_order
-from stateflow.runtime.run import JobRun
-from stateflow.settings import CheckpointSettings, Settings
+from stateflow.runtime.driver import job_restore as runtime
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.job.job import Job, Positions
+from stateflow.runtime.publisher import Publisher
+from stateflow.runtime.restore.rewind import recover_pending_output
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
-from tests.model.rules import Violation
-from tests.model.site import JOB, Site
+from tests.model.fixture_world import JOB, Site
+from tests.model.rules import Violation, is_not_retained, misses_output
 
 _OPERATOR, _KEY_TYPES = "op", ["bigint"]
 _DESCRIPTION = "simulated"
@@ -72,7 +72,7 @@ class Run:
         except (StorageError, GaveUp):
             site.count("runs that gave up")
         except BatchFailed as e:
-            if not site.plan.asynchronous or NOT_IN_TIME not in e.message:
+            if not site.plan.asynchronous or e.facts.get("setting") != "checkpoints.timeout":
                 raise
             site.count("runs that waited in vain")
         except DataError as e:
@@ -126,10 +126,10 @@ class Run:
             raise Violation("S1", f"{self.name}: {error}") from error
         if isinstance(error, ForeignRows):
             self._stopped_by_others(error)
-        elif self.site.plan.vacuum and "retained" in error.message:
+        elif self.site.plan.vacuum and is_not_retained(error):
             # A command shortened the retention while the run was going back.
             self.site.count("runs that gave up")
-        elif self.site.plan.vacuum and "output that is not yet published" in error.message:
+        elif self.site.plan.vacuum and misses_output(error):
             self.site.count("runs that miss output")
             self.needs_person = True
         elif not self.generation or self.site.checker.is_newest(self.generation):
@@ -169,11 +169,13 @@ class FreeRun(Run):
         self.publisher = Publisher(self.root, sinks)
         self.head = self._claim()
         self.head = runtime.complete_rewind(self.root, sinks, self.head)
-        self.head = restore_order(self.publisher, self.root, sinks, self.head)
-        manifest = self.root.manifest(self.head)
+        self.head = recover_pending_output(
+            self.publisher, self.root, sinks, self.head, FenceGuard(self.root.log, self.generation)
+        )
+        manifest = self.root.checkpoints.manifest_at(self.head)
         if manifest is not None:
             self.base = files_of(manifest)
-            check_stored(site.storage, site.rng.sample(self.base, min(2, len(self.base))))
+            check_hashes(site.storage, site.rng.sample(self.base, min(2, len(self.base))))
         site.storage.put_data(f"{spark_location(self.generation)}/metadata", b"{}")
 
     def batch(self) -> None:
@@ -189,7 +191,7 @@ class FreeRun(Run):
             site.count("checkpoints given up")
             return
         if self.base:
-            check_stored(site.storage, [site.rng.choice(self.base)])
+            check_hashes(site.storage, [site.rng.choice(self.base)])
         self._commit(self.head)
         if site.chance(site.plan.publish):
             self._publish(self.head)
@@ -221,7 +223,7 @@ class FreeRun(Run):
             except DataError:
                 # The log is empty.
                 return None, 0
-            if retained := self.root.retained.of(head.entry):
+            if retained := self.root.checkpoints.retained.read(head.entry):
                 return self.site.rng.choice(retained), head.entry.seq
         return None, 0
 
@@ -230,18 +232,27 @@ class FreeRun(Run):
         files = [f for f in self.base if site.chance(0.6)] + self.files
         folder = data_folder(self.generation, self.ordinal, site.clock.new_id())
         manifest = Manifest(
-            job_uuid=self.root.job.job_uuid, generation=self.generation, ordinal=self.ordinal,
-            operators=[_operator(folder, files)], sources=[_position(folder)],
-        )  # fmt: skip
+            job_uuid=self.root.job.job_uuid,
+            generation=self.generation,
+            ordinal=self.ordinal,
+            operators=[_operator(folder, files)],
+            sources=[_position(folder)],
+        )
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
-        output = self.root.output.stored(folder, "output", output)
-        new = Commit(self.ordinal, write_manifest(site.storage, folder, manifest), manifest.sources, output,
-                     self.publisher.published, self.publisher.settled)  # fmt: skip
+        output = self.root.outputs.store(folder, "output", output)
+        new = Commit(
+            self.ordinal,
+            write_manifest(site.storage, folder, manifest),
+            manifest.sources,
+            output,
+            self.publisher.published,
+            self.publisher.settled,
+        )
         outcome = self.root.commit(parent, new, Retention(site.plan.retain))
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
         site.count("commits")
-        self.publisher.forget_settled(outcome.head)
+        self.publisher.discard_settled(outcome.head)
         self.head, self.base, self.files, self.output = outcome.head, files, [], {}
 
     def _publish(self, head: Head) -> None:
@@ -259,12 +270,12 @@ class OneOperator:
 
     parallelism: int = 1
     key_types: dict[str, list[str]] = field(default_factory=lambda: {_OPERATOR: _KEY_TYPES})
-    levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Unit(_OPERATOR),)),))
+    levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Chain(_OPERATOR),)),))
 
     sources: tuple[Any, ...] = ()
-    units: tuple[Any, ...] = ()
+    chains: tuple[Any, ...] = ()
     strategies: dict[str, Any] = field(default_factory=dict)
-    first_units: frozenset[str] = frozenset({_OPERATOR})
+    row_counting_chains: frozenset[str] = frozenset({_OPERATOR})
 
     def participants(self) -> list[Participant]:
         """Who must report on a barrier."""
@@ -272,13 +283,13 @@ class OneOperator:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class _Chain:
     uid: str
 
 
 @dataclass(frozen=True)
 class _Level:
-    units: tuple[_Unit, ...]
+    chains: tuple[_Chain, ...]
 
 
 class _Writer(Executor):
@@ -287,20 +298,30 @@ class _Writer(Executor):
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def no_rows(self, plan: object) -> Any:
+    def empty_rows(self, plan: object) -> Any:
         return None
 
-    def tend(self, plan: object, info: object) -> None:
+    def keep_workers_alive(self, plan: object, info: object) -> None:
         """Files are stored by actors that live."""
 
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
         site, info = self._site, work.info
-        files, output = site.write_attempt(info.generation, info.ordinal)
+        files, output = site.write_attempt(info.id.generation, info.id.ordinal)
         base = [f.handle for o in work.base.values() for s in o.subtasks for f in s.files]
         attempt = site.clock.new_id()
         state = _operator(attempt, [f for f in base if site.chance(0.6)] + files).subtasks[0]
-        return [TaskReport(generation=info.generation, ordinal=info.ordinal, uid=_OPERATOR, subtask=0, attempt=attempt,
-                           key_types=_KEY_TYPES, state=state, output=output)]  # fmt: skip
+        return [
+            TaskReport(
+                generation=info.id.generation,
+                ordinal=info.id.ordinal,
+                uid=_OPERATOR,
+                subtask=0,
+                attempt=attempt,
+                key_types=_KEY_TYPES,
+                state=state,
+                output=output,
+            )
+        ]
 
 
 class RealRun(Run):
@@ -330,7 +351,7 @@ class RealRun(Run):
         return self.run is not None and self.run.stopped
 
     def abandon(self) -> None:
-        if self.run is not None and hasattr(self.run, "_desk"):
+        if self.run is not None:
             self.run.abandon()
 
     def finish(self) -> None:
@@ -343,9 +364,13 @@ def job_of(site: Site, root: JobRoot) -> Job:
     """The job on this root, as its job file declares it."""
     # Seconds are steps.
     checkpoints = CheckpointSettings(
-        retained=site.plan.retain, collect_every=3, asynchronous=site.plan.asynchronous, max_in_flight=2,
-        tolerable_failures=1, timeout=timedelta(seconds=80),
-    )  # fmt: skip
+        retained=site.plan.retain,
+        collect_every=3,
+        asynchronous=site.plan.asynchronous,
+        max_in_flight=2,
+        tolerable_failures=1,
+        timeout=timedelta(seconds=80),
+    )
     settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
     plan: Any = OneOperator()
     return Job(root, plan, settings, site.bind(root), (("source", _DESCRIPTION),))
@@ -353,9 +378,12 @@ def job_of(site: Site, root: JobRoot) -> Job:
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     state = SubtaskState(
-        subtask=0, first_group=0, last_group=3, snapshot=snapshot,
+        subtask=0,
+        first_group=0,
+        last_group=3,
+        snapshot=snapshot,
         files=[StateFile(handle=f, local_name="x") for f in files],
-    )  # fmt: skip
+    )
     return OperatorState(uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, states=[], subtasks=[state])
 
 

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stateflow.errors import CorruptFile, DataError, MissingFile
 from tests.model.rules import Violation
+from tests.support.errors import reported_error
 
 if TYPE_CHECKING:
     from tests.model.invariants import Checker
@@ -101,9 +103,7 @@ class Keeping:
         if savepoint_id not in self.ever:
             raise Violation("V1", f"{whom} was told of savepoint {savepoint_id}, which never was complete")
         if savepoint_id in self._taken:
-            raise Violation(
-                "V5", f"{whom} was told of a savepoint that {self._taken[savepoint_id]} took away"
-            )
+            raise Violation("V5", f"{whom} was told of a savepoint that {self._taken[savepoint_id]} took away")
         self._told.add(savepoint_id)
         self.counts["savepoints told of"] += 1
 
@@ -155,9 +155,7 @@ class Keeping:
         for sink, line in checker.lines[checkpoint].items():
             for output, _ in line:
                 if output not in checker.shown[sink]:
-                    raise Violation(
-                        "V3", f"savepoint {doc['name']} of {checkpoint}: {sink} has never seen {output}"
-                    )
+                    raise Violation("V3", f"savepoint {doc['name']} of {checkpoint}: {sink} has never seen {output}")
 
     def _answered(self, answer: dict[str, Any]) -> None:
         if answer["id"] in self._answers:
@@ -184,9 +182,7 @@ class Keeping:
             self._check_whole(made)
             answer = self._answers.get(made.doc["request"])
             if made.maker.startswith("run") and answer and answer.get("savepoint_id") != made.doc["id"]:
-                raise Violation(
-                    "Q2", f"savepoint {made.doc['name']} is there, its request was {answer['status']}"
-                )
+                raise Violation("Q2", f"savepoint {made.doc['name']} is there, its request was {answer['status']}")
         known = {key for made in self.complete.values() for key in made.files}
         for key in self._storage.keys():
             if key.startswith("savepoints/") and key not in known and self._storage.peek(key) != _TOMBSTONE:
@@ -196,10 +192,11 @@ class Keeping:
 
 
 def _is_avoidable(answer: dict[str, Any], pins_dropped: bool) -> bool:
-    if answer["message"].startswith("the checkpoint is not retained"):
+    error = reported_error(f"error [{answer['code']}]: {answer['message']}")
+    if error.code == DataError.code and {"checkpoint", "oldest"} <= error.facts.keys():
         return True
-    lost = answer["code"] in ("missing-file", "corrupt-file") or "given up" in answer["message"]
-    return lost and not pins_dropped
+    is_given_up = error.code == DataError.code and "name" in error.facts
+    return (is_given_up or error.code in (MissingFile.code, CorruptFile.code)) and not pins_dropped
 
 
 def _document(data: bytes) -> dict[str, Any]:

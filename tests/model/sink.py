@@ -100,9 +100,8 @@ class SimSink:
     def missing(self, committables: list[Committable]) -> list[str]:
         """Those files that are not there."""
         return self._world.call(
-            READ, "missing", self.uid,
-            lambda: [c.path for c in committables if self.files.get(c.path) != c.size],
-        )  # fmt: skip
+            READ, "missing", self.uid, lambda: [c.path for c in committables if self.files.get(c.path) != c.size]
+        )
 
     def commit(self, seen: int, token: int, committables: list[Committable]) -> int | None:
         """Adds the files in one step, unless the table is not at the version `seen` any more."""
@@ -169,14 +168,14 @@ class SimTable:
         if first is None:
             return SinkRewind(self.version, None, None, None, ())
         gone = set(versions[-1][1]) - set(versions[first - 1][1])
-        others = tuple(sorted(path for path in gone if path.startswith(FOREIGN)))
+        others = tuple(_commit(v, path) for v, path in self.sink.foreign.items() if path in gone)
         return SinkRewind(self.version, first - 1, None, None, others)
 
     def changes_since(self, version: int) -> TableChanges:
         """What came after a version, up to that of this very handle."""
         later = range(version + 1, self.version + 1)
         paths = [(v, self.sink.foreign[v]) for v in later if v in self.sink.foreign]
-        others = tuple(OtherCommit(v, frozenset({"other"}), path, (path,)) for v, path in paths)
+        others = tuple(_commit(v, path) for v, path in paths)
         return TableChanges(self.sink.uid, any(v in self.sink.own for v in later), others)
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
@@ -184,6 +183,10 @@ class SimTable:
         if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
             raise AssertionError(f"{self.sink.uid}: rewind to {to_version} with token {token} on {self}")
         return self.sink.rewind(self.version, to_version, token)
+
+
+def _commit(version: int, path: str) -> OtherCommit:
+    return OtherCommit(version, frozenset({"other"}), path, (path,))
 
 
 def _ask(is_leftover: Callable[[int, int, str], bool], path: str) -> bool:

@@ -52,7 +52,7 @@ class SimStorage(Storage):
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         raise AssertionError("the simulated storage does without files")
 
-    def take(self, source: Storage, key: str, to: str) -> None:
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
         """As in other storages, without files on the way."""
         data = source.get(key)
         if self.put_new(to, data) is PutResult.CREATED:
@@ -84,9 +84,7 @@ class SimStorage(Storage):
             return
         if self._rng.random() < self._denied:
             self._world.stats["deletions refused"] += 1
-            raise ConfigError(
-                "the storage does not let us write or read", reason="403 Forbidden", key=keys[0]
-            )
+            raise ConfigError("access to the storage was denied", reason="403 Forbidden", key=keys[0])
 
     def intent(self) -> None:
         """A restore begins to change tables; from the invariants."""

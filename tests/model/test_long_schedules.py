@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from stateflow import recovery
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.recovery import SavepointAsk
+from stateflow import operations
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.operations import SavepointRequest
 from stateflow.storage.paths import LOG
+from tests.model.command_env import JOB_URI
 from tests.model.history import History
-from tests.model.office import JOB_URI
 from tests.model.plan import Plan
 from tests.model.runs import RealRun
 
@@ -96,10 +96,10 @@ def test_commands_without_a_run_leave_nothing(job: Quiet) -> None:
     before = len(job.keys)
     root = job.root
     for _ in range(300):
-        root.unpin(root.pin(root.line(root.head())[0], "somebody", "looks").id)
+        root.admin.unpin(root.admin.pin(root.checkpoints.restorable(root.head())[0], "somebody", "looks").id)
     for number in range(30):
-        made = recovery.create_savepoint(JOB_URI, SavepointAsk(name=f"s{number}", from_head=True))
-        recovery.dispose(JOB_URI, made.name)
+        made = operations.create_savepoint(JOB_URI, SavepointRequest(name=f"s{number}", from_head=True))
+        operations.dispose(JOB_URI, made.name)
     assert len(job.entries) == 2
     assert len([key for key in job.keys if not key.startswith(("history/", "requests/"))]) <= before
     job.run(1)

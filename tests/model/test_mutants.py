@@ -11,7 +11,7 @@ from tests.model.rules import Violation
 _SEEDS = [
     ("plain-none", 2),
     ("unasked-savepoint", 7),
-    ("late-copies", 107),
+    ("late-copies", 165),
     ("outrun-request", 5),
     ("half-fork", 108),
     ("untold-savepoint", 36),

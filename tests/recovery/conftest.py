@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.harness import AccountsBox
+from tests.support.job_fixture import AccountsJob
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsBox]:
-    box = AccountsBox(tmp_path / "job")
+def box(tmp_path: Path) -> Iterator[AccountsJob]:
+    box = AccountsJob(tmp_path / "job")
     yield box
     box.end_all()
 
 
 @pytest.fixture
-def early(box: AccountsBox) -> AccountsBox:
+def early(box: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 50th event that went on to the 120th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
     box.deliver(50)

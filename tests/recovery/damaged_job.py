@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
-from tests.recovery.process import Ended
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import Ended
 
 Damage = Callable[[Path], None]
 
@@ -56,8 +55,8 @@ DAMAGES: dict[str, Damage] = {
 class Victim:
     """A job at rest, another one of the same name, and a copy of both."""
 
-    box: AccountsBox
-    other: AccountsBox
+    box: AccountsJob
+    other: AccountsJob
     copy: Path
 
     @property
@@ -65,20 +64,20 @@ class Victim:
         return self.box.root
 
     @property
-    def head(self) -> disk.Entry:
-        return disk.head(self.root)
+    def head(self) -> root_files.Entry:
+        return root_files.head(self.root)
 
     def files(self, kind: str, root: Path | None = None) -> list[Path]:
         """The files of a kind that the newest checkpoint needs."""
         root = root or self.root
-        newest = disk.head(root)
+        newest = root_files.head(root)
         if kind == "FORMAT":
             return [root / "FORMAT"]
         if kind == "log entry":
-            return [disk.entry_path(root, newest.seq)]
+            return [root_files.entry_path(root, newest.seq)]
         if kind == "manifest":
             return [root / newest.doc["manifest"]["key"]]
-        paths = [root / h["key"] for h in disk.handles(disk.read_manifest(root, newest.doc["manifest"]))]
+        paths = [root / h["key"] for h in root_files.handles(root_files.read_manifest(root, newest.doc["manifest"]))]
         assert kind == "sst"
         return paths
 
@@ -94,12 +93,12 @@ class Victim:
         Args:
             claims: whether it adds a CLAIM, which refers to what was there before, and the record of its failure.
         """
-        before, asked, newest = self._everything(), self.box.requested(), disk.newest_seq(self.root)
+        before, asked, newest = self._everything(), self.box.requested(), root_files.newest_seq(self.root)
         ended = self.box.run()
         after = self._everything()
         if claims:
-            path = disk.entry_path(self.root, newest + 1)
-            assert disk.read_entry(path).doc["kind"] == "claim"
+            path = root_files.entry_path(self.root, newest + 1)
+            assert root_files.read_entry(path).doc["kind"] == "claim"
             (failure,) = (self.root / "history").glob(f"{newest + 1:020d}-failure-*")
             del after[str(path)], after[str(failure)]
         changed = {p for p in before.keys() | after.keys() if before.get(p) != after.get(p)}
@@ -107,13 +106,13 @@ class Victim:
         return ended
 
     def _everything(self) -> dict[str, str]:
-        return disk.digests(self.root, self.box.folder / "tables")
+        return root_files.digests(self.root, self.box.folder / "tables")
 
 
 def make_victim(folder: Path) -> Victim:
     """The two jobs in a folder; the damaged one has events that it has not worked off."""
     settings = {"checkpoints__retained": 3}
-    job, other = AccountsBox(folder / "job", settings), AccountsBox(folder / "other", settings)
+    job, other = AccountsJob(folder / "job", settings), AccountsJob(folder / "other", settings)
     victim = Victim(job, other, folder / "copy")
     for box, rows in ((job, 50), (other, 60)):
         box.deliver(rows)
@@ -133,5 +132,5 @@ def check_refused(victim: Victim, path: Path, claims: bool = False) -> None:
     """
     ended = victim.run(claims)
     assert ended.code == 4, str(ended)
-    assert str(path.relative_to(victim.root)) in ended.err, str(ended)
-    assert re.search(r"error \[(corrupt-file|missing-file|data)\]", ended.err), str(ended)
+    assert ended.error.code in ("corrupt-file", "missing-file", "data"), str(ended)
+    assert str(path.relative_to(victim.root)) in ended.error.facts.values(), str(ended)

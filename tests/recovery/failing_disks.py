@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended
+from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.storage import posix
 
 VARIABLE = "STATEFLOW_TEST_DISK"

@@ -11,18 +11,23 @@ from typing import Any
 
 import psutil
 
-from tests.recovery.flights import FlightsBox
-from tests.recovery.process import ROOT, Ended, Running, spawn, wait_for
-from tests.recovery.strikes import check_at_rest
+from tests.recovery.random_kills import check_at_rest
 from tests.servers.spark import Cluster, executor_of, spark_cluster
+from tests.support.flights_job import FlightsJob
+from tests.support.processes import ROOT, Ended, Running, spawn, wait_for
 
 _SETTINGS = {
-    "storage__shared": "true", "checkpoints__asynchronous": "yes", "checkpoints__collect_every": 3,
-    "spark__conf__spark.speculation": "true", "spark__conf__spark.speculation.multiplier": "1.1",
-    "spark__conf__spark.speculation.quantile": "0.4", "spark__conf__spark.speculation.interval": "20ms",
-    "spark__conf__spark.executor.memory": "700m", "spark__conf__spark.task.maxFailures": "20",
+    "storage__shared": "true",
+    "checkpoints__asynchronous": "yes",
+    "checkpoints__collect_every": 3,
+    "spark__conf__spark.speculation": "true",
+    "spark__conf__spark.speculation.multiplier": "1.1",
+    "spark__conf__spark.speculation.quantile": "0.4",
+    "spark__conf__spark.speculation.interval": "20ms",
+    "spark__conf__spark.executor.memory": "700m",
+    "spark__conf__spark.task.maxFailures": "20",
     "spark__conf__spark.driver.host": "127.0.0.1",
-}  # fmt: skip
+}
 _TRIES = 4
 
 
@@ -31,7 +36,7 @@ class ClusteredFlights:
     """A job, and the cluster that it runs on."""
 
     cluster: Cluster
-    box: FlightsBox
+    box: FlightsJob
 
     def kill_executor(self, dice: random.Random) -> bool:
         """SIGKILL of one of the executors; False when there is none at the moment."""
@@ -52,18 +57,16 @@ class ClusteredFlights:
 
 
 @contextmanager
-def clustered_flights(
-    folder: Path, of_workers: Mapping[str, str] = {}, **box: Any
-) -> Iterator[ClusteredFlights]:
+def clustered_flights(folder: Path, of_workers: Mapping[str, str] = {}, **box: Any) -> Iterator[ClusteredFlights]:
     """A cluster of a master and two workers, and a job that nothing was delivered for yet.
 
     Args:
         of_workers: their environment, and so of executors; by default executors find this checkout.
-        box: for `FlightsBox`.
+        box: for `FlightsJob`.
     """
     with spark_cluster(folder / "cluster", {"PYTHONPATH": str(ROOT), **of_workers}) as cluster:
         settings = {**_SETTINGS, "spark__master": cluster.url}
-        flights = FlightsBox(folder / "job", settings, job="small_flights", launcher=spawn, **box)
+        flights = FlightsJob(folder / "job", settings, job="small_flights", launcher=spawn, log_format="json", **box)
         try:
             yield ClusteredFlights(cluster, flights)
         finally:
@@ -72,14 +75,12 @@ def clustered_flights(
 
 def batches_of(run: Running) -> int:
     """How many batches a run has committed so far."""
-    return run.errors.count(" committed ")
+    return run.count("committed")
 
 
 def await_batches(run: Running, number: int) -> None:
     """Waits until a run has committed that many, or is over."""
-    wait_for(
-        lambda: batches_of(run) >= number or run.poll() is not None, lambda: f"{number} batches of {run}"
-    )
+    wait_for(lambda: batches_of(run) >= number or run.poll() is not None, lambda: f"{number} batches of {run}")
 
 
 def check_ended(ended: Ended) -> Ended:

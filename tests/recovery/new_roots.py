@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from urllib.parse import unquote
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, expected, multiset
-from tests.recovery.process import Ended, Running
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, expected, multiset
+from tests.support.processes import Ended, Running
 
 
 class NewRoot:
@@ -19,7 +19,7 @@ class NewRoot:
         new: shares the job's input and, unless told otherwise, not its tables.
     """
 
-    def __init__(self, old: AccountsBox, folder: Path) -> None:
+    def __init__(self, old: AccountsJob, folder: Path) -> None:
         self.old = old
         old.deliver(50)
         old.finish()
@@ -27,21 +27,27 @@ class NewRoot:
         assert made.code == 0, str(made)
         self.savepoint = Path(unquote(json.loads(made.out)["path"].removeprefix("file://")))
         self.tables = folder / "tables"
-        self.new = AccountsBox(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
+        self.new = AccountsJob(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
 
     def begin(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Running:
         tables = ("--set", f"job.tables={self.tables}") if own_tables else ()
         return self.new.begin(
-            "run", self.new.job_file, "--from-savepoint", str(self.savepoint), *tables, *more,
-            failpoint=failpoint, with_job=True,
-        )  # fmt: skip
+            "run",
+            self.new.job_file,
+            "--from-savepoint",
+            str(self.savepoint),
+            *tables,
+            *more,
+            failpoint=failpoint,
+            with_job=True,
+        )
 
     def run(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Ended:
         return self.begin(*more, failpoint=failpoint, own_tables=own_tables).wait()
 
     def check_own_tables(self) -> None:
         """What the new job has written is what comes after the savepoint, once."""
-        found = multiset(disk.folder_rows(self.tables / "movements"))
+        found = multiset(root_files.folder_rows(self.tables / "movements"))
         assert found == multiset(expected(self.new.delivered).movements[50:])
-        assert disk.head(self.new.root).position == len(self.new.delivered)
-        assert disk.read_state(self.new.root, "balances") == expected(self.new.delivered).balances
+        assert root_files.head(self.new.root).position == len(self.new.delivered)
+        assert root_files.read_state(self.new.root, "balances") == expected(self.new.delivered).balances

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, Row, expected, multiset
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, Row, expected, multiset
 
 TABLES = ("movements", "totals")
 
 
-def append(box: AccountsBox, table: str, number: int = 1) -> list[Row]:
+def append(box: AccountsJob, table: str, number: int = 1) -> list[Row]:
     """Appends to a table as another application; the rows that it brings."""
     folder = box.table(table)
     version = newest_version(box, table) + 1
@@ -21,17 +21,17 @@ def append(box: AccountsBox, table: str, number: int = 1) -> list[Row]:
     return rows
 
 
-def newest_version(box: AccountsBox, table: str) -> int:
+def newest_version(box: AccountsJob, table: str) -> int:
     """The table's version."""
     return len(list((box.table(table) / "versions").iterdir())) - 1
 
 
-def rows_of(box: AccountsBox, table: str) -> list[Row]:
+def rows_of(box: AccountsJob, table: str) -> list[Row]:
     """Everything that a reader of the table sees."""
-    return disk.folder_rows(box.table(table))
+    return root_files.folder_rows(box.table(table))
 
 
-def check_tables(box: AccountsBox, others: dict[str, list[Row]]) -> None:
+def check_tables(box: AccountsJob, others: dict[str, list[Row]]) -> None:
     """Each table has the job's rows once, and those of the other writer."""
     wanted = expected(box.delivered)
     for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):

@@ -9,9 +9,9 @@ import time
 
 import psutil
 
-from tests.recovery import disk
-from tests.recovery.flights import FlightsBox
-from tests.recovery.process import Running, wait_for
+from tests.support import root_files
+from tests.support.flights_job import FlightsJob
+from tests.support.processes import Running, wait_for
 
 DRIVER, WORKER, JVM = "driver", "worker", "jvm"
 """The Python program, one of the Python processes of Spark's tasks, and Spark itself."""
@@ -19,7 +19,7 @@ _RUNS_EACH = 10
 """A run may end before its process is killed; more runs than this without a kill are an error."""
 
 
-def check_at_rest(flights: FlightsBox) -> None:
+def check_at_rest(flights: FlightsJob) -> None:
     """What must hold at rest; a JVM may outlive its driver for a moment."""
     for process in flights.processes:
         process.wait_family()
@@ -27,9 +27,10 @@ def check_at_rest(flights: FlightsBox) -> None:
     flights.check_clean()
 
 
-def kill_at_random(flights: FlightsBox, victims: list[str], dice: random.Random) -> None:
+def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random) -> None:
     """Kills one after another: a worker's death is one of a run that goes on, the others end the run."""
     done, runs = 0, 0
+    flights.log_format = "json"
     while done < len(victims):
         runs += 1
         assert runs <= _RUNS_EACH * len(victims), f"{runs - 1} runs ended, and {done} processes were killed"
@@ -89,16 +90,16 @@ def _name_of(process: psutil.Process) -> str:
 
 
 def _is_restored(run: Running) -> bool:
-    """Whether a run has claimed the job and is restored: its log lines have the generation from then on."""
-    return " generation=" in run.errors
+    """Whether a run has claimed the job and is restored."""
+    return run.count("restored") > 0
 
 
 def _batches(run: Running) -> int:
     """How many batches a run has committed so far."""
-    return run.errors.count(" committed ")
+    return run.count("committed")
 
 
-def _files_done(flights: FlightsBox) -> int:
+def _files_done(flights: FlightsJob) -> int:
     """How many files are in checkpoints."""
-    found = disk.entries(flights.root)
-    return disk.files_read(found[-1]) if found else 0
+    found = root_files.entries(flights.root)
+    return root_files.files_read(found[-1]) if found else 0

@@ -10,28 +10,29 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.documents import Origin, Request, RequestKind
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.requests import post, read_answer
-from stateflow.checkpoint.savepoint import Order, make_savepoint
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.requests.mailbox import post, read_answer
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
-from stateflow.config import parse_assignments
+from stateflow.config.sources import parse_assignments
 from stateflow.environment import declare
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.metrics import MemoryRecorder
-from stateflow.runtime.assembly import assemble, load_job
-from stateflow.runtime.background import BackgroundWork, Work
-from stateflow.runtime.committing import MOST_UNTOLD
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.observability.metrics import MemoryRecorder
+from stateflow.runtime.driver.background import BackgroundWork, Work
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.maintenance import MAX_PENDING_RECORDS
+from stateflow.runtime.driver.request_server import CommittedPoint, RequestServer
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.loader import create_or_open_job, load_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
 from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
-from tests.recovery.process import wait_for
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import wait_for
 
-REFUSED = ConfigError("the storage does not let us write or read", reason="403 Forbidden")
+REFUSED = ConfigError("access to the storage was denied", reason="403 Forbidden")
 
 
 class Refusing(PosixStorage):
@@ -64,33 +65,38 @@ class Refusing(PosixStorage):
 
 
 def run_with(
-    box: AccountsBox,
-    storage: Storage,
-    on_batch: Callable[[BatchResult], None] = lambda _: None,
-    **more: object,
+    box: AccountsJob, storage: Storage, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: object
 ) -> MemoryRecorder:
     """A run in this process, to its end."""
-    given = {"job.folder": box.folder, "local_dir": box.local, "requests.interval": "10ms",
-             "checkpoints.asynchronous": "no", "checkpoints.collect_every": 1, **more}  # fmt: skip
+    given = {
+        "job.folder": box.folder,
+        "local_dir": box.local,
+        "requests.interval": "10ms",
+        "checkpoints.asynchronous": "no",
+        "checkpoints.collect_every": 1,
+        **more,
+    }
     layer = parse_assignments(tuple(f"{name}={value}" for name, value in given.items()))
     file = Path(box.job_file)
     env, settings = declare(load_job(file).build, file.stem, (layer,))
     recorder = MemoryRecorder()
-    job = replace(assemble(env.graph, settings, storage, SystemClock()), recorder=recorder)
+    job = replace(create_or_open_job(env.graph, settings, storage, SystemClock()), recorder=recorder)
     run = JobRun(job, LocalExecutor())
     run.start("a test")
     run_local(run, {n.uid: n.source for n in env.graph.sources}, on_batch)  # type: ignore[misc]
     return recorder
 
 
-def _ask(box: AccountsBox, name: str, kind: RequestKind, full: bool = False) -> None:
+def _ask(box: AccountsJob, name: str, kind: RequestKind, full: bool = False) -> None:
     at = SystemClock().now().isoformat()
     savepoint = name if kind is RequestKind.SAVEPOINT else ""
-    post(PosixStorage(box.root), Request(id=name, kind=kind, savepoint=savepoint, origin=Origin.MANUAL, by="a test",
-                                         full=full, at=at))  # fmt: skip
+    post(
+        PosixStorage(box.root),
+        Request(id=name, kind=kind, savepoint=savepoint, origin=Origin.MANUAL, by="a test", full=full, at=at),
+    )
 
 
-def _status(box: AccountsBox) -> list[dict[str, object]]:
+def _status(box: AccountsJob) -> list[dict[str, object]]:
     shown = box.command("status", "--json")
     assert shown.code == 0, str(shown)
     return json.loads(shown.out)["background"]  # type: ignore[no-any-return]
@@ -100,7 +106,7 @@ def _status(box: AccountsBox) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("error", [REFUSED, StorageError("503"), OSError("a bug"), KeyError("a bug")])
-def test_the_watcher_survives_any_error(box: AccountsBox, error: Exception) -> None:
+def test_the_watcher_survives_any_error(box: AccountsJob, error: Exception) -> None:
     box.deliver(100)
     healthy: list[int] = []
     storage = Refusing(
@@ -122,10 +128,10 @@ def test_the_watcher_survives_any_error(box: AccountsBox, error: Exception) -> N
     code = error.code if isinstance(error, StateflowError) else "internal"
     assert (shown["work"], shown["failures"], shown["code"]) == ("request_watch", storage.refused, code)
     text = box.command("status").out
-    assert "request_watch failed" in text and f"[{code}]" in text
+    assert "request_watch" in text and f"[{code}]" in text
 
 
-def test_looks_come_slower_while_they_fail(box: AccountsBox) -> None:
+def test_looks_come_slower_while_they_fail(box: AccountsJob) -> None:
     box.deliver(30)
     storage = Refusing(box.root, lambda call, key: call == "list" and key.startswith("requests/"))
 
@@ -139,7 +145,7 @@ def test_looks_come_slower_while_they_fail(box: AccountsBox) -> None:
     box.check_results()
 
 
-def test_a_request_whose_checkpoint_is_let_go_at_the_run_s_end(box: AccountsBox) -> None:
+def test_a_request_whose_checkpoint_is_let_go_at_the_run_s_end(box: AccountsJob) -> None:
     """The first one runs a batch of its own; with one checkpoint retained, the one before is gone for the second."""
     box.deliver(40)
     storage = PosixStorage(box.root)
@@ -155,36 +161,62 @@ def test_a_request_whose_checkpoint_is_let_go_at_the_run_s_end(box: AccountsBox)
     assert _status(box) == []
 
 
-def test_a_request_that_is_outrun_each_time_gets_the_reason(
-    box: AccountsBox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing stops this at the run's end but the bound."""
+def test_a_run_that_went_back_at_its_start_answers_requests(box: AccountsJob) -> None:
+    """Going back claims the job a second time; the run must not count as fenced by itself."""
     box.deliver(40)
+    box.finish()
+    box.deliver(100)
+    assert box.run("commit.after:3").code == -9
+    newest = root_files.head(box.root)
+    (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
+    _ask(box, "asked", RequestKind.SAVEPOINT)
     storage = PosixStorage(box.root)
-    point = JobRun._point
-    first: list[object] = []
+    run_with(box, storage)
+    given = read_answer(storage, "asked")
+    assert given is not None and given.status == "done"
+    box.check_results()
 
-    def stale(run: JobRun) -> object:
-        first.append(point(run))
-        return first[1] if len(first) > 1 else first[0]
 
-    monkeypatch.setattr(JobRun, "_point", stale)
+def test_a_request_that_is_outrun_each_time_gets_the_reason(box: AccountsJob) -> None:
+    """Nothing stops this at the run's end but the bound."""
+    box.deliver(20)
+    box.finish()
+    root = disk_root(box, SystemClock())
+    stale = CommittedPoint(root.head().checkpoint, {})
+    box.deliver(40)
+    box.finish(checkpoints__retained=1)
+    _ask(box, "one", RequestKind.SAVEPOINT)
+    generation = root.head().entry.generation
+    background = BackgroundWork(root, MemoryRecorder(), generation)
+    desk = RequestServer(root, generation, timedelta(hours=1), _NoBatches(), background)
+    looks: list[int] = []
 
-    def after(result: BatchResult) -> None:
-        if result.ordinal == 4:
-            _ask(box, "one", RequestKind.SAVEPOINT)
+    def current() -> CommittedPoint:
+        looks.append(1)
+        return stale
 
-    run_with(box, storage, after, **{"checkpoints.retained": 1, "requests.interval": "1h"})
-    given = read_answer(storage, "one")
-    assert given is not None and (given.status, given.code) == ("failed", "data")
-    assert "not retained any more" in given.message
+    desk.close(current)
+    assert len(looks) > 1
+    given = read_answer(root.storage, "one")
+    assert stale.checkpoint is not None and given is not None
+    assert (given.status, given.code) == ("failed", "data")
+    assert f"checkpoint={stale.checkpoint.id} " in f"{given.message} "
+
+
+class _NoBatches:
+    """Of a run that nobody asks for a batch."""
+
+    def drain(self) -> CommittedPoint:
+        raise AssertionError("a batch")
+
+    take_full_snapshot = drain
 
 
 # --- Deletions
 
 
 @pytest.mark.parametrize("error", [REFUSED, StorageError("503"), OSError("a bug")])
-def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsBox, error: Exception) -> None:
+def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsJob, error: Exception) -> None:
     box.deliver(200)
     box.finish()
     box.deliver(260)
@@ -203,31 +235,34 @@ def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsBox, error: Ex
 
 @pytest.mark.parametrize("error", [REFUSED, StorageError("503"), OSError("a bug"), KeyError("a bug")])
 def test_a_history_that_cannot_be_written_fails_no_run_and_grows_no_manifest(
-    box: AccountsBox, error: Exception
+    box: AccountsJob, error: Exception
 ) -> None:
     box.deliver(1_100)
     storage = Refusing(box.root, lambda call, key: call == "put" and key.startswith("history/"), error)
     recorder = run_with(box, storage)
     assert recorder.counters[Work.HISTORY.metric] > 0
-    assert len(disk.read_manifest(box.root, disk.head(box.root).doc["manifest"])["history"]) == MOST_UNTOLD
+    assert (
+        len(root_files.read_manifest(box.root, root_files.head(box.root).doc["manifest"])["history"])
+        == MAX_PENDING_RECORDS
+    )
     box.check_results()
 
 
-def test_work_beside_a_run_succeeds_where_nothing_may_be_deleted(box: AccountsBox) -> None:
+def test_work_beside_a_run_succeeds_where_nothing_may_be_deleted(box: AccountsJob) -> None:
     box.deliver(40)
     box.finish()
     storage = Refusing(box.root, lambda call, key: call == "delete" and not key.startswith("probe/"))
     root = JobRoot.open(storage, SystemClock(), "a test")
     checkpoint = root.head().checkpoint
     assert checkpoint is not None
-    with root.pinned(checkpoint, "a test", "to read"):
+    with root.admin.pinned(checkpoint, "a test", "to read"):
         assert len(root.head().entry.pinned) == 1
     assert root.head().entry.pinned == []
-    make_savepoint(root, Order("kept", checkpoint, root.head().entry.published)).verify()
+    make_savepoint(root, SavepointSpec("kept", checkpoint, root.head().entry.published)).verify()
     assert storage.refused > 0
 
 
-def test_a_sweep_that_fails_fails_no_start(box: AccountsBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_fails_fails_no_start(box: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     from stateflow.testing.sinks import FolderSink
 
     box.deliver(20)
@@ -246,7 +281,7 @@ def test_a_sweep_that_fails_fails_no_start(box: AccountsBox, monkeypatch: pytest
 # --- The mechanism
 
 
-def test_pauses_grow_and_end_with_a_success(box: AccountsBox) -> None:
+def test_pauses_grow_and_end_with_a_success(box: AccountsJob) -> None:
     box.deliver(10)
     box.finish()
     clock = _Clock()
@@ -270,7 +305,7 @@ def test_pauses_grow_and_end_with_a_success(box: AccountsBox) -> None:
     assert background.attempt(Work.COLLECTION, lambda: None)
     assert background.pause(Work.COLLECTION, timedelta(seconds=3)) == timedelta(seconds=3)
     background.finish()
-    records = [r for r in disk.history(box.root) if r.get("kind") == "background"]
+    records = [r for r in root_files.history(box.root) if r.get("kind") == "background"]
     assert sorted(int(r["facts"]["failures"]) for r in records) == [1, 2, 4, 8, 12]
 
 
@@ -283,5 +318,5 @@ class _Clock(SystemClock):
         return self.seconds
 
 
-def disk_root(box: AccountsBox, clock: SystemClock) -> JobRoot:
+def disk_root(box: AccountsJob, clock: SystemClock) -> JobRoot:
     return JobRoot.open(PosixStorage(box.root), clock, "a test")

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.clusters import (
+from tests.recovery.killed_clusters import (
     ClusteredFlights,
     await_batches,
     check_ended,
     clustered_flights,
     kill_executor_of,
 )
-from tests.recovery.process import ROOT
 from tests.servers.running import s3_server
+from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -62,9 +62,7 @@ def test_a_job_root_on_s3(tmp_path: Path) -> None:
     with (
         s3_server(tmp_path / "s3", "bucket") as variables,
         # Executors get the credentials from the driver, never from their own environment.
-        clustered_flights(
-            tmp_path, root_folder=folder, address="s3://bucket/job", variables=variables
-        ) as flights,
+        clustered_flights(tmp_path, root_folder=folder, address="s3://bucket/job", variables=variables) as flights,
     ):
         _lose_an_executor(flights, files=5, seed=2)
 
@@ -73,9 +71,7 @@ def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: P
     """As the guide says: their own Python has neither stateflow nor rocksdict."""
     bare = Path(sys.executable).resolve()
     for package in ("stateflow", "rocksdict"):
-        looked = subprocess.run(
-            [bare, "-c", f"import {package}"], cwd="/", env={}, capture_output=True, check=False
-        )
+        looked = subprocess.run([bare, "-c", f"import {package}"], cwd="/", env={}, capture_output=True, check=False)
         assert b"ModuleNotFoundError" in looked.stderr
     archive = _packed(tmp_path, bare)
     nothing = {"PYTHONPATH": "", "PATH": "/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": ""}
@@ -91,10 +87,27 @@ def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: P
 
 
 _NEEDED = {
-    "arro3-core", "click", "deltalake", "deprecated", "markdown-it-py", "mdurl", "msgspec", "numpy",
-    "opentelemetry-api", "pandas", "pyarrow", "pygments", "python-dateutil", "pytz", "rich", "rocksdict",
-    "typing-extensions", "tzdata", "wrapt", "xxhash",
-}  # fmt: skip
+    "arro3-core",
+    "click",
+    "deltalake",
+    "deprecated",
+    "markdown-it-py",
+    "mdurl",
+    "msgspec",
+    "numpy",
+    "opentelemetry-api",
+    "pandas",
+    "pyarrow",
+    "pygments",
+    "python-dateutil",
+    "pytz",
+    "rich",
+    "rocksdict",
+    "typing-extensions",
+    "tzdata",
+    "wrapt",
+    "xxhash",
+}
 """What tasks import, and what that needs; pyspark is Spark's own part."""
 
 

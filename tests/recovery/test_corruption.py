@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery import disk
-from tests.recovery.victim import DAMAGES, Victim, check_refused, make_victim
+from tests.recovery.damaged_job import DAMAGES, Victim, check_refused, make_victim
+from tests.support import root_files
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,9 @@ KINDS = ["FORMAT", "log entry", "manifest", "sst"]
 
 @pytest.mark.parametrize(
     # A log entry that is removed was never written, as far as the log can tell; see below.
-    ("kind", "damage"), [(k, d) for k in KINDS for d in DAMAGES if (k, d) != ("log entry", "removed")]
-)  # fmt: skip
+    ("kind", "damage"),
+    [(k, d) for k in KINDS for d in DAMAGES if (k, d) != ("log entry", "removed")],
+)
 def test_damage_is_named(victim: Victim, kind: str, damage: str) -> None:
     path = victim.files(kind)[0]
     DAMAGES[damage](path)
@@ -59,7 +60,7 @@ def test_swapped_files_are_named(victim: Victim) -> None:
 
 
 def test_swapped_log_entries_are_named(victim: Victim) -> None:
-    path, older = victim.files("log entry")[0], disk.entry_path(victim.root, victim.head.checkpoint)
+    path, older = victim.files("log entry")[0], root_files.entry_path(victim.root, victim.head.checkpoint)
     assert path != older
     one, two = path.read_bytes(), older.read_bytes()
     path.write_bytes(two)
@@ -68,7 +69,7 @@ def test_swapped_log_entries_are_named(victim: Victim) -> None:
 
 
 def test_an_older_manifest_is_named(victim: Victim) -> None:
-    older = disk.kept_entries(victim.root)[-2]
+    older = root_files.kept_entries(victim.root)[-2]
     path = victim.files("manifest")[0]
     path.write_bytes((victim.root / older.doc["manifest"]["key"]).read_bytes())
     check_refused(victim, path)
@@ -87,12 +88,12 @@ def test_the_format_of_another_job_of_this_name_is_found_out(victim: Victim) -> 
     check_refused(victim, victim.files("log entry")[0])
 
 
-def test_a_foreign_format_version_ischeck_refused(victim: Victim) -> None:
+def test_a_foreign_format_version_is_refused(victim: Victim) -> None:
     path = victim.files("FORMAT")[0]
-    document, _ = disk.unsealed(path.read_bytes())
-    path.write_bytes(disk.sealed({**document, "version": 2}))
+    document, _ = root_files.unsealed(path.read_bytes())
+    path.write_bytes(root_files.sealed({**document, "version": 2}))
     ended = victim.run()
-    assert ended.code == 2 and "error [wrong-job-root]" in ended.err and "found=2" in ended.err, str(ended)
+    assert (ended.code, ended.error.code, ended.error.facts["found"]) == (2, "wrong-job-root", 2), str(ended)
 
 
 def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
@@ -106,12 +107,12 @@ def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
 
 def test_a_log_that_is_gone_is_not_taken_for_a_new_job(victim: Victim) -> None:
     """A start would work everything off again, and its collections would take what an operator may yet save."""
-    for entry in disk.entries(victim.root):
-        disk.entry_path(victim.root, entry.seq).unlink()
-    before = disk.digests(victim.root, victim.box.folder / "tables")
+    for entry in root_files.entries(victim.root):
+        root_files.entry_path(victim.root, entry.seq).unlink()
+    before = root_files.digests(victim.root, victim.box.folder / "tables")
     ended = victim.box.run()
-    assert ended.code == 4 and "error [data]" in ended.err, str(ended)
-    assert disk.digests(victim.root, victim.box.folder / "tables") == before
+    assert (ended.code, ended.error.code) == (4, "data"), str(ended)
+    assert root_files.digests(victim.root, victim.box.folder / "tables") == before
 
 
 @pytest.mark.parametrize("damage", ["a bit in the middle", "half", "removed"])
@@ -138,10 +139,10 @@ def test_a_retained_manifest_is_named_when_it_is_adopted(victim: Victim, damage:
 def test_a_collection_finds_damage_before_it_deletes(victim: Victim, kind: str) -> None:
     path = victim.files(kind)[0]
     DAMAGES["a bit in the middle"](path)
-    before = disk.digests(victim.root)
+    before = root_files.digests(victim.root)
     ended = victim.box.command("gc")
-    assert (ended.code, disk.digests(victim.root)) == (4, before), str(ended)
-    assert str(path.relative_to(victim.root)) in ended.err
+    assert (ended.code, root_files.digests(victim.root)) == (4, before), str(ended)
+    assert str(path.relative_to(victim.root)) in ended.error.facts.values(), str(ended)
 
 
 def test_what_was_damaged_and_is_restored_runs_on(victim: Victim) -> None:
@@ -160,18 +161,21 @@ def _add_source_log(victim: Victim) -> Path:
     # Without the entry that ends the run, the checkpoint's own one is the newest, and no other has its hash.
     victim.files("log entry")[0].unlink()
     newest = victim.head
-    manifest = disk.read_manifest(victim.root, newest.doc["manifest"])
+    manifest = root_files.read_manifest(victim.root, newest.doc["manifest"])
     path = victim.root / Path(newest.doc["manifest"]["key"]).with_name("sources-0-9.compact")
     path.write_bytes(b"a line of a log\n" * 1000)
-    log = {"path": "0/9.compact", "content": None, "handle": disk.handle_of(victim.root, path)}
-    text = disk.encoded(b"v1\n{}\n{}")
+    log = {"path": "0/9.compact", "content": None, "handle": root_files.handle_of(victim.root, path)}
+    text = root_files.encoded(b"v1\n{}\n{}")
     manifest["spark"] = {
-        "batch_id": 9, "offsets": text, "previous_offsets": None, "commit": text,
+        "batch_id": 9,
+        "offsets": text,
+        "previous_offsets": None,
+        "commit": text,
         "source_files": [log],
-    }  # fmt: skip
+    }
     stored = victim.root / newest.doc["manifest"]["key"]
-    stored.write_bytes(disk.sealed(manifest))
-    entry = {**newest.doc, "manifest": disk.handle_of(victim.root, stored)}
-    disk.entry_path(victim.root, newest.seq).write_bytes(disk.sealed(entry))
-    assert json.dumps(log) in json.dumps(disk.read_manifest(victim.root, entry["manifest"]))
+    stored.write_bytes(root_files.sealed(manifest))
+    entry = {**newest.doc, "manifest": root_files.handle_of(victim.root, stored)}
+    root_files.entry_path(victim.root, newest.seq).write_bytes(root_files.sealed(entry))
+    assert json.dumps(log) in json.dumps(root_files.read_manifest(victim.root, entry["manifest"]))
     return path

@@ -7,18 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.copies import cached_files, retry, unshare
-from tests.recovery.flights import FlightsBox
-from tests.recovery.harness import AccountsBox, Box
-from tests.recovery.process import spawn
+from tests.recovery.host_copies import cached_files, retry, unshare
+from tests.support.flights_job import FlightsJob
+from tests.support.job_fixture import AccountsJob, JobFixture
+from tests.support.processes import spawn
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda data: b"",
     "zeroed": lambda data: bytes(len(data)),
     "truncated": lambda data: data[: len(data) // 2],
-    "a bit in the middle": lambda data: (
-        data[: (at := len(data) // 2)] + bytes([data[at] ^ 1]) + data[at + 1 :]
-    ),
+    "a bit in the middle": lambda data: data[: (at := len(data) // 2)] + bytes([data[at] ^ 1]) + data[at + 1 :],
 }
 BACKENDS = {
     "rocksdb": {"state__backend": "rocksdb"},
@@ -26,7 +24,7 @@ BACKENDS = {
 }
 
 
-def _damage(box: Box, damage: Callable[[bytes], bytes]) -> None:
+def _damage(box: JobFixture, damage: Callable[[bytes], bytes]) -> None:
     unshare(box)
     paths = cached_files(box)
     assert paths
@@ -37,7 +35,7 @@ def _damage(box: Box, damage: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_cache_changes_no_result(tmp_path: Path, backend: str, damage: str) -> None:
-    box = AccountsBox(tmp_path, BACKENDS[backend])
+    box = AccountsJob(tmp_path, BACKENDS[backend])
     box.deliver(50)
     box.finish()
     _damage(box, DAMAGES[damage])
@@ -53,9 +51,10 @@ def test_a_damaged_cache_changes_no_result(tmp_path: Path, backend: str, damage:
 
 
 @pytest.fixture
-def flights(tmp_path: Path) -> Iterator[FlightsBox]:
-    box = FlightsBox(tmp_path / "job", {"spark__conf__spark.local.dir": tmp_path / "spark"}, job="small_flights",
-                     launcher=spawn)  # fmt: skip
+def flights(tmp_path: Path) -> Iterator[FlightsJob]:
+    box = FlightsJob(
+        tmp_path / "job", {"spark__conf__spark.local.dir": tmp_path / "spark"}, job="small_flights", launcher=spawn
+    )
     yield box
     box.end_all()
     for process in box.processes:
@@ -65,7 +64,7 @@ def flights(tmp_path: Path) -> Iterator[FlightsBox]:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["zeroed", "a bit in the middle"])
-def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsBox, damage: str) -> None:
+def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob, damage: str) -> None:
     flights.deliver(3)
     flights.finish()
     _damage(flights, DAMAGES[damage])

@@ -8,20 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery import disk
-from tests.recovery.harness import ASKED, JOBS, AccountsBox, expected, mostly_slow, multiset
 from tests.recovery.new_roots import NewRoot
+from tests.support import root_files
+from tests.support.job_fixture import ASKED, JOBS, AccountsJob, expected, mostly_slow, multiset
 
-STEPS = [
-    *sorted(n for n in ASKED if n.startswith("begin.")),
-    "claim.after",
-    "start.published",
-    "commit.after",
-]
+STEPS = [*sorted(n for n in ASKED if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
 
 
 @pytest.fixture
-def roots(box: AccountsBox, tmp_path: Path) -> NewRoot:
+def roots(box: AccountsJob, tmp_path: Path) -> NewRoot:
     return NewRoot(box, tmp_path)
 
 
@@ -31,12 +26,11 @@ def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> No
     ended = roots.run()
     assert ended.code == 0, str(ended)
     roots.check_own_tables()
-    (record,) = [r for r in disk.history(roots.new.root) if r.get("kind") == "fork"]
+    (record,) = [r for r in root_files.history(roots.new.root) if r.get("kind") == "fork"]
     assert record["facts"]["savepoint_path"].endswith(roots.savepoint.name)
-    format_ = disk.unsealed((roots.new.root / "FORMAT").read_bytes())[0]
+    format_ = root_files.unsealed((roots.new.root / "FORMAT").read_bytes())[0]
     assert format_["begun_with"] == record["facts"]["savepoint_path"]
-    assert _origin(roots) == f"begun with {record['facts']['at']}"
-    assert record["facts"]["at"].startswith("savepoint ")
+    assert record["facts"]["at"] in _origin(roots) and "mine" in record["facts"]["at"]
     (found,) = (roots.new.root / "history").glob("*-fork-made.json")
     found.unlink()
     assert format_["begun_with"] in _origin(roots)
@@ -47,12 +41,12 @@ def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> No
     roots.new.finish()
     roots.check_own_tables()
     roots.new.collect()
-    disk.check_no_orphans(roots.new.root)
+    root_files.check_no_orphans(roots.new.root)
 
 
 def _origin(roots: NewRoot) -> str:
     shown = roots.new.command("status", "--json")
-    return str(json.loads(shown.out.splitlines()[-1])["origin"])
+    return str(json.loads(shown.out)["origin"])
 
 
 def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot) -> None:
@@ -78,9 +72,9 @@ def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, na
     ended = roots.run()
     assert ended.code == 0, str(ended)
     roots.check_own_tables()
-    assert len([r for r in disk.history(roots.new.root) if r.get("kind") == "fork"]) == 1
+    assert len([r for r in root_files.history(roots.new.root) if r.get("kind") == "fork"]) == 1
     roots.new.collect()
-    disk.check_no_orphans(roots.new.root)
+    root_files.check_no_orphans(roots.new.root)
 
 
 @pytest.mark.parametrize("name", ["begin.created", "begin.imported"])
@@ -96,12 +90,14 @@ def test_of_two_at_once_both_begin_the_same_job(roots: NewRoot, name: str) -> No
     roots.check_own_tables()
 
 
-def test_tables_of_the_savepoint_s_job_are_only_written_when_that_is_said(roots: NewRoot) -> None:
+def test_tables_of_the_savepoint_s_job_are_written_only_with_an_option(roots: NewRoot) -> None:
     """Tables that stand where the savepoint does get what comes after it, and no row twice."""
     shutil.rmtree(roots.old.root)
     roots.new.deliver(120)
     refused = roots.run(own_tables=False)
-    assert refused.code == 2 and "--tables continue" in refused.err, str(refused)
+    error = refused.error
+    assert (refused.code, error.code, error.facts["sink"]) == (2, "config", "movements"), str(refused)
+    assert "--tables continue" in refused.err
     assert not roots.new.root.exists()
     ended = roots.run("--tables", "continue", own_tables=False)
     assert ended.code == 0, str(ended)
@@ -116,10 +112,11 @@ def test_tables_that_hold_more_than_the_savepoint_are_not_written_twice_in_silen
     roots.old.deliver(80)
     roots.old.finish()
     roots.new.deliver(120)
-    before = disk.digests(roots.old.folder / "tables")
+    before = root_files.digests(roots.old.folder / "tables")
     refused = roots.run("--tables", "continue", own_tables=False)
-    assert refused.code != 0 and "version_of_savepoint" in refused.err, str(refused)
-    assert (disk.digests(roots.old.folder / "tables"), roots.new.root.exists()) == (before, False)
+    assert (refused.code, refused.error.code) == (4, "sink-diverged"), str(refused)
+    assert refused.error.facts["version_of_savepoint"] == 5
+    assert (root_files.digests(roots.old.folder / "tables"), roots.new.root.exists()) == (before, False)
     # Taken back, they stand where the savepoint does, whatever their tokens are.
     plan = roots.old.folder / "plan.json"
     for step in (("--plan", str(roots.savepoint), "--out", str(plan)), ("--execute", str(plan))):
@@ -130,25 +127,36 @@ def test_tables_that_hold_more_than_the_savepoint_are_not_written_twice_in_silen
     roots.new.check_results()
 
 
-@pytest.mark.parametrize("tables", ["continue", "refuse"])
+def forget_versions(savepoint: Path) -> None:
+    """Rewrites a savepoint as one that does not know the versions of its tables."""
+    path = savepoint / "_savepoint"
+    document, _ = root_files.unsealed(path.read_bytes())
+    for sink in document["sinks"].values():
+        sink["version"] = -1
+    path.write_bytes(root_files.sealed(document))
+
+
+@pytest.mark.parametrize(("tables", "is_version_known"), [("continue", True), ("continue", False), ("refuse", True)])
 def test_what_another_new_root_wrote_after_the_savepoint_is_not_written_again(
-    roots: NewRoot, tables: str
+    roots: NewRoot, tables: str, is_version_known: bool
 ) -> None:
     """In the tables of the savepoint's job, and in tables that only the other new root knows."""
     is_old_table = tables == "continue"
+    if not is_version_known:
+        forget_versions(roots.savepoint)
     roots.new.deliver(120)
     assert roots.run("--tables", tables, own_tables=not is_old_table).code == 0
     shutil.rmtree(roots.new.root)
     folder = roots.old.folder / "tables" if is_old_table else roots.tables
-    before = disk.digests(folder)
+    before = root_files.digests(folder)
     roots.new.deliver(140)
     for policy in ("continue", "refuse"):
         refused = roots.run("--tables", policy, own_tables=not is_old_table)
         assert refused.code == (2 if is_old_table and policy == "refuse" else 4), str(refused)
-        assert (disk.digests(folder), roots.new.root.exists()) == (before, False)
+        assert (root_files.digests(folder), roots.new.root.exists()) == (before, False)
     assert roots.run("--tables", "keep", own_tables=not is_old_table).code == 0
     rows = expected(roots.new.delivered).movements
-    found = multiset(disk.folder_rows(folder / "movements"))
+    found = multiset(root_files.folder_rows(folder / "movements"))
     assert found == multiset(rows[0 if is_old_table else 50 :]) + multiset(rows[50:120])
 
 
@@ -174,7 +182,7 @@ def test_tables_can_be_kept_as_they_are(roots: NewRoot) -> None:
     roots.new.deliver(120)
     assert roots.run("--tables", "keep", own_tables=False).code == 0
     rows = expected(roots.new.delivered).movements
-    found = multiset(disk.folder_rows(roots.old.table("movements")))
+    found = multiset(root_files.folder_rows(roots.old.table("movements")))
     assert found == multiset(rows) + multiset(rows[50:80])
 
 
@@ -189,8 +197,9 @@ def test_a_root_that_was_begun_otherwise_is_refused_and_named(roots: NewRoot) ->
     roots.old.finish(job__tables=roots.tables)
     roots.new.deliver(120)
     refused = roots.run(own_tables=False)
-    assert refused.code == 2, str(refused)
-    assert roots.new.root.as_uri() in refused.err and str(roots.savepoint) in refused.err
+    facts = refused.error.facts
+    assert (refused.code, refused.error.code) == (2, "config"), str(refused)
+    assert (facts["root"], facts["savepoint"]) == (roots.new.root.as_uri(), str(roots.savepoint))
     (roots.new.root.parent / "thesis").mkdir()
     (roots.new.root.parent / "thesis" / "thesis.txt").write_text("years of work")
     roots.new.root_folder = roots.new.root.parent / "thesis"
@@ -200,7 +209,9 @@ def test_a_root_that_was_begun_otherwise_is_refused_and_named(roots: NewRoot) ->
 def test_another_job_s_savepoint_must_be_asked_for(roots: NewRoot) -> None:
     roots.new.deliver(120)
     refused = roots.run("--set", "name=ledger")
-    assert refused.code == 2 and "--from-other-job" in refused.err and not roots.new.root.exists()
+    assert (refused.code, refused.error.code) == (2, "config") and not roots.new.root.exists()
+    assert (refused.error.facts["of_job"], refused.error.facts["this_job"]) == ("accounts", "ledger")
+    assert "--from-other-job" in refused.err
     assert roots.run("--set", "name=ledger", "--from-other-job").code == 0
     roots.check_own_tables()
 
@@ -212,21 +223,22 @@ def test_a_damaged_savepoint_begins_nothing(roots: NewRoot) -> None:
     assert refused.code == 4 and not (roots.new.root / "FORMAT").exists(), str(refused)
 
 
-def test_state_that_the_job_does_not_take_is_dropped_only_when_that_is_said(roots: NewRoot) -> None:
+def test_state_that_the_job_does_not_take_is_dropped_only_with_an_option(roots: NewRoot) -> None:
     roots.new.deliver(120)
     less = ("--set", "job.parts=movements")
     refused = roots.run(*less)
-    assert refused.code == 2 and "--drop" in refused.err and not roots.new.root.exists()
+    assert (refused.code, refused.error.code) == (2, "config") and not roots.new.root.exists()
+    assert "--drop" in refused.err and "['turnovers']" in refused.err
     assert roots.run(*less, "--drop", "turnovers").code == 0
     roots.check_own_tables()
 
 
-def test_max_parallelism_is_that_of_what_is_restored(box: AccountsBox, tmp_path: Path) -> None:
+def test_max_parallelism_is_that_of_what_is_restored(box: AccountsJob, tmp_path: Path) -> None:
     """Where neither the job nor its settings set one, it needs not be said again; keys find their state."""
     job = tmp_path / "accounts.py"
     job.write_text((JOBS / "accounts.py").read_text().replace("env.configure(max_parallelism=128)", ""))
 
-    class Unset(AccountsBox):
+    class Unset(AccountsJob):
         @property
         def job_file(self) -> str:
             return str(job)
@@ -240,5 +252,5 @@ def test_max_parallelism_is_that_of_what_is_restored(box: AccountsBox, tmp_path:
     old.check_results()
     assert roots.run().code == 0
     roots.check_own_tables()
-    assert disk.unsealed((roots.new.root / "FORMAT").read_bytes())[0]["max_parallelism"] == 64
+    assert root_files.unsealed((roots.new.root / "FORMAT").read_bytes())[0]["max_parallelism"] == 64
     assert roots.run("--set", "max_parallelism=128").code == 2

@@ -1,4 +1,4 @@
-"""What a job's history holds after real runs, restores and kills, how much of it is kept, and what it looks like."""
+"""What a job's history holds after runs, restores and kills, how much of it is kept, and how branches are drawn."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from stateflow.config import resolve
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
+from stateflow.config.sources import resolve
+from tests.support import root_files
+from tests.support.errors import ReportedError
+from tests.support.job_fixture import AccountsJob
 
 
-def _keys(box: AccountsBox) -> list[str]:
+def _keys(box: AccountsJob) -> list[str]:
     return sorted(path.name for path in (box.root / "history").iterdir())
 
 
-def _records(box: AccountsBox, kind: str) -> list[dict[str, Any]]:
-    return [r for r in disk.history(box.root) if r.get("kind") == kind]
+def _records(box: AccountsJob, kind: str) -> list[dict[str, Any]]:
+    return [r for r in root_files.history(box.root) if r.get("kind") == kind]
 
 
-def _go_back(box: AccountsBox, target: str, *more: str) -> dict[str, Any]:
+def _go_back(box: AccountsJob, target: str, *more: str) -> dict[str, Any]:
     """Returns the plan."""
     file = str(box.folder / "plan.json")
     job = box.job_file
@@ -33,7 +34,7 @@ def _go_back(box: AccountsBox, target: str, *more: str) -> dict[str, Any]:
     return plan
 
 
-def _graph(box: AccountsBox) -> list[str]:
+def _graph(box: AccountsJob) -> list[str]:
     shown = box.command("history")
     assert shown.code == 0, str(shown)
     return [line.partition("  2")[0].rstrip() for line in shown.out.splitlines() if "  20" in line]
@@ -47,42 +48,40 @@ def test_ten_thousand_records_are_kept_unless_set() -> None:
     assert resolve({"history.retained": "7"}).history.retained == 7
 
 
-def test_runs_that_end_well_keep_the_newest_records(box: AccountsBox) -> None:
+def test_runs_that_end_well_keep_the_newest_records(box: AccountsJob) -> None:
     for rows in (30, 60, 90, 120):
         box.deliver(rows)
         box.finish(history__retained=5, checkpoints__retained=100)
-    commits = [e.seq for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"]
+    commits = [e.seq for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit"]
     # Those of a run are one object, and of objects so many are kept as it takes.
-    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-6:]
+    assert [r["checkpoint_id"] for r in root_files.history(box.root)] == commits[-6:]
     assert len(_keys(box)) == 2
 
 
-def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(
-    box: AccountsBox,
-) -> None:
+def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(box: AccountsJob) -> None:
     box.deliver(200)
     box.settings = {"history__retained": 4, "checkpoints__retained": 100}
     for _ in range(5):
         box.marker.unlink(missing_ok=True)
         assert box.run("batch.end:3").code == -9
     assert len(_keys(box)) == 2
-    commits = [e.seq for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit"]
+    commits = [e.seq for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit"]
     # The newest three are in a manifest only.
-    assert [r["checkpoint_id"] for r in disk.history(box.root)] == commits[-9:]
+    assert [r["checkpoint_id"] for r in root_files.history(box.root)] == commits[-9:]
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsBox) -> None:
+def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsJob) -> None:
     box.deliver(1020)
     assert box.run("batch.end:101", history__retained=4, checkpoints__collect_every=100).code == -9
     assert len(_keys(box)) == 1
 
 
-def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsBox) -> None:
+def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsJob) -> None:
     box.deliver(300)
     assert box.run("batch.end:20").code == -9
     box.finish(checkpoints__retained=100)
-    records = [r["checkpoint_id"] for r in disk.history(box.root)]
+    records = [r["checkpoint_id"] for r in root_files.history(box.root)]
     shown = json.loads(box.command("checkpoints", "list", "--newest", "100", "--json").out)
     assert len(records) == 30 and [r["checkpoint_id"] for r in shown] == records
 
@@ -91,7 +90,7 @@ def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsBox)
 
 
 @pytest.fixture
-def early(box: AccountsBox) -> AccountsBox:
+def early(box: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 20th event that went on to the 40th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
     box.deliver(20)
@@ -102,29 +101,25 @@ def early(box: AccountsBox) -> AccountsBox:
     return box
 
 
-def test_a_restore_is_recorded_with_the_bytes_it_went_back_to_and_how_long_it_took(
-    early: AccountsBox,
-) -> None:
+def test_a_restore_is_recorded_with_the_bytes_it_went_back_to_and_how_long_it_took(early: AccountsJob) -> None:
     plan = _go_back(early, "early")
     (record,) = _records(early, "restore")
     (savepoint,) = _records(early, "savepoint")
     assert record["bytes"] == sum(s["bytes"] for s in plan["states"]) == savepoint["bytes"] > 0
     assert record["took_ms"] > 0
-    (line,) = [line for line in early.command("history").out.splitlines() if "restore by ada" in line]
-    assert " kB, " in line and line.endswith(" ms")
 
 
-def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsBox) -> None:
+def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsJob) -> None:
     box.deliver(20)
     ended = box.begin("run", box.job_file, "--run-id", "nightly/3", with_job=True).wait()
     assert ended.code == 0, str(ended)
-    claim = disk.entries(box.root)[0].doc
-    for record in disk.history(box.root):
+    claim = root_files.entries(box.root)[0].doc
+    for record in root_files.history(box.root):
         assert (record["by"], record["reason"]) == (claim["writer"], "nightly/3")
-    assert "run 1 (nightly/3): " in box.command("history").out
+    assert "nightly/3" in box.command("history").out
 
 
-def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsBox) -> None:
+def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsJob) -> None:
     """Runs without input count as well; a restore is no run."""
     first = {line["generation"]: line["run"] for line in _checkpoints(early)}
     assert sorted(first.values()) == [1, 2]
@@ -135,28 +130,28 @@ def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsBo
     early.finish()
     left = {line["generation"]: line["run"] for line in _checkpoints(early)}
     assert left.keys().isdisjoint(first)
-    assert left[max(left)] == disk.head(early.root).doc["runs"] > 3
+    assert left[max(left)] == root_files.head(early.root).doc["runs"] > 3
 
 
-def _checkpoints(box: AccountsBox) -> list[dict[str, Any]]:
+def _checkpoints(box: AccountsJob) -> list[dict[str, Any]]:
     lines = map(json.loads, box.command("history", "--json").out.splitlines())
     return [line for line in lines if "checkpoint_id" in line]
 
 
-def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsBox, tmp_path: Path) -> None:
-    uuid = disk.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
+def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsJob, tmp_path: Path) -> None:
+    uuid = root_files.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
     for target in ("latest", "early"):
         into = tmp_path / target
         assert early.command("fork", target, "--into", str(into)).code == 0
-        (record,) = disk.history(into)
+        (record,) = root_files.history(into)
         facts = record["facts"]
         assert (facts["parent_job"], facts["parent_root"]) == (f"accounts {uuid}", f"file://{early.root}")
         assert ("savepoint_path" in facts) == (target == "early")
 
 
-def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsBox) -> None:
+def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsJob) -> None:
     """Back to the savepoint, on; then back to where the job was before, which counts again."""
-    before = disk.head(early.root).doc["checkpoint"]["id"]
+    before = root_files.head(early.root).doc["checkpoint"]["id"]
     assert early.command("savepoint", "create", "--name", "late").code == 0
     _go_back(early, "early")
     assert _graph(early) == ["●", "●─╮", "◆ │", "│ ○", "│ ○", "│ ◆", "↶"]
@@ -168,47 +163,45 @@ def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsBox) -> N
     assert [int(r["facts"]["base"]) for r in _records(early, "restore")][-1] == before
 
 
-def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsBox) -> None:
+def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsJob) -> None:
     """Output was deleted before it was published, as a VACUUM does it."""
     box.deliver(60)
     assert box.run("commit.after:4").code == -9
-    newest = disk.head(box.root)
+    newest = root_files.head(box.root)
     (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
     box.finish()
     (record,) = _records(box, "rewind")
-    assert record["facts"]["from_checkpoint"] == str(newest.seq) and "deleted" in record["reason"]
-    # Also of the checkpoint that it left, which nobody lived to tell of: its manifest does.
+    assert record["facts"]["from_checkpoint"] == str(newest.seq) and str(newest.seq) in record["reason"]
+    # Also of the checkpoint that it left, whose run was killed before it wrote history: the manifest has the record.
     assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
     box.check_results()
 
 
-def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(
-    early: AccountsBox, tmp_path: Path
-) -> None:
-    other = AccountsBox(tmp_path / "other", settings=early.settings)
+def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(early: AccountsJob, tmp_path: Path) -> None:
+    other = AccountsJob(tmp_path / "other", settings=early.settings)
     other.deliver(30)
     other.finish()
     (path,) = map(str, (early.root / "savepoints").iterdir())
-    _go_back(other, path, "--foreign")
+    _go_back(other, path, "--from-other-job")
     (record,) = _records(other, "restore")
     facts = record["facts"]
     assert facts["base"] == "0"
-    uuid = disk.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
+    uuid = root_files.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
     assert (facts["of_job"], facts["savepoint_path"]) == (f"accounts {uuid}", f"file://{path}")
-    (told,) = [line for line in other.command("history").out.splitlines() if "restore by ada" in line]
-    assert uuid in told and path in told
+    (line,) = [line for line in other.command("history").out.splitlines() if "ada" in line]
+    assert uuid in line and path in line
     assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
 
 
-def test_history_of_a_wrong_path_is_an_error(box: AccountsBox) -> None:
+def test_history_of_a_wrong_path_is_an_error(box: AccountsJob) -> None:
     for command in (["history"], ["savepoint", "list"]):
         ended = box.command(*command)
-        assert ended.code == 2 and "there is no job here" in ended.err, str(ended)
+        missing = ReportedError("config", {"storage": f"file://{box.root}"})
+        assert (ended.code, ended.error) == (2, missing), str(ended)
 
 
-def test_the_list_of_savepoints_has_each_path_whole_on_a_line_of_its_own(early: AccountsBox) -> None:
+def test_the_list_of_savepoints_has_each_path_whole_on_a_line_of_its_own(early: AccountsJob) -> None:
     (path,) = (early.root / "savepoints").iterdir()
-    shown = early.command("savepoint", "list").out.splitlines()
-    assert shown[0].split() == ["name", "checkpoint", "made", "(UTC)", "origin", "size"]
-    assert shown[1].startswith("early ") and " manual " in shown[1] and len(shown[1]) <= 80
-    assert shown[2:] == [f"  {path.as_uri()}"]
+    _, line, *more = early.command("savepoint", "list").out.splitlines()
+    assert line.startswith("early ") and " manual " in line and len(line) <= 80
+    assert [each.strip() for each in more] == [path.as_uri()]

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.query.state import read_state
 from stateflow.storage import open_storage
-from tests.recovery.harness import AccountsBox
+from tests.support.job_fixture import AccountsJob
 
 
 @pytest.fixture
-def lists(box: AccountsBox) -> AccountsBox:
+def lists(box: AccountsJob) -> AccountsJob:
     box.job = "lists"
     return box
 
 
-def _check(box: AccountsBox) -> None:
+def _check(box: AccountsJob) -> None:
     wanted: dict[str, list[int]] = defaultdict(list)
     for event in box.delivered:
         wanted[event["account"]].append(event["number"])
@@ -38,15 +38,13 @@ def _check(box: AccountsBox) -> None:
 
 def _epoch(root: Path) -> int:
     job = JobRoot.open(open_storage(str(root)), SystemClock(), "test")
-    manifest = job.manifest(job.head())
+    manifest = job.checkpoints.manifest_at(job.head())
     assert manifest is not None
     return manifest.epoch
 
 
-def test_over_batches_runs_kills_and_rescaling(lists: AccountsBox) -> None:
-    for turn, (rows, failpoint) in enumerate(
-        [(35, ""), (70, "batch.reported"), (120, "commit.after"), (125, "")], 1
-    ):
+def test_over_batches_runs_kills_and_rescaling(lists: AccountsJob) -> None:
+    for turn, (rows, failpoint) in enumerate([(35, ""), (70, "batch.reported"), (120, "commit.after"), (125, "")], 1):
         lists.deliver(rows)
         lists.run(failpoint, parallelism=turn)
         lists.marker.unlink(missing_ok=True)
@@ -55,7 +53,7 @@ def test_over_batches_runs_kills_and_rescaling(lists: AccountsBox) -> None:
     assert _epoch(lists.root) == 4 + 4 + 5 + 1
 
 
-def test_over_going_back_and_forks(lists: AccountsBox, tmp_path: Path) -> None:
+def test_over_going_back_and_forks(lists: AccountsJob, tmp_path: Path) -> None:
     lists.settings = {"checkpoints__retained": 100}
     lists.deliver(50)
     lists.finish()
@@ -72,9 +70,7 @@ def test_over_going_back_and_forks(lists: AccountsBox, tmp_path: Path) -> None:
     _check(lists)
     assert _epoch(lists.root) == 7
 
-    fork = AccountsBox(
-        lists.folder, {"local_dir": tmp_path / "local"}, job="lists", root_folder=tmp_path / "fork"
-    )
+    fork = AccountsJob(lists.folder, {"local_dir": tmp_path / "local"}, job="lists", root_folder=tmp_path / "fork")
     assert lists.command("fork", "early", "--into", str(fork.root), "--shadow").code == 0
     fork.deliver(90)
     fork.finish()

@@ -9,34 +9,34 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.documents import Manifest, OperatorState
-from stateflow.checkpoint.files import files_of
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.clock import SystemClock
-from stateflow.keygroups import key_hash, subtask_of
-from stateflow.runtime.operator_parts import INLINE_BYTES, read_part
-from stateflow.serializers import decode_key, decode_untyped
+from stateflow.runtime.task.operator_state import INLINE_BYTES, read_part
 from stateflow.state.handles import OperatorContent
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
-from tests.recovery.harness import SLICE, AccountsBox
-from tests.recovery.jobs.checkpointed import KEY_GROUPS
+from stateflow.types.key_groups import key_hash, subtask_of
+from stateflow.types.serializers import decode_key, decode_untyped
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.jobs.checkpointed import KEY_GROUPS
 
 
 @pytest.fixture
-def job(box: AccountsBox) -> AccountsBox:
+def job(box: AccountsJob) -> AccountsJob:
     box.job = "checkpointed"
     return box
 
 
-def _manifest(box: AccountsBox) -> tuple[JobRoot, Manifest]:
+def _manifest(box: AccountsJob) -> tuple[JobRoot, Manifest]:
     root = JobRoot.open(open_storage(str(box.root)), SystemClock(), "test")
-    manifest = root.manifest(root.head())
+    manifest = root.checkpoints.manifest_at(root.head())
     assert manifest is not None
     return root, manifest
 
 
-def _operator(box: AccountsBox, uid: str) -> tuple[OperatorState, dict[int, OperatorContent]]:
+def _operator(box: AccountsJob, uid: str) -> tuple[OperatorState, dict[int, OperatorContent]]:
     root, manifest = _manifest(box)
     (state,) = [o for o in manifest.operators if o.uid == uid]
     return state, {part.subtask: read_part(root.storage, part) for part in state.parts}
@@ -54,7 +54,7 @@ def _rates(events: list[dict[str, Any]]) -> Counter[str]:
     return rates
 
 
-def _check(box: AccountsBox) -> None:
+def check_collected(box: AccountsJob) -> None:
     """Every number is in each kind of state once, where it belongs; each event had all rules up to its batch."""
     events = box.delivered
     state, contents = _operator(box, "collect")
@@ -72,16 +72,14 @@ def _check(box: AccountsBox) -> None:
         for group, piece in c.raw_keyed
         for n in json.loads(piece)
     ]
-    assert sorted(found) == [
-        (n, g, subtask_of(g, state.parallelism, KEY_GROUPS)) for n, g in sorted(groups.items())
-    ]
+    assert sorted(found) == [(n, g, subtask_of(g, state.parallelism, KEY_GROUPS)) for n, g in sorted(groups.items())]
     rate, copies = _operator(box, "rate")
     assert [part.subtask for part in rate.parts] == [0]
     entries = copies[0].broadcasts["rates"]
     assert {decode_key(k)[0]: decode_untyped(v) for k, v in entries.items()} == _rates(events)
 
 
-def _check_rated(box: AccountsBox, since: int = 0) -> None:
+def check_rated(box: AccountsJob, since: int = 0) -> None:
     events = box.delivered
     rated = {row["number"]: row["rate"] for row in FolderSink(box.table("rated")).rows()}
     for event in events[since:]:
@@ -91,7 +89,7 @@ def _check_rated(box: AccountsBox, since: int = 0) -> None:
 
 @pytest.mark.parametrize("pad", [0, 1500])
 @pytest.mark.parametrize("failpoint", ["", "task.processed:2", "batch.reported", "commit.after"])
-def test_over_batches_runs_kills_and_rescaling(job: AccountsBox, failpoint: str, pad: int) -> None:
+def test_over_batches_runs_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):
         job.deliver(rows)
@@ -99,9 +97,9 @@ def test_over_batches_runs_kills_and_rescaling(job: AccountsBox, failpoint: str,
             assert job.run(failpoint, parallelism=parallelism).code == -9
             job.marker.unlink()
         job.finish(parallelism=parallelism)
-        _check(job)
+        check_collected(job)
     # The last batch has one row: all other subtasks had none, and were assigned theirs without being called.
-    _check_rated(job)
+    check_rated(job)
     state, contents = _operator(job, "collect")
     assert {s: len(_numbers(c.lists["mine"])) for s, c in contents.items()}.keys() == {0, 1, 2}
     sizes = [part.handle is not None for part in state.parts]
@@ -109,7 +107,7 @@ def test_over_batches_runs_kills_and_rescaling(job: AccountsBox, failpoint: str,
     job.collect()
 
 
-def test_a_subtask_without_rows_keeps_its_state(job: AccountsBox) -> None:
+def test_a_subtask_without_rows_keeps_its_state(job: AccountsJob) -> None:
     job.deliver(40)
     job.finish(parallelism=4)
     before, contents = _operator(job, "collect")
@@ -119,10 +117,10 @@ def test_a_subtask_without_rows_keeps_its_state(job: AccountsBox) -> None:
     assert len(contents) > 1
     changed = [a.subtask for a, b in zip(after.parts, before.parts, strict=True) if a != b]
     assert len(changed) == 1
-    _check(job)
+    check_collected(job)
 
 
-def test_functions_are_told_what_there_is(job: AccountsBox) -> None:
+def test_functions_are_told_what_there_is(job: AccountsJob) -> None:
     """Of the one subtask: restored from the second batch on, over runs; told of the checkpoint before its batch."""
     job.deliver(20)
     job.finish(parallelism=1)
@@ -138,7 +136,7 @@ def test_functions_are_told_what_there_is(job: AccountsBox) -> None:
     assert set(told[20:]) <= ids
 
 
-def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsBox) -> None:
+def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsJob) -> None:
     job.deliver(50)
     job.finish(parallelism=3)
     subtask = {
@@ -155,7 +153,7 @@ def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsBox) ->
 
 
 @pytest.mark.parametrize("pad", [0, 1500])
-def test_savepoints_going_back_and_forks_carry_it(job: AccountsBox, tmp_path: Path, pad: int) -> None:
+def test_savepoints_going_back_and_forks_carry_it(job: AccountsJob, tmp_path: Path, pad: int) -> None:
     job.settings = {"checkpoints__retained": 100, "job__pad": pad}
     job.deliver(50)
     job.finish(parallelism=2)
@@ -173,22 +171,22 @@ def test_savepoints_going_back_and_forks_carry_it(job: AccountsBox, tmp_path: Pa
     assert job.begin("restore", job.job_file, "--execute", plan, with_job=True).wait().code == 0
     job.deliver(70)
     job.finish(parallelism=3)
-    _check(job)
-    _check_rated(job)
+    check_collected(job)
+    check_rated(job)
 
     settings = {"local_dir": tmp_path / "local", "job__pad": pad}
-    fork = AccountsBox(job.folder, settings, job="checkpointed", root_folder=tmp_path / "fork")
+    fork = AccountsJob(job.folder, settings, job="checkpointed", root_folder=tmp_path / "fork")
     assert job.command("fork", "early", "--into", str(fork.root), "--shadow").code == 0
     fork.deliver(90)
     fork.finish(parallelism=4)
-    _check(fork)
+    check_collected(fork)
     assert fork.command("savepoint", "create", "--name", "late").code == 0
     assert fork.command("gc").code == 0
-    _check(fork)
+    check_collected(fork)
     fork.end_all()
 
 
-def test_a_part_that_was_changed_on_disk_is_named_before_the_run_begins(job: AccountsBox) -> None:
+def test_a_part_that_was_changed_on_disk_is_named_before_the_run_begins(job: AccountsJob) -> None:
     job.settings = {"job__pad": 1500}
     job.deliver(50)
     job.finish(parallelism=1)
@@ -200,4 +198,5 @@ def test_a_part_that_was_changed_on_disk_is_named_before_the_run_begins(job: Acc
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     job.deliver(60)
     ended = job.run(parallelism=1)
-    assert ended.code == 4 and "corrupt-file" in str(ended) and handle.key in str(ended)
+    error = ended.error
+    assert (ended.code, error.code, error.facts["file"]) == (4, "corrupt-file", handle.key), str(ended)

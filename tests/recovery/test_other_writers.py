@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, expected, multiset
 from tests.recovery.other_writer import TABLES, append, check_tables, newest_version, rows_of
-from tests.recovery.process import Ended
-from tests.recovery.restores import begin, execute, plan
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, expected, multiset
+from tests.support.processes import Ended
+from tests.support.restores import begin, execute, plan
 
 _KEEP = ("--sinks", "keep")
 
 
 @pytest.fixture
-def lost(box: AccountsBox) -> AccountsBox:
+def lost(box: AccountsJob) -> AccountsJob:
     """A start has gone back by itself because output was deleted, and was killed after its intent."""
     box.deliver(40)
     box.finish()
     box.deliver(100)
     assert box.run("commit.after:3").code == -9
-    newest = disk.head(box.root)
+    newest = root_files.head(box.root)
     (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
     box.marker.unlink()
     assert box.run("log.created:2").code == -9
@@ -31,7 +31,7 @@ def lost(box: AccountsBox) -> AccountsBox:
 
 
 @pytest.fixture
-def approved(early: AccountsBox) -> AccountsBox:
+def approved(early: AccountsJob) -> AccountsJob:
     """A restore to the 50th event was approved, and killed after its intent."""
     plan(early, "early")
     assert execute(early, failpoint="restore.intent").code == -9
@@ -39,14 +39,15 @@ def approved(early: AccountsBox) -> AccountsBox:
     return early
 
 
-def _check_refused(box: AccountsBox, ended: Ended, table: str, versions: list[int]) -> None:
-    assert ended.code == 4 and "error [foreign-rows]" in ended.err, str(ended)
-    assert f"sink='{table}'" in ended.err and str(box.table(table)) in ended.err, ended.err
+def _check_refused(box: AccountsJob, ended: Ended, table: str, versions: list[int]) -> None:
+    error = ended.error
+    assert (ended.code, error.code) == (4, "foreign-rows"), str(ended)
+    assert (error.facts["sink"], error.facts["table"]) == (table, str(box.table(table)))
     assert f"versions={versions}" in ended.err and f"other-{versions[0]}.json" in ended.err, ended.err
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_start_does_not_undo_them(lost: AccountsBox, table: str) -> None:
+def test_a_start_does_not_undo_them(lost: AccountsJob, table: str) -> None:
     theirs = append(lost, table, number=3)
     before = rows_of(lost, table)
     for _ in range(2):
@@ -62,13 +63,13 @@ def test_a_start_does_not_undo_them(lost: AccountsBox, table: str) -> None:
     check_tables(lost, {table: theirs})
 
 
-def test_a_start_keeps_what_comes_while_it_goes_back(box: AccountsBox) -> None:
+def test_a_start_keeps_what_comes_while_it_goes_back(box: AccountsJob) -> None:
     """Nobody has to decide anything: it has just looked, and has nothing of its own to take back."""
     box.deliver(40)
     box.finish()
     box.deliver(100)
     assert box.run("commit.after:3").code == -9
-    newest = disk.head(box.root)
+    newest = root_files.head(box.root)
     (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
     box.marker.unlink()
     other = box.start("rewind.table:1:stop")
@@ -80,7 +81,7 @@ def test_a_start_keeps_what_comes_while_it_goes_back(box: AccountsBox) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: AccountsBox, table: str) -> None:
+def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: AccountsJob, table: str) -> None:
     append(approved, table)
     before = rows_of(approved, table)
     for ended in (execute(approved), approved.run(), execute(approved)):
@@ -88,7 +89,7 @@ def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: Accoun
         assert rows_of(approved, table) == before
 
 
-def test_what_an_approved_restore_showed_is_undone(early: AccountsBox) -> None:
+def test_what_an_approved_restore_showed_is_undone(early: AccountsJob) -> None:
     append(early, "movements", number=2)
     shown = plan(early, "early")
     (movements,) = [s for s in shown["sinks"] if s["uid"] == "movements"]
@@ -100,7 +101,7 @@ def test_what_an_approved_restore_showed_is_undone(early: AccountsBox) -> None:
     check_tables(early, {})
 
 
-def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsBox) -> None:
+def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsJob) -> None:
     append(approved, "movements")
     assert approved.run().code == 4
     shown = plan(approved, "latest")
@@ -108,7 +109,7 @@ def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsBox) 
     assert changes["movements"]["then"] == 5 and len(changes["movements"]["others"]) == 1
     append(approved, "movements")
     outdated = execute(approved)
-    assert outdated.code == 4 and "error [plan-outdated]" in outdated.err, str(outdated)
+    assert (outdated.code, outdated.error.code) == (4, "plan-outdated"), str(outdated)
     shown = plan(approved, "latest")
     ended = execute(approved)
     assert ended.code == 0, str(ended)
@@ -116,14 +117,12 @@ def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsBox) 
     approved.finish()
     check_tables(approved, {})
     approved.check_clean()
-    replaced = [r for r in disk.history(approved.root) if r.get("facts", {}).get("replaced_by")]
+    replaced = [r for r in root_files.history(approved.root) if r.get("facts", {}).get("replaced_by")]
     assert len(replaced) == 1
 
 
-@pytest.mark.parametrize(
-    "failpoint", ["restore.claimed", "restore.intent", "rewind.table:1", "rewind.table:2"]
-)
-def test_a_new_plan_is_killed_too(approved: AccountsBox, failpoint: str) -> None:
+@pytest.mark.parametrize("failpoint", ["restore.claimed", "restore.intent", "rewind.table:1", "rewind.table:2"])
+def test_a_new_plan_is_killed_too(approved: AccountsJob, failpoint: str) -> None:
     append(approved, "totals")
     plan(approved, "early")
     assert execute(approved, failpoint=failpoint).code == -9
@@ -135,7 +134,7 @@ def test_a_new_plan_is_killed_too(approved: AccountsBox, failpoint: str) -> None
     approved.check_clean()
 
 
-def test_a_new_plan_keeps_the_tables(approved: AccountsBox) -> None:
+def test_a_new_plan_keeps_the_tables(approved: AccountsJob) -> None:
     theirs = append(approved, "movements")
     before = {table: multiset(rows_of(approved, table)) for table in TABLES}
     # The first table may be back: what is kept is what is there when the plan is carried out.
@@ -148,12 +147,10 @@ def test_a_new_plan_keeps_the_tables(approved: AccountsBox) -> None:
     assert {table: multiset(rows_of(approved, table)) for table in TABLES} == after
     approved.finish()
     whole = expected(approved.delivered)
-    assert multiset(rows_of(approved, "movements")) == multiset(
-        [*whole.movements, *whole.movements[50:], *theirs]
-    )
+    assert multiset(rows_of(approved, "movements")) == multiset([*whole.movements, *whole.movements[50:], *theirs])
 
 
-def test_they_come_between_the_last_look_and_the_intent(early: AccountsBox) -> None:
+def test_they_come_between_the_last_look_and_the_intent(early: AccountsJob) -> None:
     plan(early, "early")
     restore = begin(early, failpoint="restore.imported:1:stop")
     restore.wait_stopped()
@@ -164,12 +161,12 @@ def test_they_come_between_the_last_look_and_the_intent(early: AccountsBox) -> N
     assert theirs[0] in rows_of(early, "movements")
 
 
-def test_an_intent_without_the_version_that_was_seen(approved: AccountsBox, tmp_path: Path) -> None:
+def test_an_intent_without_the_version_that_was_seen(approved: AccountsJob, tmp_path: Path) -> None:
     """Of an older version: everything after the version to go back to counts as not shown."""
     append(approved, "movements")
-    newest = disk.head(approved.root)
+    newest = root_files.head(approved.root)
     document = {**newest.doc}
     for intent in document["rewind"]["sinks"].values():
         del intent["seen_version"]
-    disk.entry_path(approved.root, newest.seq).write_bytes(disk.sealed(document))
+    root_files.entry_path(approved.root, newest.seq).write_bytes(root_files.sealed(document))
     _check_refused(approved, approved.run(), "movements", [newest_version(approved, "movements")])

@@ -14,32 +14,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import failpoints
-from stateflow.checkpoint.ancestry import came_from
-from stateflow.checkpoint.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.entries import Commit, pending_of
-from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.lineage import is_ancestor
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.recovery.relocation import Check, check_files, files_of_source
-from stateflow.runtime.seeding import source_log
-from stateflow.runtime.source_paths import Move, moved_description, moved_log, seen_files
+from stateflow.operations.relocation import FileCheck, check_files, files_of_source
+from stateflow.runtime.spark.checkpoint_location import source_log
+from stateflow.runtime.spark.source_paths import FolderMove, logged_files, relocate_description, relocate_log
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
-from tests.recovery import disk
-from tests.recovery.flights import FlightsBox
-from tests.recovery.harness import ASKED, AccountsBox
-from tests.recovery.process import Ended, spawn
+from tests.support import root_files
+from tests.support.errors import raises
+from tests.support.flights_job import FlightsJob
+from tests.support.job_fixture import ASKED, AccountsJob
+from tests.support.processes import Ended, spawn
 
 STEPS = [name for name in failpoints.NAMES if name in ASKED and name.startswith("relocate.")]
 """In the order in which a move comes to them."""
 NEW = "moved %41ü (1)+'x~;=, é"
 
 
-class MovedBox(FlightsBox):
+class MovedJob(FlightsJob):
     """A job whose input may be elsewhere."""
 
     place: Path | None = None
@@ -54,12 +55,12 @@ class MovedBox(FlightsBox):
 
 
 @pytest.fixture
-def flights(tmp_path: Path) -> Iterator[MovedBox]:
+def flights(tmp_path: Path) -> Iterator[MovedJob]:
     scratch = {
         "spark__conf__spark.local.dir": tmp_path / "spark",
         "spark__conf__spark.sql.streaming.fileSource.log.compactInterval": 2,
     }
-    box = MovedBox(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
+    box = MovedJob(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
     yield box
     box.end_all()
     for process in box.processes:
@@ -68,7 +69,7 @@ def flights(tmp_path: Path) -> Iterator[MovedBox]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
+def test_no_row_is_processed_twice_or_left_out(flights: MovedJob) -> None:
     """Over a compacted source log, kills at each step, and a name that is written in several ways."""
     flights.deliver(3)
     flights.finish()
@@ -82,8 +83,8 @@ def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
         assert flights.command("verify").code == 0
     done = flights.relocate(new)
     assert done.code == 0 and json.loads(done.out)["repeated"], str(done)
-    assert disk.head(flights.root).doc["sources"][0]["description"].endswith(f"{new}]")
-    assert [r["kind"] for r in disk.history(flights.root) if r.get("kind") == "relocate"] == ["relocate"]
+    assert root_files.head(flights.root).doc["sources"][0]["description"].endswith(f"{new}]")
+    assert [r["kind"] for r in root_files.history(flights.root) if r.get("kind") == "relocate"] == ["relocate"]
     flights.deliver(5)
     refused = flights.run()
     assert refused.code == 2, str(refused)
@@ -92,8 +93,8 @@ def test_no_row_is_processed_twice_or_left_out(flights: MovedBox) -> None:
     flights.check_clean()
 
 
-def _check_refusals(flights: MovedBox, new: Path) -> None:
-    head = disk.head(flights.root).seq
+def _check_refusals(flights: MovedJob, new: Path) -> None:
+    head = root_files.head(flights.root).seq
 
     def report(*more: str) -> dict[str, Any]:
         done = flights.relocate(new, "--dry-run", *more)
@@ -103,7 +104,8 @@ def _check_refusals(flights: MovedBox, new: Path) -> None:
     assert flights.relocate(new).code == 2
     shutil.copytree(flights.input, new)
     (new / "0001.parquet").rename(new / "late.parquet")
-    assert "0001.parquet" in flights.relocate(new).err
+    missing = flights.relocate(new)
+    assert missing.error.facts["missing"] == 1 and "0001.parquet" in missing.err
     (new / "late.parquet").rename(new / "0001.parquet")
     shutil.copy(new / "0001.parquet", new / "late.parquet")
     (new / "_SUCCESS").touch()
@@ -111,11 +113,12 @@ def _check_refusals(flights: MovedBox, new: Path) -> None:
     assert (found["seen"], found["unread"], found["dry_run"]) == (3, 1, True)
     shutil.copy(new / "0002.parquet", new / "0001.parquet")
     assert report()["seen"] == 3
-    assert "0001.parquet" in flights.relocate(new, "--check", "content").err
+    changed = flights.relocate(new, "--check", "content")
+    assert changed.error.facts["changed"] == 1 and "0001.parquet" in changed.err
     shutil.copy(flights.input / "0001.parquet", new / "0001.parquet")
     for wrong in (("--source", "nothing"), ("--from", str(flights.folder / "other"))):
         assert flights.relocate(new, *wrong).code == 2
-    assert disk.head(flights.root).seq == head
+    assert root_files.head(flights.root).seq == head
 
 
 def test_every_step_has_a_failpoint() -> None:
@@ -135,15 +138,23 @@ def _root_with_two_sources(root: Path, files: Path, uids: tuple[str, str]) -> Jo
         for name in each:
             (files / uid / name).touch()
     logs = [_log(*((files / uid / name).as_uri() for name in names[uid])) for uid in uids]
-    large = write_bytes(
-        made.storage, f"{data_folder(head.entry.generation, 1, 'driver')}sources-0-9.compact", logs[0]
+    large = write_bytes(made.storage, f"{data_folder(head.entry.generation, 1, 'driver')}sources-0-9.compact", logs[0])
+    spark = SparkPosition(
+        batch_id=9,
+        offsets=b"v1\n{}\n{}\n{}",
+        previous_offsets=None,
+        commit=b"",
+        source_files=[SourceFile(path="0/9.compact", handle=large), SourceFile(path="1/9", content=logs[1])],
     )
-    spark = SparkPosition(batch_id=9, offsets=b"v1\n{}\n{}\n{}", previous_offsets=None, commit=b"", source_files=[
-        SourceFile(path="0/9.compact", handle=large), SourceFile(path="1/9", content=logs[1]),
-    ])  # fmt: skip
     sources = [SourcePosition(uid=u, description=f"FileSource[csv:{files / u}]", offset="{}") for u in uids]
-    manifest = Manifest(job_uuid=made.job.job_uuid, generation=head.entry.generation, ordinal=1, operators=[],
-                        sources=sources, spark=spark)  # fmt: skip
+    manifest = Manifest(
+        job_uuid=made.job.job_uuid,
+        generation=head.entry.generation,
+        ordinal=1,
+        operators=[],
+        sources=sources,
+        spark=spark,
+    )
     handle = write_manifest(made.storage, data_folder(head.entry.generation, 1, "driver"), manifest)
     output = [PendingOutput(checkpoint_id=0, sink="out", committables=[])]
     commit = Commit(ordinal=1, manifest=handle, sources=sources, output=output)
@@ -153,23 +164,13 @@ def _root_with_two_sources(root: Path, files: Path, uids: tuple[str, str]) -> Jo
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("uid", ["a", "b"])
-def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, step: str, uid: str) -> None:
+def test_a_move_that_was_killed_is_done_once(box: AccountsJob, tmp_path: Path, step: str, uid: str) -> None:
     files = tmp_path / "files"
     root = _root_with_two_sources(box.root, files, ("a", "b"))
     before = root.head()
     new = tmp_path / "other" / uid
     shutil.copytree(files, tmp_path / "other")
-    move = (
-        "source",
-        "relocate",
-        "--source",
-        uid,
-        "--from",
-        str(files),
-        "--to",
-        str(tmp_path / "other"),
-        "--json",
-    )
+    move = ("source", "relocate", "--source", uid, "--from", str(files), "--to", str(tmp_path / "other"), "--json")
     assert box.command(*move, failpoint=step).code == -9
     done = box.command(*move, "--check", "content")
     assert done.code == 0, str(done)
@@ -178,32 +179,34 @@ def test_a_move_that_was_killed_is_done_once(box: AccountsBox, tmp_path: Path, s
     # The files of the other source, in the folder next to this one, do not count.
     assert report["unread"] == 0
     head = root.head()
-    manifest = root.manifest(head)
+    manifest = root.checkpoints.manifest_at(head)
     assert manifest is not None and manifest.spark is not None
-    folders = {f: {s.path.parent for s in seen_files(source_log(root.storage, entry), f)}
-               for entry in manifest.spark.source_files for f in [entry.path]}  # fmt: skip
-    wanted = {"0/9.compact": files / "a", "1/9": files / "b"} | {
-        ("0/9.compact" if uid == "a" else "1/9"): new
+    folders = {
+        f: {s.path.parent for s in logged_files(source_log(root.storage, entry), f)}
+        for entry in manifest.spark.source_files
+        for f in [entry.path]
     }
+    wanted = {"0/9.compact": files / "a", "1/9": files / "b"} | {("0/9.compact" if uid == "a" else "1/9"): new}
     assert folders == {path: {PurePosixPath(folder)} for path, folder in wanted.items()}
     other = "b" if uid == "a" else "a"
     assert {p.uid: p.description for p in head.entry.sources} == {
-        uid: f"FileSource[csv:{new}]", other: f"FileSource[csv:{files / other}]"
-    }  # fmt: skip
+        uid: f"FileSource[csv:{new}]",
+        other: f"FileSource[csv:{files / other}]",
+    }
     # Nothing is lost of what the checkpoint was to publish, nor the checkpoint itself, nor where its savepoints stand.
     assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
     assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
-    assert came_from(head, before.checkpoint_id, {ref.id for ref in root.line(head)})
+    assert is_ancestor(head, before.checkpoint_id, {ref.id for ref in root.checkpoints.restorable(head)})
     box.collect()
-    check_stored(root.storage, files_of(manifest))
-    assert len([r for r in disk.history(box.root) if r.get("kind") == "relocate"]) == 1
+    check_hashes(root.storage, files_of(manifest))
+    assert len([r for r in root_files.history(box.root) if r.get("kind") == "relocate"]) == 1
 
 
 # -- paths ------------------------------------------------------------------------------------------------------------
 
-_NAMES = st.text(
-    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8
-).filter(lambda n: n not in (".", ".."))
+_NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
+    lambda n: n not in (".", "..")
+)
 _FOLDERS = st.lists(_NAMES, min_size=1, max_size=3).map(lambda names: PurePosixPath("/", *names))
 
 
@@ -211,24 +214,24 @@ _FOLDERS = st.lists(_NAMES, min_size=1, max_size=3).map(lambda names: PurePosixP
 def test_a_path_is_replaced_and_found_again(
     old: PurePosixPath, new: PurePosixPath, names: list[str], back: bool
 ) -> None:
-    move = Move(old, new)
-    log = _log(*(Move(PurePosixPath("/x"), old / name).uri("file:///x") for name in names))
-    moved = moved_log(log, "0/1", move)
-    assert [f.path for f in seen_files(moved, "0/1")] == [new / name for name in names]
+    move = FolderMove(old, new)
+    log = _log(*(FolderMove(PurePosixPath("/x"), old / name).uri("file:///x") for name in names))
+    moved = relocate_log(log, "0/1", move)
+    assert [f.path for f in logged_files(moved, "0/1")] == [new / name for name in names]
     if back:
-        assert moved_log(moved, "0/1", Move(new, old)) == log
+        assert relocate_log(moved, "0/1", FolderMove(new, old)) == log
 
 
 @pytest.mark.parametrize("uri", ["file:///other/a", "file:///older/a", "s3a://bucket/old/a", "/old/a"])
 def test_files_elsewhere_are_refused(uri: str) -> None:
-    with pytest.raises(ConfigError):
-        moved_log(_log(uri), "0/1", Move(PurePosixPath("/old"), PurePosixPath("/new")))
+    with raises(ConfigError, file=uri, folder="/old"):
+        relocate_log(_log(uri), "0/1", FolderMove(PurePosixPath("/old"), PurePosixPath("/new")))
 
 
 @pytest.mark.parametrize("line", [b"{", b"{}", b'{"path": 3, "timestamp": 1}', b'{"path": "file:///a"}'])
 def test_what_spark_does_not_write_is_corrupt(line: bytes) -> None:
-    with pytest.raises(CorruptFile):
-        moved_log(b"v1\n" + line, "0/1", Move(PurePosixPath("/old"), PurePosixPath("/new")))
+    with raises(CorruptFile, file="0/1"):
+        relocate_log(b"v1\n" + line, "0/1", FolderMove(PurePosixPath("/old"), PurePosixPath("/new")))
 
 
 @pytest.mark.parametrize(
@@ -243,14 +246,16 @@ def test_what_spark_does_not_write_is_corrupt(line: bytes) -> None:
     ],
 )
 def test_a_description_follows_the_folder(path: str, old: str, new: str, then: str | None) -> None:
-    moved = moved_description(f"FileSource[csv:{path}]", old, new)
+    moved = relocate_description(f"FileSource[csv:{path}]", old, new)
     assert moved == (then and f"FileSource[csv:{then}]")
-    assert moved_description(f"Other[{path}]", old, new) is None
+    assert relocate_description(f"Other[{path}]", old, new) is None
 
 
 def _log(*uris: str) -> bytes:
-    lines = [json.dumps({"path": uri, "timestamp": 17, "batchId": n}, separators=(",", ":"), ensure_ascii=False)
-             for n, uri in enumerate(uris)]  # fmt: skip
+    lines = [
+        json.dumps({"path": uri, "timestamp": 17, "batchId": n}, separators=(",", ":"), ensure_ascii=False)
+        for n, uri in enumerate(uris)
+    ]
     return "\n".join(["v1", *lines]).encode()
 
 
@@ -259,12 +264,12 @@ def test_a_file_is_recognized_by_its_time_where_the_old_one_is_gone(tmp_path: Pa
     file.parent.mkdir()
     file.write_text("x")
     os.utime(file, ns=(17_000_999, 17_000_999))
-    move = Move(PurePosixPath(tmp_path / "old"), PurePosixPath(tmp_path / "new"))
-    seen = seen_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
-    assert check_files(seen, move, Check.CONTENT) == {file}
+    move = FolderMove(PurePosixPath(tmp_path / "old"), PurePosixPath(tmp_path / "new"))
+    seen = logged_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
+    assert check_files(seen, move, FileCheck.CONTENT) == {file}
     os.utime(file, ns=(18_000_000, 18_000_000))
-    with pytest.raises(ConfigError):
-        check_files(seen, move, Check.CONTENT)
+    with raises(ConfigError, changed=1):
+        check_files(seen, move, FileCheck.CONTENT)
 
 
 def test_the_files_of_a_source_are_those_of_its_folder_or_pattern(tmp_path: Path) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
 
 CHAIN = (1, 3, 5, 2)
 OPERATORS = ("balances", "turnovers")
 
 
-@pytest.mark.parametrize(
-    "failpoint", ["", "task.restored:3", "task.snapshot:2", "task.uploaded:1", "batch.reported:1"]
-)
-def test_a_job_goes_on_at_any_parallelism(box: AccountsBox, failpoint: str) -> None:
+@pytest.mark.parametrize("failpoint", ["", "task.restored:3", "task.snapshot:2", "task.uploaded:1", "batch.reported:1"])
+def test_a_job_goes_on_at_any_parallelism(box: AccountsJob, failpoint: str) -> None:
     box.settings = {"checkpoints__retained": 2}
     for number, parallelism in enumerate(CHAIN):
         box.deliver(30 * (number + 1))
@@ -26,7 +24,7 @@ def test_a_job_goes_on_at_any_parallelism(box: AccountsBox, failpoint: str) -> N
         box.check_clean()
 
 
-def test_a_batch_without_a_row_for_most_subtasks_lays_all_of_them_out(box: AccountsBox) -> None:
+def test_a_batch_without_a_row_for_most_subtasks_lays_all_of_them_out(box: AccountsJob) -> None:
     box.deliver(50)
     box.finish(parallelism=2)
     box.deliver(51)
@@ -36,7 +34,7 @@ def test_a_batch_without_a_row_for_most_subtasks_lays_all_of_them_out(box: Accou
     box.check_clean()
 
 
-def test_after_a_kill_another_parallelism_may_be_chosen(box: AccountsBox) -> None:
+def test_after_a_kill_another_parallelism_may_be_chosen(box: AccountsJob) -> None:
     box.deliver(40)
     box.finish(parallelism=4)
     box.deliver(70)
@@ -46,50 +44,49 @@ def test_after_a_kill_another_parallelism_may_be_chosen(box: AccountsBox) -> Non
     box.check_clean()
 
 
-def test_full_bytes_count_a_shared_file_once(box: AccountsBox) -> None:
+def test_full_bytes_count_a_shared_file_once(box: AccountsJob) -> None:
     box.deliver(50)
     box.finish(parallelism=1)
     box.deliver(60)
     box.finish(parallelism=3)
-    manifest = disk.read_manifest(box.root, disk.head(box.root).doc["manifest"])
-    handles = list(disk.handles(manifest))
+    manifest = root_files.read_manifest(box.root, root_files.head(box.root).doc["manifest"])
+    handles = list(root_files.handles(manifest))
     sizes = {h["key"]: h["size"] for h in handles}
     assert len(handles) > len(sizes)
     assert manifest["full_bytes"] == sum(sizes.values())
-    assert disk.history(box.root)[-1]["files"] == len(sizes)
+    assert root_files.history(box.root)[-1]["files"] == len(sizes)
 
 
-def test_a_damaged_file_is_named_before_the_job_is_claimed(box: AccountsBox) -> None:
+def test_a_damaged_file_is_named_before_the_job_is_claimed(box: AccountsJob) -> None:
     box.deliver(50)
     box.finish(parallelism=2)
-    before = disk.head(box.root).seq
-    victim = next(key for key in disk.live_files(box.root) if key.endswith(".sst"))
+    before = root_files.head(box.root).seq
+    victim = next(key for key in root_files.live_files(box.root) if key.endswith(".sst"))
     data = bytearray((box.root / victim).read_bytes())
     data[len(data) // 2] ^= 1
     (box.root / victim).unlink()
     (box.root / victim).write_bytes(data)
     ended = box.run(parallelism=3)
-    assert ended.code != 0 and victim in ended.err
-    assert disk.head(box.root).seq == before
+    assert (ended.code, ended.error.code) == (4, "corrupt-file"), str(ended)
+    assert ended.error.facts["file"] == victim
+    assert root_files.head(box.root).seq == before
 
 
-def _kill(box: AccountsBox, failpoint: str, parallelism: int) -> None:
+def _kill(box: AccountsJob, failpoint: str, parallelism: int) -> None:
     box.marker.unlink(missing_ok=True)
-    before = disk.head(box.root)
-    live = disk.live_files(box.root)
+    before = root_files.head(box.root)
+    live = root_files.live_files(box.root)
     ended = box.run(failpoint, parallelism=parallelism)
     assert ended.code == -9 and box.marker.exists(), str(ended)
-    after = disk.head(box.root)
+    after = root_files.head(box.root)
     assert after.doc["manifest"] == before.doc["manifest"]
     assert (
-        disk.live_files(box.root).items()
+        root_files.live_files(box.root).items()
         >= {before.doc["manifest"]["key"]: live[before.doc["manifest"]["key"]]}.items()
     )
-    disk.check_whole(box.root)
+    root_files.check_hashes(box.root)
 
 
-def _layout(box: AccountsBox) -> dict[str, tuple[int, list[int]]]:
-    manifest = disk.read_manifest(box.root, disk.head(box.root).doc["manifest"])
-    return {
-        o["uid"]: (o["parallelism"], [s["subtask"] for s in o["subtasks"]]) for o in manifest["operators"]
-    }
+def _layout(box: AccountsJob) -> dict[str, tuple[int, list[int]]]:
+    manifest = root_files.read_manifest(box.root, root_files.head(box.root).doc["manifest"])
+    return {o["uid"]: (o["parallelism"], [s["subtask"] for s in o["subtasks"]]) for o in manifest["operators"]}

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, expected, multiset
-from tests.recovery.process import Ended
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, expected, multiset
+from tests.support.processes import Ended
 
 TABLES = ["movements", "totals"]
 
 
 @pytest.fixture
-def early(box: AccountsBox) -> AccountsBox:
+def early(box: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 30th event that went on to the 60th."""
     box.settings = {"checkpoints__retained": 100}
     box.deliver(30)
@@ -25,28 +25,24 @@ def early(box: AccountsBox) -> AccountsBox:
     return box
 
 
-def _plan(box: AccountsBox, target: str, *more: str) -> Path:
+def _plan(box: AccountsJob, target: str, *more: str) -> Path:
     file = box.folder / "plan.json"
-    ended = box.begin(
-        "restore", box.job_file, "--plan", target, "--out", str(file), *more, with_job=True
-    ).wait()
+    ended = box.begin("restore", box.job_file, "--plan", target, "--out", str(file), *more, with_job=True).wait()
     assert ended.code == 0, str(ended)
     return file
 
 
-def _execute(box: AccountsBox, plan: Path) -> None:
+def _execute(box: AccountsJob, plan: Path) -> None:
     ended = box.begin("restore", box.job_file, "--execute", str(plan), with_job=True).wait()
     assert ended.code == 0, str(ended)
 
 
-def _restore(box: AccountsBox, target: str, *more: str) -> None:
+def _restore(box: AccountsJob, target: str, *more: str) -> None:
     _execute(box, _plan(box, target, *more))
 
 
-def _committed(box: AccountsBox, position: int) -> disk.Entry:
-    return next(
-        e for e in disk.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == position
-    )
+def _committed(box: AccountsJob, position: int) -> root_files.Entry:
+    return next(e for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit" and e.position == position)
 
 
 # -- what is lost later does not lead behind it -----------------------------------------------------------------------
@@ -56,14 +52,14 @@ def _committed(box: AccountsBox, position: int) -> disk.Entry:
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("target", ["early", "checkpoint"])
 def test_output_lost_after_a_restore_leads_back_to_where_it_went(
-    early: AccountsBox, target: str, table: str, retained: int
+    early: AccountsJob, target: str, table: str, retained: int
 ) -> None:
     """The tables stand at the restore; older checkpoints would bring rows in twice."""
     early.settings = {"checkpoints__retained": retained}
     _restore(early, target if target == "early" else str(_committed(early, 30).seq))
     early.replace_events(since=30)
     assert early.run("commit.after:1").code == -9
-    newest = disk.head(early.root)
+    newest = root_files.head(early.root)
     (early.table(table) / "data" / newest.pending[table][0]).unlink()
     early.finish()
     early.check_results()
@@ -73,7 +69,7 @@ def test_output_lost_after_a_restore_leads_back_to_where_it_went(
 # -- everything that takes a checkpoint takes it ----------------------------------------------------------------------
 
 
-def test_it_can_be_kept_as_a_savepoint(early: AccountsBox) -> None:
+def test_it_can_be_kept_as_a_savepoint(early: AccountsJob) -> None:
     _restore(early, "early")
     for name, more in {"again": (), "from-head": ("--from-head",)}.items():
         made = early.command("savepoint", "create", "--name", name, *more)
@@ -89,12 +85,12 @@ def test_it_can_be_kept_as_a_savepoint(early: AccountsBox) -> None:
     early.check_clean()
 
 
-def test_it_can_be_gone_back_to(early: AccountsBox) -> None:
+def test_it_can_be_gone_back_to(early: AccountsJob) -> None:
     """As ``latest`` right away, and by its id when the job has gone on."""
     _restore(early, "early")
-    point = disk.head(early.root).checkpoint
+    point = root_files.head(early.root).checkpoint
     _restore(early, "latest")
-    assert disk.head(early.root).checkpoint == point
+    assert root_files.head(early.root).checkpoint == point
     early.replace_events(since=30)
     early.finish()
     _restore(early, str(point))
@@ -104,25 +100,23 @@ def test_it_can_be_gone_back_to(early: AccountsBox) -> None:
     early.check_clean()
 
 
-def test_it_can_be_forked(early: AccountsBox, tmp_path: Path) -> None:
+def test_it_can_be_forked(early: AccountsJob, tmp_path: Path) -> None:
     _restore(early, "early")
     ended = early.command("fork", "latest", "--into", str(tmp_path / "fork"), "--shadow")
     assert ended.code == 0, str(ended)
-    assert disk.head(tmp_path / "fork").position == 30
+    assert root_files.head(tmp_path / "fork").position == 30
 
 
-def test_a_fork_can_be_forked_and_kept_before_its_first_run(early: AccountsBox, tmp_path: Path) -> None:
+def test_a_fork_can_be_forked_and_kept_before_its_first_run(early: AccountsJob, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert early.command("fork", "early", "--into", str(first), "--shadow").code == 0
-    forked = AccountsBox(early.folder, early.settings, root_folder=first)
+    forked = AccountsJob(early.folder, early.settings, root_folder=first)
     assert forked.command("savepoint", "create", "--name", "mine").code == 0
     assert forked.command("fork", "latest", "--into", str(second), "--shadow").code == 0
-    assert disk.head(second).position == 30
+    assert root_files.head(second).position == 30
 
 
-def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(
-    early: AccountsBox, tmp_path: Path
-) -> None:
+def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(early: AccountsJob, tmp_path: Path) -> None:
     """A reader may still pin a checkpoint of that branch, with a higher id."""
     early.settings = {"checkpoints__retained": 100}
     fork = early.begin("fork", "latest", "--into", str(tmp_path / "fork"), failpoint="savepoint.pinned")
@@ -130,20 +124,20 @@ def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(
     _restore(early, str(_committed(early, 30).seq))
     made = early.command("savepoint", "create", "--name", "head", "--from-head")
     assert made.code == 0, str(made)
-    assert disk.savepoints(early.root)["head"]["checkpoint_id"] == disk.head(early.root).checkpoint
+    assert root_files.savepoints(early.root)["head"]["checkpoint_id"] == root_files.head(early.root).checkpoint
 
 
 # -- what stays -------------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: AccountsBox) -> None:
+def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: AccountsJob) -> None:
     """Dropped is only what the job goes on with."""
     target = _committed(early, 60).seq
     early.settings = {**early.settings, "job__parts": "movements"}
     _restore(early, str(target), "--drop", "turnovers", "--sinks", "keep")
     early.collect()
     early.settings = {"checkpoints__retained": 100}
-    assert target in {r["id"] for r in disk.head(early.root).doc["retained"]}
+    assert target in {r["id"] for r in root_files.head(early.root).doc["retained"]}
     _restore(early, str(target))
     early.deliver(80)
     early.finish()
@@ -151,16 +145,14 @@ def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: A
     early.check_clean()
 
 
-def test_another_job_s_savepoint_leaves_own_checkpoints_to_go_back_to(
-    early: AccountsBox, tmp_path: Path
-) -> None:
-    other = AccountsBox(tmp_path / "other", early.settings)
+def test_another_job_s_savepoint_leaves_own_checkpoints_to_go_back_to(early: AccountsJob, tmp_path: Path) -> None:
+    other = AccountsJob(tmp_path / "other", early.settings)
     other.deliver(20)
     other.finish()
-    newest = disk.head(other.root).checkpoint
+    newest = root_files.head(other.root).checkpoint
     (folder,) = (early.root / "savepoints").iterdir()
-    _restore(other, str(folder), "--foreign")
-    assert newest in {r["id"] for r in disk.head(other.root).doc["retained"]}
+    _restore(other, str(folder), "--from-other-job")
+    assert newest in {r["id"] for r in root_files.head(other.root).doc["retained"]}
     other.end_all()
 
 
@@ -168,27 +160,26 @@ def test_another_job_s_savepoint_leaves_own_checkpoints_to_go_back_to(
 
 
 @pytest.mark.parametrize("wakes", ["before", "between", "never"])
-def test_a_kept_table_gets_what_was_committed_whether_a_driver_wakes_or_not(
-    early: AccountsBox, wakes: str
-) -> None:
+def test_a_kept_table_gets_what_was_committed_whether_a_driver_wakes_or_not(early: AccountsJob, wakes: str) -> None:
     """Rows behind the target come again; which ones never depends on a driver that sleeps before publishing."""
     early.deliver(80)
     sleeper = early.start("commit.after:1:stop")
     sleeper.wait_stopped()
     early.marker.unlink()
-    committed = disk.head(early.root).position
+    committed = root_files.head(early.root).position
     if wakes == "before":
         _end(sleeper.resume, sleeper.wait, 0)
     plan = _plan(early, str(_committed(early, 60).seq), "--sinks", "keep")
-    going = early.begin("restore", early.job_file, "--execute", str(plan), failpoint="rewind.table:1:stop",
-                        with_job=True)  # fmt: skip
+    going = early.begin(
+        "restore", early.job_file, "--execute", str(plan), failpoint="rewind.table:1:stop", with_job=True
+    )
     going.wait_stopped()
     if wakes == "between":
         _end(sleeper.resume, sleeper.wait, 3)
     going.resume()
     assert going.wait().code == 0
     shown = 80 if wakes == "before" else committed
-    rows = multiset(disk.folder_rows(early.table("movements")))
+    rows = multiset(root_files.folder_rows(early.table("movements")))
     assert rows == multiset(expected(early.delivered[:shown]).movements)
     early.end_all()
 

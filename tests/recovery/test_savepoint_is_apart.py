@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox, expected, multiset
-from tests.recovery.process import wait_for
-from tests.recovery.restores import check_after, go_back, plan
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, expected, multiset
+from tests.support.processes import wait_for
+from tests.support.restores import check_after, go_back, plan
 
 
 def _names(document: Any) -> Iterator[str]:
@@ -24,30 +24,31 @@ def _names(document: Any) -> Iterator[str]:
             yield from _names(value)
 
 
-def test_it_names_no_output(box: AccountsBox) -> None:
+def test_it_names_no_output(box: AccountsJob) -> None:
     """Also where its checkpoint's output was pending a moment before."""
     box.deliver(50)
     assert box.run("commit.after:3").code == -9
-    pending = disk.head(box.root).doc["pending"]
-    assert pending and {"pending", "committables"} <= set(_names(disk.head(box.root).doc))
-    made = box.begin("savepoint", "create", "--name", "mine", "--patience", "0.2", "--job", box.job_file,
-                     with_job=True).wait()  # fmt: skip
+    pending = root_files.head(box.root).doc["pending"]
+    assert pending and {"pending", "committables"} <= set(_names(root_files.head(box.root).doc))
+    made = box.begin(
+        "savepoint", "create", "--name", "mine", "--patience", "0.2", "--job", box.job_file, with_job=True
+    ).wait()
     assert made.code == 0, str(made)
-    stored = disk.savepoints(box.root)["mine"]
-    assert stored["checkpoint_id"] == disk.head(box.root).checkpoint
+    stored = root_files.savepoints(box.root)["mine"]
+    assert stored["checkpoint_id"] == root_files.head(box.root).checkpoint
     assert not {"pending", "committables"} & set(_names(stored))
     files = [c["path"] for output in pending for c in output["committables"]]
     assert files and not [path for path in files if path in str(stored)]
 
 
-def test_making_it_touches_no_table(early: AccountsBox) -> None:
-    before = disk.digests(early.folder / "tables")
+def test_making_it_touches_no_table(early: AccountsJob) -> None:
+    before = root_files.digests(early.folder / "tables")
     for more in ((), ("--from-head",)):
         assert early.command("savepoint", "create", "--name", f"more{len(more)}", *more).code == 0
-    assert disk.digests(early.folder / "tables") == before
+    assert root_files.digests(early.folder / "tables") == before
 
 
-def test_making_it_notifies_nobody(box: AccountsBox) -> None:
+def test_making_it_notifies_nobody(box: AccountsJob) -> None:
     """Functions hear of checkpoints, each soon after its commit, also of that which a savepoint is made of; of nothing
     else: a savepoint's entries in the log have numbers, too."""
     box.job = "checkpointed"
@@ -62,14 +63,14 @@ def test_making_it_notifies_nobody(box: AccountsBox) -> None:
     assert box.command("savepoint", "create", "--name", "resting").code == 0
     box.deliver(90)
     box.finish()
-    told = {row["told"] for row in disk.folder_rows(box.table("told"))} - {0}
-    entries = disk.entries(box.root)
+    told = {row["told"] for row in root_files.folder_rows(box.table("told"))} - {0}
+    entries = root_files.entries(box.root)
     others = {e.seq for e in entries if not e.is_checkpoint}
-    recorded = {r["checkpoint_id"] for r in disk.history(box.root) if "checkpoint_id" in r}
+    recorded = {r["checkpoint_id"] for r in root_files.history(box.root) if "checkpoint_id" in r}
     assert told and told <= recorded and not told & others
 
 
-def test_a_copy_is_gone_back_to_and_may_go_then(early: AccountsBox, tmp_path: Path) -> None:
+def test_a_copy_is_gone_back_to_and_may_go_then(early: AccountsJob, tmp_path: Path) -> None:
     (folder,) = (early.root / "savepoints").iterdir()
     copied = tmp_path / "copied"
     shutil.copytree(folder, copied)
@@ -79,32 +80,32 @@ def test_a_copy_is_gone_back_to_and_may_go_then(early: AccountsBox, tmp_path: Pa
     check_after(early)
 
 
-def test_one_on_another_file_system_is_gone_back_to(early: AccountsBox, elsewhere: Path) -> None:
+def test_one_on_another_file_system_is_gone_back_to(early: AccountsJob, elsewhere: Path) -> None:
     (folder,) = (early.root / "savepoints").iterdir()
     moved = Path(shutil.move(folder, elsewhere / "moved"))
-    before = disk.digests(moved)
+    before = root_files.digests(moved)
     go_back(early, str(moved))
-    assert disk.digests(moved) == before
+    assert root_files.digests(moved) == before
     shutil.rmtree(moved)
     early.replace_events(since=50)
     check_after(early)
 
 
-def test_a_fork_on_another_file_system_goes_its_own_way(early: AccountsBox, elsewhere: Path) -> None:
+def test_a_fork_on_another_file_system_goes_its_own_way(early: AccountsJob, elsewhere: Path) -> None:
     into = elsewhere / "fork"
     assert early.command("fork", "early", "--into", str(into), "--shadow").code == 0
-    uuids = {disk.unsealed((root / "FORMAT").read_bytes())[0]["job_uuid"] for root in (early.root, into)}
+    uuids = {root_files.unsealed((root / "FORMAT").read_bytes())[0]["job_uuid"] for root in (early.root, into)}
     assert len(uuids) == 2
-    forked = AccountsBox(early.folder, {**early.settings, "local_dir": elsewhere / "local"}, root_folder=into)
+    forked = AccountsJob(early.folder, {**early.settings, "local_dir": elsewhere / "local"}, root_folder=into)
     forked.finish()
-    shadow = multiset(disk.folder_rows(early.folder / "tables" / "movements_shadow"))
+    shadow = multiset(root_files.folder_rows(early.folder / "tables" / "movements_shadow"))
     assert shadow == multiset(expected(early.delivered).movements[50:])
     early.check_results()
 
 
-def test_an_operator_that_the_target_does_not_know_begins_anew(early: AccountsBox) -> None:
+def test_an_operator_that_the_target_does_not_know_begins_anew(early: AccountsJob) -> None:
     """Made by a version without the second operator, gone back to by one that has it."""
-    old = AccountsBox(early.folder / "old", {**early.settings, "job__parts": "movements"})
+    old = AccountsJob(early.folder / "old", {**early.settings, "job__parts": "movements"})
     old.deliver(50)
     old.finish()
     assert old.command("savepoint", "create", "--name", "before-totals").code == 0
@@ -118,7 +119,7 @@ def test_an_operator_that_the_target_does_not_know_begins_anew(early: AccountsBo
     old.finish()
     whole, first = expected(old.delivered), expected(old.delivered[:50])
     turnover = {k: v - first.turnovers.get(k, 0) for k, v in whole.turnovers.items() if k[0] == "turnover"}
-    state = disk.read_state(old.root, "turnovers")
+    state = root_files.read_state(old.root, "turnovers")
     assert {k: v for k, v in state.items() if k[0] == "turnover"} == turnover
-    assert disk.read_state(old.root, "balances") == whole.balances
+    assert root_files.read_state(old.root, "balances") == whole.balances
     old.end_all()

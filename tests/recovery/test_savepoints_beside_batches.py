@@ -14,22 +14,23 @@ from threading import Event
 
 import pytest
 
-from stateflow import recovery
+from stateflow import operations
 from stateflow.clock import SystemClock
-from stateflow.config import parse_assignments
+from stateflow.config.sources import parse_assignments
 from stateflow.environment import declare
 from stateflow.errors import RequestTimeout
-from stateflow.recovery import SavepointAsk
-from stateflow.runtime.assembly import assemble, load_job
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.operations import SavepointRequest
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.loader import create_or_open_job, load_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
 from stateflow.storage import Storage
 from stateflow.storage.posix import PosixStorage
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
-from tests.recovery.process import wait_for
+from tests.support import root_files
+from tests.support.errors import raises
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import wait_for
 
 
 class SlowCopies(PosixStorage):
@@ -40,33 +41,28 @@ class SlowCopies(PosixStorage):
         self.began = Event()
         self.go_on = Event()
 
-    def take(self, source: Storage, key: str, to: str) -> None:
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
         self.began.set()
         assert self.go_on.wait(60), "nothing happened beside the copy"
-        super().take(source, key, to)
+        super().copy_from(source, key, to)
 
 
-def _run(box: AccountsBox, storage: Storage, on_batch: Callable[[BatchResult], None]) -> None:
+def _run(box: AccountsJob, storage: Storage, on_batch: Callable[[BatchResult], None]) -> None:
     file = Path(box.job_file)
     layer = parse_assignments(
-        (
-            f"job.folder={box.folder}",
-            f"local_dir={box.local}",
-            "requests.interval=20ms",
-            "checkpoints.asynchronous=no",
-        )
+        (f"job.folder={box.folder}", f"local_dir={box.local}", "requests.interval=20ms", "checkpoints.asynchronous=no")
     )
     env, settings = declare(load_job(file).build, file.stem, (layer,))
-    run = JobRun(assemble(env.graph, settings, storage, SystemClock()), LocalExecutor())
+    run = JobRun(create_or_open_job(env.graph, settings, storage, SystemClock()), LocalExecutor())
     run.start("a test")
     run_local(run, {n.uid: n.source for n in env.graph.sources}, on_batch)  # type: ignore[misc]
 
 
-def _ask(name: str, patience: float) -> SavepointAsk:
-    return SavepointAsk(name=name, request="r1", patience=timedelta(seconds=patience))
+def _ask(name: str, patience: float) -> SavepointRequest:
+    return SavepointRequest(name=name, request_id="r1", acknowledge_timeout=timedelta(seconds=patience))
 
 
-def test_batches_are_committed_while_a_savepoint_is_copied(box: AccountsBox) -> None:
+def test_batches_are_committed_while_a_savepoint_is_copied(box: AccountsJob) -> None:
     box.deliver(30)
     box.finish()
     box.deliver(150)
@@ -82,7 +78,7 @@ def test_batches_are_committed_while_a_savepoint_is_copied(box: AccountsBox) -> 
             storage.go_on.set()
 
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(recovery.create_savepoint, str(box.root), _claimed(box, _ask("slow", 60)))
+        made = pool.submit(operations.create_savepoint, str(box.root), _claimed(box, _ask("slow", 60)))
         wait_for(lambda: (box.root / "requests" / "r1").exists() or made.done(), lambda: "the request")
         _run(box, storage, after)
         report = made.result(60)
@@ -94,14 +90,14 @@ def test_batches_are_committed_while_a_savepoint_is_copied(box: AccountsBox) -> 
     box.check_clean()
 
 
-def _claimed(box: AccountsBox, ask: SavepointAsk) -> SavepointAsk:
+def _claimed(box: AccountsJob, ask: SavepointRequest) -> SavepointRequest:
     """The same; somebody works on the job, as far as the log knows."""
     assert box.run("claim.after").code == -9
     box.marker.unlink()
     return ask
 
 
-def test_a_run_says_again_that_it_is_there(box: AccountsBox) -> None:
+def test_a_run_repeats_its_sign(box: AccountsJob) -> None:
     """Its batch takes longer than the asker would wait for a sign."""
     box.deliver(30)
     box.finish()
@@ -118,7 +114,7 @@ def test_a_run_says_again_that_it_is_there(box: AccountsBox) -> None:
     def after(_: BatchResult) -> None:
         nonlocal made
         if made is None:
-            made = pool.submit(recovery.create_savepoint, str(box.root), ask)
+            made = pool.submit(operations.create_savepoint, str(box.root), ask)
             wait_for(signed, lambda: "three signs")
 
     made = None
@@ -130,11 +126,11 @@ def test_a_run_says_again_that_it_is_there(box: AccountsBox) -> None:
     box.check_clean()
 
 
-@pytest.mark.parametrize("ask", [recovery.create_savepoint, partial(recovery.stop, savepoint=True)])
+@pytest.mark.parametrize("ask", [operations.create_savepoint, partial(operations.stop, savepoint=True)])
 def test_a_run_that_reaches_no_barrier_in_time_is_not_waited_for(
-    box: AccountsBox, ask: Callable[[str, SavepointAsk], object]
+    box: AccountsJob, ask: Callable[[str, SavepointRequest], object]
 ) -> None:
-    """It is there, and says so; its batch takes longer than the asker's timeout. Nothing is made, or stopped."""
+    """It gives signs; its batch takes longer than the asker's timeout. Nothing is made, or stopped."""
     box.deliver(30)
     box.finish()
     box.deliver(100)
@@ -143,15 +139,14 @@ def test_a_run_that_reaches_no_barrier_in_time_is_not_waited_for(
 
     def after(_: BatchResult) -> None:
         if not refused:
-            with pytest.raises(RequestTimeout, match="did not reach a barrier in time") as error:
+            with raises(RequestTimeout, seconds=0.3) as error:
                 ask(str(box.root), wish)
             refused.append(error.value)
 
     _run(box, PosixStorage(box.root), after)
     (error,) = refused
-    assert (error.code, error.facts) == ("request-timeout", {"seconds": 0.3})
     # Both commands have the one option, and the other is named with its command.
     assert "--timeout" in error.hint and "stateflow savepoint create --from-head" in error.hint
-    assert disk.savepoints(box.root) == {}
+    assert root_files.savepoints(box.root) == {}
     box.check_results()
     box.check_clean()

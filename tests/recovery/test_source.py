@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from stateflow.failpoints import NAMES
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
-from tests.recovery.process import Ended
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import Ended
 
 _KILLS = 6
 _ROWS = 240
@@ -25,15 +25,15 @@ class Asked:
     after: int
 
 
-def _run(box: AccountsBox, failpoint: str = "") -> tuple[Ended, Asked]:
+def _run(box: AccountsJob, failpoint: str = "") -> tuple[Ended, Asked]:
     before, asked = _committed(box), len(box.requested())
     ended = box.run(failpoint)
     return ended, Asked(before, box.requested()[asked:], _committed(box))
 
 
-def _committed(box: AccountsBox) -> int:
+def _committed(box: AccountsJob) -> int:
     """S_n of the newest checkpoint, from the log."""
-    found = disk.entries(box.root)
+    found = root_files.entries(box.root)
     return found[-1].position if found else 0
 
 
@@ -48,7 +48,7 @@ def _check(run: Asked) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_positions_over_many_kills(box: AccountsBox, seed: int) -> None:
+def test_positions_over_many_kills(box: AccountsJob, seed: int) -> None:
     dice = random.Random(seed)
     box.settings = {"checkpoints__collect_every": 2}
     box.deliver(_ROWS)
@@ -71,7 +71,7 @@ def test_positions_over_many_kills(box: AccountsBox, seed: int) -> None:
     box.check_clean()
 
 
-def test_a_script_that_crashes_and_pauses(box: AccountsBox) -> None:
+def test_a_script_that_crashes_and_pauses(box: AccountsJob) -> None:
     """The process dies inside the source; a run is caught up where the script pauses."""
     items = [(20, {"crash": "first"}), (50, {"pause": "gate"}), (60, {"crash": "second"})]
     box.deliver(90, *items)

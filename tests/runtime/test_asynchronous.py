@@ -11,30 +11,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stateflow import (
-    Context,
-    KeyedProcessFunction,
-    RuntimeContext,
-    StreamExecutionEnvironment,
-    ValueStateDescriptor,
-)
-from stateflow.checkpoint.documents import SourcePosition
+from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.checkpoint.history import read_records
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.documents import SourcePosition
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
 from stateflow.errors import BatchFailed, Fenced, StorageError
-from stateflow.metrics import MemoryRecorder
-from stateflow.runtime import committing, stores
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.job import BatchResult, Positions
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
-from stateflow.storage import MemoryStorage, locate
+from stateflow.observability.metrics import MemoryRecorder
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult, Positions
+from stateflow.runtime.job.loader import create_or_open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.task import store_cache
+from stateflow.storage import MemoryStorage, register_memory, unregister_memory
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
-from tests.recovery.process import wait_for
+from tests.support.errors import raises
+from tests.support.processes import wait_for
 
 SLICE = 10
 
@@ -97,10 +92,11 @@ class Job:
         self.rows = [Row(f"k{n % 3}", n) for n in range(12 * SLICE)]
         self.runs: list[JobRun] = []
 
-    def start(self, **settings: str) -> JobRun:
+    def start(self, fence_interval: str = "5s", **settings: str) -> JobRun:
         given = {f"checkpoints.{name}": value for name, value in {"asynchronous": "yes", **settings}.items()}
+        given["requests.fence_interval"] = fence_interval
         env, resolved = declare(self.build, "job", ({"local_dir": str(self.folder / "local"), **given},))
-        job = assemble(env.graph, resolved, self.gate, SystemClock())
+        job = create_or_open_job(env.graph, resolved, self.gate, SystemClock())
         self.runs.append(JobRun(replace(job, recorder=self.recorder), LocalExecutor()))
         self.runs[-1].start()
         return self.runs[-1]
@@ -133,15 +129,16 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+def job(tmp_path: Path) -> Iterator[Job]:
     gate = Gate("memory://gated")
-    monkeypatch.setitem(locate._memory, gate.uri, gate)
+    register_memory(gate)
     made = Job(tmp_path, gate)
     yield made
     gate.opened.set()
     for run in made.runs:
         run.abandon()
-    stores.close_all()
+    store_cache.close_all()
+    unregister_memory(gate.uri)
 
 
 def test_batches_go_on_while_a_checkpoint_waits_for_its_files(job: Job) -> None:
@@ -183,7 +180,7 @@ def test_a_run_that_is_let_go_commits_nothing_that_was_not_stored_and_the_next_o
     run.abandon()
     assert run.head.checkpoint is None
     job.gate.opened.set()
-    stores.close_all()
+    store_cache.close_all()
     run_local(job.start(), {"rows": job.source()}, lambda _: None)
     job.check(len(job.rows))
 
@@ -191,9 +188,9 @@ def test_a_run_that_is_let_go_commits_nothing_that_was_not_stored_and_the_next_o
 def test_a_checkpoint_whose_files_do_not_come_in_time_fails_the_run(job: Job) -> None:
     run = job.start(timeout="50ms")
     job.batch(run)
-    with pytest.raises(BatchFailed, match="were not stored in time") as caught:
+    with raises(BatchFailed, setting="checkpoints.timeout", barrier=1) as caught:
         run.finish()
-    assert caught.value.retryable and "checkpoints.timeout" in str(caught.value)
+    assert caught.value.retryable
     assert job.recorder.counters["number_of_failed_checkpoints"] == 1
 
 
@@ -206,7 +203,7 @@ def test_the_next_checkpoint_has_what_an_aborted_one_would_have_published(job: J
     run.finish()
     aborted, completed = read_records(job.gate)
     assert (aborted.status, aborted.ordinal, aborted.rows_in) == ("aborted", 1, SLICE)
-    assert "were not stored in time" in aborted.failure
+    assert "setting='checkpoints.timeout'" in aborted.failure
     assert (completed.status, completed.ordinal, completed.rows_in) == ("completed", 2, 2 * SLICE)
     job.check(2 * SLICE)
 
@@ -225,7 +222,7 @@ def test_a_run_does_not_end_with_an_aborted_checkpoint_when_it_may_try_again(job
 def test_a_run_whose_files_never_come_ends_when_more_tries_have_failed_than_are_borne(job: Job) -> None:
     run = job.start(timeout="50ms", tolerable_failures="2")
     job.batch(run)
-    with pytest.raises(BatchFailed, match="were not stored in time"):
+    with raises(BatchFailed, setting="checkpoints.timeout"):
         run.finish()
     assert job.recorder.counters["number_of_failed_checkpoints"] == 3
 
@@ -242,10 +239,11 @@ def test_behind_a_checkpoint_that_was_tried_again_barriers_become_checkpoints_as
     job.gate.refuses_manifests = False
     run.settle()
     assert job.recorder.gauges["number_of_in_progress_checkpoints"] == 0
-    for _ in range(3):
-        job.batch(run)
+    for published in (2, 3, 4):
+        result = job.batch(run)
         # What was asked for does not count: each is one by itself.
-        wait_for(lambda: run.head.entry.ordinal == run._ordinal, lambda: "its checkpoint")
+        wait_for(lambda rows=published * SLICE: job.published() == rows, lambda: "its rows")
+        assert run.head.entry.ordinal == result.ordinal
     job.check(4 * SLICE)
 
 
@@ -259,26 +257,24 @@ def test_one_failure_more_than_is_borne_fails_the_run_with_its_reason(
     job.batch(run)
     run.settle()
     job.gate.refuses_manifests = True
-    with pytest.raises(StorageError, match="the storage is down"):
-        for _ in range(tolerable + 1):
+    failed = job.recorder.counters
+    with raises(StorageError) as caught:
+        for number in range(1, tolerable + 2):
             job.batch(run)
-            wait_for(lambda: not run._committer._running or run._committer._running[0].done(), lambda: "it")
-            run._committer.check()
+            wait_for(lambda n=number: failed["number_of_failed_checkpoints"] == n, lambda: "a failure")
+        run.finish()
+    assert str(caught.value.facts["key"]).endswith("manifest.json")
     assert job.recorder.counters["number_of_failed_checkpoints"] == tolerable + 1
     job.check(SLICE)
 
 
-def test_a_run_that_waits_for_files_learns_that_it_is_fenced(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_waits_for_files_learns_that_it_is_fenced(job: Job) -> None:
     """Its files may have been collected; it does not wait until the timeout for them."""
-    monkeypatch.setattr(committing, "_LOOK_SECONDS", 0.05)
-    run = job.start()
+    run = job.start(fence_interval="50ms")
     job.batch(run)
     newer = JobRoot.open(job.gate, SystemClock(), "another run").claim()
-    with pytest.raises(Fenced) as caught:
+    with raises(Fenced, newer=newer.entry.generation):
         run.finish()
-    assert caught.value.facts["newer"] == newer.entry.generation
 
 
 def test_a_storage_that_fails_is_tried_again_until_the_time_is_over(job: Job) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from stateflow.api.input_files import UnreadableFile
 from stateflow.api.source import Source
-from stateflow.checkpoint.documents import Manifest
+from stateflow.checkpoint.log.documents import Manifest
 from stateflow.errors import BatchFailed, CorruptInput
-from stateflow.runtime.batch_input import BatchInput
-from stateflow.runtime.quarantine import KEPT, SkippedFile, quarantine_after, records_of
-from stateflow.runtime.seeding import SparkLocation
+from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
+from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
 
 GARBLED = "java.io.IOException: can not read class org.apache.parquet.format.PageHeader"
@@ -102,8 +102,12 @@ def test_a_failure_that_does_not_come_again_alone_is_tried_again(policy: str, al
 def test_a_corrupt_file_ends_the_run_when_a_source_without_files_is_read_with_it() -> None:
     stream = cast(Any, SimpleNamespace(has_files=False))
     files = FakeSource("quarantine", {FILES[0]: GARBLED})
-    given = BatchInput([], {"rows": files, "stream": stream}, lambda: {"rows": FILES, "stream": []},
-                       cast(Any, SimpleNamespace(sparkSession=None)))  # fmt: skip
+    given = BatchInput(
+        [],
+        {"rows": files, "stream": stream},
+        lambda: {"rows": FILES, "stream": []},
+        cast(Any, SimpleNamespace(sparkSession=None)),
+    )
     with pytest.raises(CorruptInput) as ended:
         given.skip_corrupt(_failure(FILES[0], GARBLED))
     assert ended.value.facts["sources"] == ["stream"] and not given.skipped
@@ -157,13 +161,15 @@ def test_a_batch_s_files_are_those_between_two_positions_of_the_source_s_log(tmp
 
 
 def test_the_newest_records_stay_and_all_are_counted() -> None:
-    found = records_of([_file(n) for n in range(KEPT)], "2026-01-01", 3)
-    first = quarantine_after(None, found)
+    found = quarantine_records([_file(n) for n in range(MAX_QUARANTINE_RECORDS)], "2026-01-01", 3)
+    first = quarantine_fields(None, found)
     before = Manifest(job_uuid="x", generation=1, ordinal=1, operators=[], sources=[], **first)
-    after = quarantine_after(before, records_of([_file(KEPT)], "2026-01-02", 4))
-    assert after["quarantined_count"] == KEPT + 1 and len(after["quarantined"]) == KEPT
-    assert (after["quarantined"][-1].file, after["quarantined"][-1].generation) == (f"/in/{KEPT}", 4)
-    assert quarantine_after(before, ()) == first
+    after = quarantine_fields(before, quarantine_records([_file(MAX_QUARANTINE_RECORDS)], "2026-01-02", 4))
+    assert (
+        after["quarantined_count"] == MAX_QUARANTINE_RECORDS + 1 and len(after["quarantined"]) == MAX_QUARANTINE_RECORDS
+    )
+    assert (after["quarantined"][-1].file, after["quarantined"][-1].generation) == (f"/in/{MAX_QUARANTINE_RECORDS}", 4)
+    assert quarantine_fields(before, ()) == first
 
 
 def _file(number: int) -> SkippedFile:

@@ -11,7 +11,7 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.errors import SchemaMismatch
-from tests.runtime.local_box import Box
+from tests.support.local_jobs import LocalJobs
 
 
 class Payment(msgspec.Struct):
@@ -45,7 +45,7 @@ class Later(Sessions):
 
 @pytest.mark.parametrize("function", [Sessions(), Later()])
 def test_the_error_names_operator_key_class_column_and_row(tmp_path: Path, function: Sessions) -> None:
-    box = Box(tmp_path)
+    box = LocalJobs(tmp_path)
 
     def build(env: StreamExecutionEnvironment) -> None:
         rows = env.from_collection([Payment(f"c{n}", 1.0) for n in range(4)], Payment, uid="rows")

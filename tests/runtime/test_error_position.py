@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from stateflow import ListStateDescriptor, MapStateDescriptor, OutputTag, RuntimeContext, ValueStateDescriptor
-from stateflow.api.functions import Context, KeyedProcessFunction
+from stateflow.api.functions.process import Context, KeyedProcessFunction
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import StateflowError
-from tests.runtime.local_box import Box
-from tests.unit.kit import Row
+from tests.support.graphs import Row
+from tests.support.local_jobs import LocalJobs
 
 ROWS = [Row("a", 1), Row("b", 2), Row("b", 3), Row("c", 4)]
 
@@ -50,7 +50,7 @@ def _error_of(tmp_path: Path, wrong: Callable[[Any, Context], None]) -> dict[str
 
 
 def _error_in(tmp_path: Path, function: KeyedProcessFunction[Row, Row]) -> dict[str, object]:
-    box = Box(tmp_path)
+    box = LocalJobs(tmp_path)
 
     def build(env: StreamExecutionEnvironment) -> None:
         rows = env.from_collection(ROWS, Row, uid="rows").key_by("key", order_by=("number",))
@@ -62,13 +62,16 @@ def _error_in(tmp_path: Path, function: KeyedProcessFunction[Row, Row]) -> dict[
     return raised.value.facts
 
 
-@pytest.mark.parametrize(("state", "wrong"), [
-    # The first is encoded when the next key comes.
-    ("value", lambda f, ctx: f.value.update("x")),
-    ("list", lambda f, ctx: f.list.add("x")),
-    ("map", lambda f, ctx: f.map.put("k", "x")),
-    ("map", lambda f, ctx: f.map.put(5, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("state", "wrong"),
+    [
+        # The first is encoded when the next key comes.
+        ("value", lambda f, ctx: f.value.update("x")),
+        ("list", lambda f, ctx: f.list.add("x")),
+        ("map", lambda f, ctx: f.map.put("k", "x")),
+        ("map", lambda f, ctx: f.map.put(5, 1)),
+    ],
+)
 def test_an_error_about_a_value_names_operator_state_key_and_row(
     tmp_path: Path, state: str, wrong: Callable[[Any, Context], None]
 ) -> None:

@@ -11,22 +11,23 @@ from typing import Any
 import pytest
 
 from stateflow.api.collection import CollectionSource
-from stateflow.checkpoint.fencing import fenced_by
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.environment import declare
 from stateflow.errors import Fenced, StorageError
-from stateflow.runtime import stores
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.fence_watch import FenceWatch
-from stateflow.runtime.job import Positions
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.run import JobRun
+from stateflow.runtime.driver.fence_watch import FenceWatch
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import Positions
+from stateflow.runtime.job.loader import create_or_open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 from stateflow.storage.memory import MemoryStorage
 from stateflow.testing.sinks import FolderSink
-from tests.unit.kit import Row
+from tests.support.errors import raises
+from tests.support.graphs import Row
 
 _SOON = timedelta(milliseconds=1)
 _LONG = 30.0
@@ -43,29 +44,35 @@ def _other(root: JobRoot, writer: str) -> JobRoot:
 def test_a_newer_run_is_named_with_who_where_and_since_when() -> None:
     root = _root("one:1")
     own = root.claim("nightly/1").entry.generation
-    assert fenced_by(root.log, own) is None
+    guard = FenceGuard(root.log, own)
+    assert guard.find() is None
+    guard.check()
     newer = _other(root, "two:2").claim("nightly/2").entry
-    found = fenced_by(root.log, own)
+    found = guard.find()
     assert found is not None
     assert found.facts == {
-        "generation": own, "newer": newer.generation, "by": "nightly/2", "where": "two:2", "since": newer.at,
-    }  # fmt: skip
+        "generation": own,
+        "newer": newer.generation,
+        "by": "nightly/2",
+        "where": "two:2",
+        "since": newer.at,
+    }
     # What the newer run appends later does not hide when it began.
-    _other(root, "cli").retain(3)
-    again = fenced_by(root.log, own)
+    _other(root, "cli").admin.retain(3)
+    again = guard.find()
     assert again is not None and again.facts == found.facts
 
 
 def test_a_watch_interrupts_what_runs_once_and_says_so_from_then_on() -> None:
     root, interrupted = _root("one:1"), threading.Event()
-    watch = FenceWatch(root.log, root.claim().entry.generation, _SOON, interrupted.set)
-    assert not watch.look()
+    watch = FenceWatch(FenceGuard(root.log, root.claim().entry.generation), _SOON, interrupted.set)
+    assert not watch.is_fenced()
     watch.check()
     watch.begin()
     _other(root, "two:2").claim()
     assert interrupted.wait(_LONG)
     watch.end()
-    with pytest.raises(Fenced):
+    with raises(Fenced, where="two:2"):
         watch.check()
 
 
@@ -88,7 +95,7 @@ def test_a_watch_outlives_a_storage_that_fails() -> None:
     own = root.claim().entry.generation
     _other(root, "two:2").claim()
     storage.errors = [ValueError("a 403 that nobody translated"), StorageError("no answer")]
-    watch = FenceWatch(root.log, own, _SOON, interrupted.set)
+    watch = FenceWatch(FenceGuard(root.log, own), _SOON, interrupted.set)
     watch.begin()
     assert interrupted.wait(_LONG)
     watch.end()
@@ -96,21 +103,23 @@ def test_a_watch_outlives_a_storage_that_fails() -> None:
 
 
 class _Counts(LocalExecutor):
-    batches = 0
-    cancelled = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+        self.cancelled = threading.Event()
 
     def execute(self, rows: Any, work: Any) -> Any:
         self.batches += 1
         return super().execute(rows, work)
 
     def cancel(self) -> None:
-        self.cancelled += 1
+        self.cancelled.set()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    stores.close_all()
+    store_cache.close_all()
 
 
 def test_a_run_that_learned_it_begins_no_batch(folder: Path) -> None:
@@ -120,17 +129,14 @@ def test_a_run_that_learned_it_begins_no_batch(folder: Path) -> None:
             FolderSink(folder / "table"), uid="table"
         )
 
-    # A look a day: it is this test that looks.
-    given = {"local_dir": str(folder / "local"), "requests.fence_interval": "1d"}
+    given = {"local_dir": str(folder / "local"), "requests.fence_interval": "10ms"}
     env, settings = declare(build, "job", (given,))
     executor = _Counts()
-    run = JobRun(assemble(env.graph, settings, open_storage(str(folder / "root")), SystemClock()), executor)
+    run = JobRun(create_or_open_job(env.graph, settings, open_storage(str(folder / "root")), SystemClock()), executor)
     run.start("mine")
     JobRoot.open(run.job.root.storage, run.job.root.clock, "two:2").claim("theirs")
-    fence = run._fence
-    assert fence is not None and fence.look()
-    with pytest.raises(Fenced) as ended:
+    assert executor.cancelled.wait(_LONG)
+    with raises(Fenced, by="theirs", where="two:2"):
         run.run_batch({"rows": []}, lambda _: Positions([]))
     run.abandon()
     assert executor.batches == 0
-    assert (ended.value.facts["by"], ended.value.facts["where"]) == ("theirs", "two:2")

@@ -14,14 +14,14 @@ from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.environment import declare
-from stateflow.metrics import MemoryRecorder
-from stateflow.runtime import stores
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.committing import record_checkpoint
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.observability.metrics import MemoryRecorder
+from stateflow.runtime.driver.checkpointing.record import report_metrics
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.loader import create_or_open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
@@ -67,7 +67,7 @@ class Ran:
         env, settings = declare(
             build, "job", ({"local_dir": str(folder / "scratch"), "checkpoints.asynchronous": "no"},)
         )
-        job = assemble(env.graph, settings, open_storage(str(folder / "root")), self.clock)
+        job = create_or_open_job(env.graph, settings, open_storage(str(folder / "root")), self.clock)
         self.run = JobRun(replace(job, recorder=self.recorder), LocalExecutor())
         self.run.start()
         run_local(self.run, {"rows": source}, self._batch)
@@ -81,13 +81,15 @@ class Ran:
 @pytest.fixture
 def ran(tmp_path: Path) -> Iterator[Ran]:
     yield Ran(tmp_path)
-    stores.close_all()
+    store_cache.close_all()
 
 
 def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
     assert ran.recorder.counters == {
-        "number_of_completed_checkpoints": 3, "num_records_in": 25, "num_records_out": 25 + 9,
-    }  # fmt: skip
+        "number_of_completed_checkpoints": 3,
+        "num_records_in": 25,
+        "num_records_out": 25 + 9,
+    }
     assert [r.rows_in for r in ran.results] == [10, 10, 5]
     records = read_records(ran.run.job.root.storage)
     assert ran.gauges == [
@@ -115,7 +117,7 @@ def test_each_batch_is_recorded_with_flinks_names(ran: Ran) -> None:
 def test_the_size_of_a_checkpoint_has_in_it_what_compaction_wrote(ran: Ran) -> None:
     """What the storage got; tests/recovery/test_checkpoints.py counts it there."""
     recorder, last = MemoryRecorder(), read_records(ran.run.job.root.storage)[-1]
-    record_checkpoint(recorder, msgspec.structs.replace(last, increment_bytes=30, compaction_bytes=12))
+    report_metrics(recorder, msgspec.structs.replace(last, increment_bytes=30, compaction_bytes=12))
     assert recorder.gauges["last_checkpoint_size"] == 42
     assert recorder.gauges["last_checkpoint_compaction_size"] == 12
 

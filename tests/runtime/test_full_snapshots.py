@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
-from stateflow import (
-    Context,
-    KeyedProcessFunction,
-    RuntimeContext,
-    StateTtlConfig,
-    Time,
-    ValueStateDescriptor,
-)
+from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, Time, ValueStateDescriptor
 from stateflow.query.state import read_state
-from tests.runtime.test_timers import Box, Event, Note
+from tests.runtime.test_timers import Event, Note, TimerJobs
 
 FULL: list[dict[str, Any]] = [
     {"state__backend": "memory"},
@@ -41,7 +34,7 @@ class Remembers(KeyedProcessFunction[Event, Note]):
 
 
 def _kept(folder: Path, settings: dict[str, Any], ttl: StateTtlConfig | None = SECOND) -> list[Any]:
-    box = Box(folder)
+    box = TimerJobs(folder)
     # Two rows are a batch, and its watermark comes from the batches before: nearly 0 in the second, 5 s in the third.
     rows = [Event(key, at) for key, at in zip("abcdef", (0, 1, 5000, 5001, 5002, 5003), strict=True)]
     box.events(Remembers(ttl), rows, parallelism=1, **settings)

@@ -12,31 +12,34 @@ import pyarrow as pa
 import pytest
 
 from stateflow import Context, KeyedBroadcastProcessFunction, KeyedProcessFunction
-from stateflow.api.graph import Keying
+from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
-from stateflow.runtime import stores
-from stateflow.runtime.rows import to_batch
-from stateflow.runtime.specs import (
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.runtime.task.task import run_level
+from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
     CONTROL,
     GROUP_SHIFT,
     INPUT,
     ORDER,
+    OUTPUT_NUMBER,
     PHASE,
     PHASE_SHIFT,
     POSITION,
     TARGET,
-    UNIT,
+    BatchId,
     BatchInfo,
+    ChainSpec,
     InputSpec,
     LevelSpec,
-    OutletSpec,
-    UnitSpec,
+    OutputSpec,
+    TaskEnvironment,
+    TaskSettings,
 )
-from stateflow.runtime.task import Barrier, run_level
-from stateflow.settings import RocksDBSettings
 
 
 class Row(msgspec.Struct):
@@ -44,10 +47,16 @@ class Row(msgspec.Struct):
 
 
 SCHEMA = RowSchema.of(Row)
-OUTPUT = pa.schema([
-    (UNIT, pa.int32()), (TARGET, pa.int64()), (POSITION, pa.int64()), (PHASE, pa.int64()), (CONTROL, pa.binary()),
-    ("u0_number", pa.int64()),
-])  # fmt: skip
+OUTPUT = pa.schema(
+    [
+        (OUTPUT_NUMBER, pa.int32()),
+        (TARGET, pa.int64()),
+        (POSITION, pa.int64()),
+        (PHASE, pa.int64()),
+        (CONTROL, pa.binary()),
+        ("u0_number", pa.int64()),
+    ]
+)
 
 
 class Echo(KeyedProcessFunction[Row, Row]):
@@ -70,38 +79,35 @@ class EchoBoth(KeyedBroadcastProcessFunction[Row, Row, Row]):
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
     yield
-    stores.close_all()
+    store_cache.close_all()
 
 
-def _emitted(
-    folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int, int]]
-) -> list[tuple[int, int]]:
+def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """(number, phase) of what a task emits for rows with (order, input, number)."""
     keying = Keying(("number",), (), ("bigint",)) if keyed else None
     inputs = [InputSpec("i0_", SCHEMA, keying)]
     if isinstance(function, KeyedBroadcastProcessFunction):
         inputs.append(InputSpec("i1_", SCHEMA, None))
-    unit = UnitSpec("op", tuple(inputs), function, (OutletSpec("", (), SCHEMA, (), 0),), (b"",))
+    chain = ChainSpec("op", tuple(inputs), function, (OutputSpec("", (), SCHEMA, (), 0),), (b"",))
     batch = BatchInfo(
-        job_uuid=ManualClock(1).new_id(), root_uri=(folder / "root").as_uri(), generation=1, ordinal=1,
-        processing_time=datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), max_parallelism=1,
-        local_folder=folder / "local", rocksdb=RocksDBSettings(),
-    )  # fmt: skip
+        BatchId(ManualClock(1).new_id(), 1, 1, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
+        TaskSettings(1),
+        TaskEnvironment((folder / "root").as_uri(), folder / "local"),
+    )
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
     given = {
-        ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER], INPUT: [i for _, i, _ in rows] + [0],
+        ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER],
+        INPUT: [i for _, i, _ in rows] + [0],
         CONTROL: [None] * len(rows) + [barrier],
-    }  # fmt: skip
+    }
     columns = to_batch([Row(n) for _, _, n in rows], SCHEMA).column("number").to_pylist()
     for at, spec in enumerate(inputs):
         own = [n if i == at else None for (_, i, _), n in zip(rows, columns, strict=True)]
         given[spec.columns[0]] = pa.array([*own, None], pa.int64())  # type: ignore[assignment]
     table = pa.RecordBatch.from_pydict(given)
-    made = pa.Table.from_batches(
-        list(run_level(LevelSpec(batch, 1, (unit,), (), 1, OUTPUT), 0, "a", [table])), OUTPUT
-    )
-    told = zip(*(made.column(c).to_pylist() for c in (UNIT, "u0_number", PHASE)), strict=True)
-    return [(number, phase) for unit_number, number, phase in told if unit_number is not None]
+    made = pa.Table.from_batches(list(run_level(LevelSpec(batch, 1, (chain,), (), 1, OUTPUT), 0, "a", [table])), OUTPUT)
+    emitted = zip(*(made.column(c).to_pylist() for c in (OUTPUT_NUMBER, "u0_number", PHASE)), strict=True)
+    return [(number, phase) for output, number, phase in emitted if output is not None]
 
 
 def _order(phase: int, number: int) -> int:

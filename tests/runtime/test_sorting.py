@@ -15,20 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.graph import Keying
+from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed
-from stateflow.runtime.sorting import SortSpace, sorted_input
-from stateflow.runtime.specs import (
-    BARRIER_ORDER,
-    CONTROL,
-    INPUT,
-    ORDER,
-    POSITION,
-    TARGET,
-    InputSpec,
-    UnitSpec,
-)
+from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
+from tests.support.errors import raises
 
 MUCH = 1 << 30
 
@@ -56,10 +48,10 @@ class Sent:
         return (self.order, self.row.key, self.row.text, time, self.number, self.position)
 
 
-def _unit(order_by: tuple[str, ...] = (), inputs: int = 1) -> UnitSpec:
+def _chain(order_by: tuple[str, ...] = (), inputs: int = 1) -> ChainSpec:
     keying = Keying(("key", "text"), order_by, ("bigint", "string"))
     schema = RowSchema.of(Row)
-    return UnitSpec("op", tuple(InputSpec(f"i{n}_", schema, keying) for n in range(inputs)), None, (), (b"",))
+    return ChainSpec("op", tuple(InputSpec(f"i{n}_", schema, keying) for n in range(inputs)), None, (), (b"",))
 
 
 def _batch(sent: Sequence[Sent], inputs: int = 1, barriers: int = 0) -> pa.RecordBatch:
@@ -80,28 +72,19 @@ def _batch(sent: Sequence[Sent], inputs: int = 1, barriers: int = 0) -> pa.Recor
 
 
 def _positions(batches: Sequence[pa.RecordBatch]) -> list[int]:
-    return [
-        p
-        for batch in batches
-        if CONTROL not in batch.schema.names
-        for p in batch.column(POSITION).to_pylist()
-    ]
+    return [p for batch in batches if CONTROL not in batch.schema.names for p in batch.column(POSITION).to_pylist()]
 
 
-def _space(folder: Path, memory: int = MUCH) -> SortSpace:
-    return SortSpace(memory, folder / "local")
+def _space(folder: Path, memory: int = MUCH) -> SortSettings:
+    return SortSettings(memory, folder / "local")
 
 
 _ORDERS = st.one_of(
-    st.integers(0, 3),
-    st.sampled_from([-1, 1 << 61, (1 << 61) + 1, (1 << 61) + 2, (1 << 62) - 1, (1 << 62) - 2]),
+    st.integers(0, 3), st.sampled_from([-1, 1 << 61, (1 << 61) + 1, (1 << 61) + 2, (1 << 62) - 1, (1 << 62) - 2])
 )
 """Some that differ in their lowest bits only, far apart from others: both do not fit into one number with a place."""
 _ROWS = st.builds(
-    Row,
-    st.integers(0, 2),
-    st.sampled_from("ab"),
-    st.none() | st.sampled_from([0.0, -1.0, 2.5, math.inf, math.nan]),
+    Row, st.integers(0, 2), st.sampled_from("ab"), st.none() | st.sampled_from([0.0, -1.0, 2.5, math.inf, math.nan])
 )
 
 
@@ -124,7 +107,7 @@ def test_rows_come_by_order_key_declared_order_and_arrival(
     folder = tmp_path_factory.getbasetemp() / "sorted"
     batches = data.draw(_sendings(inputs))
     given_batches = [_batch(sent, inputs) for sent in batches]
-    made = list(sorted_input(_unit(("at",), inputs), _space(folder, memory), given_batches))
+    made = list(sorted_input(_chain(("at",), inputs), _space(folder, memory), given_batches))
     expected = sorted((s for sent in batches for s in sent), key=lambda s: s.rank)
     assert _positions(made) == [s.position for s in expected]
 
@@ -135,10 +118,8 @@ def test_without_a_declared_order_a_key_s_rows_are_together_and_as_they_arrived(
     tmp_path_factory: pytest.TempPathFactory, memory: int, batches: list[list[Sent]]
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "sorted"
-    made = list(sorted_input(_unit(), _space(folder, memory), map(_batch, batches)))
-    expected = sorted(
-        (s for sent in batches for s in sent), key=lambda s: (s.order, s.row.key, s.row.text, s.position)
-    )
+    made = list(sorted_input(_chain(), _space(folder, memory), map(_batch, batches)))
+    expected = sorted((s for sent in batches for s in sent), key=lambda s: (s.order, s.row.key, s.row.text, s.position))
     assert _positions(made) == [s.position for s in expected]
 
 
@@ -152,7 +133,7 @@ def test_batches_are_no_larger_than_those_that_came(tmp_path: Path) -> None:
     sent = _many(1000)
     came = [_batch(sent[at : at + 70]) for at in range(0, 1000, 70)]
     for memory in (4000, MUCH):
-        made = list(sorted_input(_unit(), _space(tmp_path, memory), came))
+        made = list(sorted_input(_chain(), _space(tmp_path, memory), came))
         assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
 
 
@@ -161,7 +142,7 @@ def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     sent = _many(80_000)
     came = [_batch(sent[at : at + 1000]) for at in range(0, 80_000, 1000)]
     memory = 20 * (2 * came[0].nbytes + 24 * 1000)
-    made = list(sorted_input(_unit(), _space(tmp_path, memory), came))
+    made = list(sorted_input(_chain(), _space(tmp_path, memory), came))
     expected = sorted(sent, key=lambda s: (s.order, s.position))
     assert _positions(made) == [s.position for s in expected]
 
@@ -169,22 +150,20 @@ def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
 def test_barriers_come_last_and_whole(tmp_path: Path) -> None:
     sent = _many(10)
     came = [_batch(sent[:5], barriers=1), _batch([], barriers=2), _batch(sent[5:])]
-    *rows, first, second = sorted_input(_unit(), _space(tmp_path), came)
+    *rows, first, second = sorted_input(_chain(), _space(tmp_path), came)
     assert sum(map(len, rows)) == 10
-    assert (
-        first.column(CONTROL).to_pylist() == [b"end"] and second.column(CONTROL).to_pylist() == [b"end"] * 2
-    )
+    assert first.column(CONTROL).to_pylist() == [b"end"] and second.column(CONTROL).to_pylist() == [b"end"] * 2
 
 
 def test_what_a_task_does_not_look_at_is_left_behind(tmp_path: Path) -> None:
-    (rows,) = sorted_input(_unit(), _space(tmp_path), [_batch(_many(3), inputs=2)])
+    (rows,) = sorted_input(_chain(), _space(tmp_path), [_batch(_many(3), inputs=2)])
     assert rows.schema.names == [ORDER, POSITION, INPUT, "i0_key", "i0_text", "i0_at"]
 
 
 def test_runs_leave_no_file_behind_even_when_the_task_dies(tmp_path: Path) -> None:
     sent = _many(300)
     came = [_batch(sent[at : at + 100]) for at in range(0, 300, 100)]
-    rows = sorted_input(_unit(), _space(tmp_path, memory=1), came)
+    rows = sorted_input(_chain(), _space(tmp_path, memory=1), came)
     next(rows)
     assert list((tmp_path / "local").iterdir()) == []
 
@@ -192,11 +171,9 @@ def test_runs_leave_no_file_behind_even_when_the_task_dies(tmp_path: Path) -> No
 def test_a_run_that_cannot_be_written_is_told_with_its_folder(tmp_path: Path) -> None:
     (tmp_path / "local").write_text("not a folder")
     came = [_batch(_many(100)), _batch(_many(100))]
-    with pytest.raises(BatchFailed, match="cannot be written to be sorted") as failed:
-        list(sorted_input(_unit(), _space(tmp_path, memory=1), came))
-    assert (
-        failed.value.facts["folder"] == str(tmp_path / "local") and "sort_memory_bytes" in failed.value.hint
-    )
+    with raises(BatchFailed, folder=str(tmp_path / "local")) as failed:
+        list(sorted_input(_chain(), _space(tmp_path, memory=1), came))
+    assert "shuffle.sort_memory_bytes" in failed.value.hint
 
 
 def test_no_more_memory_than_allowed_is_taken_for_rows(tmp_path: Path) -> None:
@@ -213,7 +190,7 @@ def test_no_more_memory_than_allowed_is_taken_for_rows(tmp_path: Path) -> None:
             held.append(pa.total_allocated_bytes() - before)
 
     before, held = pa.total_allocated_bytes(), [0]
-    for made in sorted_input(_unit(), _space(tmp_path, memory), coming()):
+    for made in sorted_input(_chain(), _space(tmp_path, memory), coming()):
         held.append(pa.total_allocated_bytes() - before)
         assert len(made)
     assert 200 * batch.nbytes > 3 * memory

@@ -12,57 +12,52 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stateflow.errors import (
-    BatchFailed,
-    ConfigError,
-    Fenced,
-    Interrupted,
-    SparkGone,
-    StorageError,
-)
-from stateflow.runtime.restarts import can_mend
-from stateflow.runtime.spark_failures import is_alive, told_of_spark
+from stateflow.errors import BatchFailed, ConfigError, Fenced, Interrupted, SparkGone, StorageError
+from stateflow.runtime.restart_strategy import is_restartable
+from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
 
-LIVES, GONE = (lambda: True), (lambda: False)
-
-
-@pytest.mark.parametrize("error", [
-    Py4JNetworkError("Answer from Java side is empty"), Py4JError("An error occurred while calling o1.x"),
-    PySparkException("Job aborted"), ConnectionResetError(104, "reset"), BatchFailed("a batch failed"),
-    StorageError("no answer"),
-])  # fmt: skip
-def test_whatever_fails_without_a_spark_is_that_spark_is_gone(error: Exception) -> None:
-    with pytest.raises(SparkGone) as told, told_of_spark(GONE):
-        raise error
-    assert told.value.retryable and not can_mend(told.value)
-    assert str(error)[:20] in told.value.facts["reason"]
+LIVES, SPARK_IS_DEAD = (lambda: True), (lambda: False)
 
 
 @pytest.mark.parametrize(
-    "error", [Py4JError("calling o1.x"), PySparkException("Job aborted\n\tat org.apache")]
+    "error",
+    [
+        Py4JNetworkError("Answer from Java side is empty"),
+        Py4JError("An error occurred while calling o1.x"),
+        PySparkException("Job aborted"),
+        ConnectionResetError(104, "reset"),
+        BatchFailed("a batch failed"),
+        StorageError("no answer"),
+    ],
 )
-def test_what_spark_fails_at_may_be_tried_again(error: Exception) -> None:
-    with pytest.raises(BatchFailed) as told, told_of_spark(LIVES):
+def test_whatever_fails_without_a_spark_is_that_spark_is_gone(error: Exception) -> None:
+    with pytest.raises(SparkGone) as told, translate_spark_errors(SPARK_IS_DEAD):
         raise error
-    assert type(told.value) is BatchFailed and can_mend(told.value)
+    assert told.value.retryable and not is_restartable(told.value)
+    assert str(error)[:20] in told.value.facts["reason"]
+
+
+@pytest.mark.parametrize("error", [Py4JError("calling o1.x"), PySparkException("Job aborted\n\tat org.apache")])
+def test_what_spark_fails_at_may_be_tried_again(error: Exception) -> None:
+    with pytest.raises(BatchFailed) as told, translate_spark_errors(LIVES):
+        raise error
+    assert type(told.value) is BatchFailed and is_restartable(told.value)
     assert told.value.facts["reason"] == str(error).partition("\n")[0]
 
 
-@pytest.mark.parametrize("lives", [LIVES, GONE])
-@pytest.mark.parametrize("error", [
-    ConfigError("mine"), Fenced("another"), Interrupted("Ctrl-C"), ValueError("a mistake"),
-])  # fmt: skip
+@pytest.mark.parametrize("lives", [LIVES, SPARK_IS_DEAD])
+@pytest.mark.parametrize(
+    "error", [ConfigError("mine"), Fenced("another"), Interrupted("Ctrl-C"), ValueError("a mistake")]
+)
 def test_what_no_spark_would_mend_stays_what_it_is(error: Exception, lives: Any) -> None:
-    with pytest.raises(type(error)) as told, told_of_spark(lives):
+    with pytest.raises(type(error)) as told, translate_spark_errors(lives):
         raise error
     assert told.value is error
 
 
-@pytest.mark.parametrize(
-    "error", [ConnectionRefusedError(111, "refused"), StorageError("no answer"), BatchFailed("x")]
-)
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), StorageError("no answer"), BatchFailed("x")])
 def test_a_connection_of_the_job_s_own_is_not_spark_s(error: Exception) -> None:
-    with pytest.raises(type(error)) as told, told_of_spark(LIVES):
+    with pytest.raises(type(error)) as told, translate_spark_errors(LIVES):
         raise error
     assert told.value is error
 
@@ -84,7 +79,7 @@ def test_nobody_where_spark_was_is_gone() -> None:
     try:
         session = _session(SimpleNamespace(sc=lambda: spark.jvm.System.out))
         assert not is_alive(session)
-        with pytest.raises(SparkGone), told_of_spark(lambda: is_alive(session)):
+        with pytest.raises(SparkGone), translate_spark_errors(lambda: is_alive(session)):
             spark.jvm.System.currentTimeMillis()
     finally:
         spark.shutdown()

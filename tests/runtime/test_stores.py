@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.keygroups import KeyGroupRange
-from stateflow.runtime import stores
-from stateflow.runtime.specs import BatchInfo
-from stateflow.settings import BACKENDS, RocksDBSettings, StateSettings
-from stateflow.state.backend import KeyedStateBackend
+from stateflow.config.state_settings import BACKENDS, StateSettings
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
+from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.types.key_groups import KeyGroupRange
 
-KEY = stores.StoreKey("0" * 32, "op", 0)
+KEY = store_cache.StoreKey("0" * 32, "op", 0)
 OWNED = KeyGroupRange(0, 127)
 ENTRIES = {b"\0\1a": b"1", b"\0\2b": b"2"}
 
@@ -25,55 +25,66 @@ ENTRIES = {b"\0\1a": b"1", b"\0\2b": b"2"}
 @pytest.fixture
 def batch(tmp_path: Path) -> Iterator[BatchInfo]:
     yield BatchInfo(
-        job_uuid=KEY.job_uuid, root_uri=(tmp_path / "root").as_uri(), generation=1, ordinal=1,
-        processing_time=datetime(2026, 1, 1, tzinfo=UTC), max_parallelism=128, local_folder=tmp_path / "local",
-        rocksdb=RocksDBSettings(), state=StateSettings(),
-    )  # fmt: skip
-    stores.close_all()
+        BatchId(KEY.job_uuid, 1, 1, datetime(2026, 1, 1, tzinfo=UTC)),
+        TaskSettings(128),
+        TaskEnvironment((tmp_path / "root").as_uri(), tmp_path / "local"),
+    )
+    store_cache.close_all()
+
+
+def _with(batch: BatchInfo, state: StateSettings) -> BatchInfo:
+    return replace(batch, settings=replace(batch.settings, state=state))
+
+
+def _next(batch: BatchInfo) -> BatchInfo:
+    return replace(batch, id=replace(batch.id, ordinal=batch.id.ordinal + 1))
 
 
 def _acquire(batch: BatchInfo, state: SubtaskState | None) -> KeyedStateBackend:
     base = Base(0, OWNED, (state,) if state else ())
-    return stores.acquire(KEY, base, batch, ManualClock(1).new_id(), 1)
+    return store_cache.acquire(KEY, base, batch, ManualClock(1).new_id(), 1)
 
 
-def _give_back(batch: BatchInfo, store: KeyedStateBackend, name: str) -> SubtaskState:
+def _release(batch: BatchInfo, store: KeyedStateBackend, name: str) -> SubtaskState:
     taken = store.snapshot(f"data/x/{name}-")
-    stores.give_back(KEY, store, name, batch.state)
-    return SubtaskState(subtask=0, first_group=0, last_group=127, snapshot=name, files=list(taken.files),
-                        backend=batch.state.backend, inline=taken.inline,
-                        store_manifest=taken.store_manifest)  # fmt: skip
+    store_cache.release(KEY, store, name, batch.settings.state)
+    return SubtaskState(
+        subtask=0,
+        first_group=0,
+        last_group=127,
+        snapshot=name,
+        files=list(taken.files),
+        backend=batch.settings.state.backend,
+        inline=taken.inline,
+        store_manifest=taken.store_manifest,
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_store_is_used_again_when_it_is_the_base_and_else_opened_anew(
-    batch: BatchInfo, backend: str
-) -> None:
-    batch = replace(batch, state=StateSettings(backend=backend))
+def test_a_store_is_used_again_when_it_is_the_base_and_else_opened_anew(batch: BatchInfo, backend: str) -> None:
+    batch = _with(batch, StateSettings(backend=backend))
     store = _acquire(batch, None)
     store.write(ENTRIES)
-    first = _give_back(batch, store, "first")
+    first = _release(batch, store, "first")
     assert _acquire(batch, first) is store
     store.write({b"\0\3c": b"3"})
-    _give_back(batch, store, "second")
+    _release(batch, store, "second")
     # The second was never committed.
-    again = _acquire(replace(batch, ordinal=2), first)
+    again = _acquire(_next(batch), first)
     assert again is not store and dict(again.scan(b"")) == ENTRIES
     again.close()
 
 
 @pytest.mark.parametrize("before", BACKENDS)
-@pytest.mark.parametrize(
-    "after", [StateSettings(backend=b) for b in BACKENDS] + [StateSettings(incremental=False)]
-)
+@pytest.mark.parametrize("after", [StateSettings(backend=b) for b in BACKENDS] + [StateSettings(incremental=False)])
 def test_a_store_is_not_used_again_when_the_job_wants_another_backend(
     batch: BatchInfo, before: str, after: StateSettings
 ) -> None:
-    batch = replace(batch, state=StateSettings(backend=before))
+    batch = _with(batch, StateSettings(backend=before))
     store = _acquire(batch, None)
     store.write(ENTRIES)
-    state = _give_back(batch, store, "first")
-    again = _acquire(replace(batch, ordinal=2, state=after), state)
-    assert (again is store) == (batch.state == after)
+    state = _release(batch, store, "first")
+    again = _acquire(_with(_next(batch), after), state)
+    assert (again is store) == (batch.settings.state == after)
     assert dict(again.scan(b"")) == ENTRIES
     again.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,20 @@ import pyarrow as pa
 import pytest
 
 from stateflow import DeadLetters, RichFlatMapFunction
-from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.functions import Context, KeyedProcessFunction, OnTimerContext
-from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import StateflowError
-from tests.runtime.local_box import Box
-from tests.unit.kit import Row
+from tests.support.graphs import Row
+from tests.support.local_jobs import LocalJobs
 
 ROWS = [Row("a", 1), Row("b", 2)]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
-    return Box(tmp_path)
+def box(tmp_path: Path) -> LocalJobs:
+    return LocalJobs(tmp_path)
 
 
 class OneRow(KeyedProcessFunction[Row, Row]):
@@ -86,7 +87,7 @@ def one_row(row: Row) -> Any:
     return row
 
 
-def _error_of(box: Box, apply: Callable[[Any], Any]) -> StateflowError:
+def _error_of(box: LocalJobs, apply: Callable[[Any], Any]) -> StateflowError:
     def build(env: StreamExecutionEnvironment) -> None:
         apply(env.from_collection(ROWS, Row, uid="rows")).sink_to(box.sink("out"), uid="out")
 
@@ -99,28 +100,33 @@ def _keyed(rows: Any) -> Any:
     return rows.key_by("key", order_by=("number",))
 
 
-@pytest.mark.parametrize(("apply", "written"), [
-    (lambda s: _keyed(s).process(OneRow(), output=Row, uid="op"), OneRow.process_element),
-    (lambda s: _keyed(s).process(OnTimer(), output=Row, uid="op"), OnTimer.on_timer),
-    (lambda s: _keyed(s).process(AtBatchEnd(), output=Row, uid="op"), AtBatchEnd.on_batch_end),
-    (lambda s: _keyed(s).flat_map(FlatMap(), uid="op"), FlatMap.flat_map),
-    (lambda s: _keyed(s).connect(_keyed(s)).process(Second(), output=Row, uid="op"), Second.process_element2),
-    (lambda s: _keyed(s).connect(s.broadcast()).process(Broadcast(), output=Row, uid="op"),
-     Broadcast.process_broadcast_element),
-    (lambda s: _keyed(s).process(Columns(), output=Row, uid="op"), Columns.process_batch),
-    (lambda s: _keyed(s).flat_map_with_state(row_and_state, state=int, output=Row, uid="op"), row_and_state),
-    (lambda s: _keyed(s).flat_map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
-    (lambda s: _keyed(s).map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
-    (lambda s: _keyed(s).filter_with_state(no_pair, state=int, uid="op"), no_pair),
-])  # fmt: skip
-def test_the_error_names_what_the_user_wrote(box: Box, apply: Callable[[Any], Any], written: Any) -> None:
+@pytest.mark.parametrize(
+    ("apply", "written"),
+    [
+        (lambda s: _keyed(s).process(OneRow(), output=Row, uid="op"), OneRow.process_element),
+        (lambda s: _keyed(s).process(OnTimer(), output=Row, uid="op"), OnTimer.on_timer),
+        (lambda s: _keyed(s).process(AtBatchEnd(), output=Row, uid="op"), AtBatchEnd.on_batch_end),
+        (lambda s: _keyed(s).flat_map(FlatMap(), uid="op"), FlatMap.flat_map),
+        (lambda s: _keyed(s).connect(_keyed(s)).process(Second(), output=Row, uid="op"), Second.process_element2),
+        (
+            lambda s: _keyed(s).connect(s.broadcast()).process(Broadcast(), output=Row, uid="op"),
+            Broadcast.process_broadcast_element,
+        ),
+        (lambda s: _keyed(s).process(Columns(), output=Row, uid="op"), Columns.process_batch),
+        (lambda s: _keyed(s).flat_map_with_state(row_and_state, state=int, output=Row, uid="op"), row_and_state),
+        (lambda s: _keyed(s).flat_map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
+        (lambda s: _keyed(s).map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
+        (lambda s: _keyed(s).filter_with_state(no_pair, state=int, uid="op"), no_pair),
+    ],
+)
+def test_the_error_names_what_the_user_wrote(box: LocalJobs, apply: Callable[[Any], Any], written: Any) -> None:
     error = _error_of(box, apply)
     assert error.facts["operator"] == "op"
     _names(error, written)
 
 
 @pytest.mark.parametrize("function", [one_row, FlatMap()])
-def test_a_row_function_without_a_key_is_named(box: Box, function: Any) -> None:
+def test_a_row_function_without_a_key_is_named(box: LocalJobs, function: Any) -> None:
     written = FlatMap.flat_map if isinstance(function, FlatMap) else one_row
     _names(_error_of(box, lambda rows: rows.flat_map(function)), written)
 
@@ -128,11 +134,15 @@ def test_a_row_function_without_a_key_is_named(box: Box, function: Any) -> None:
 def _names(error: StateflowError, written: Any) -> None:
     line = inspect.getsourcelines(written)[1]
     assert error.facts["where"] == f"{__file__}:{line}"
-    assert error.message.startswith(written.__qualname__)
-    assert error.message.endswith("type Row")
+    assert written.__qualname__ in error.message and _names_row(error.message)
 
 
-def test_a_type_error_of_the_function_itself_stays_one(box: Box) -> None:
+def _names_row(text: str) -> bool:
+    """Whether the class of the returned object is in the text."""
+    return re.search(r"\bRow\b", text) is not None
+
+
+def test_a_type_error_of_the_function_itself_stays_one(box: LocalJobs) -> None:
     class Wrong(KeyedProcessFunction[Row, Row]):
         def process_element(self, row: Row, ctx: Context) -> Any:
             return [row, *row.number]  # type: ignore[misc]
@@ -141,11 +151,14 @@ def test_a_type_error_of_the_function_itself_stays_one(box: Box) -> None:
     assert "TypeError" in error.message
 
 
-@pytest.mark.parametrize("apply", [
-    lambda rows, policy: _keyed(rows).process(OneRow(), output=Row, uid="op", on_error=policy),
-    lambda rows, policy: rows.flat_map(one_row, on_error=policy),
-])  # fmt: skip
-def test_a_dead_letter_names_it_as_well(box: Box, apply: Callable[[Any, DeadLetters], Any]) -> None:
+@pytest.mark.parametrize(
+    "apply",
+    [
+        lambda rows, policy: _keyed(rows).process(OneRow(), output=Row, uid="op", on_error=policy),
+        lambda rows, policy: rows.flat_map(one_row, on_error=policy),
+    ],
+)
+def test_a_dead_letter_names_it_as_well(box: LocalJobs, apply: Callable[[Any, DeadLetters], Any]) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
         made = apply(env.from_collection(ROWS, Row, uid="rows"), DeadLetters(budget=2))
         made.sink_to(box.sink("out"), uid="out")
@@ -154,4 +167,4 @@ def test_a_dead_letter_names_it_as_well(box: Box, apply: Callable[[Any, DeadLett
     box.run(build)
     letters = box.letters()
     assert letters
-    assert all(letter.error.endswith("type Row") and __file__ in letter.where for letter in letters)
+    assert all(_names_row(letter.error) and __file__ in letter.where for letter in letters)

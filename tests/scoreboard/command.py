@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], docs: Path = DOCS) -> int:
     for name, score in scores.items():
         for text in score.violations or ([] if score.caught else ["the planted bug was missed"]):
             print(f"{name}: {text}")
-    _write(docs, scores)
+    write(docs, scores)
     return 1 if any(score.violations or not score.caught for score in scores.values()) else 0
 
 
@@ -51,9 +51,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.scoreboard", description=__doc__)
     tiers = [tier.value for tier in Tier]
     parser.add_argument("--tier", default=Tier.HALF_HOUR.value, choices=tiers, help="how much is played")
-    parser.add_argument(
-        "--rows", default="", metavar="NAME,…", help="these alone; the others stay as they are written"
-    )
+    parser.add_argument("--rows", default="", metavar="NAME,…", help="these alone; the others stay as they are written")
     parser.add_argument("--seed", type=int, help="one round alone, with all that it says; nothing is written")
     return parser.parse_args(arguments)
 
@@ -65,13 +63,11 @@ def _replay(rows: Sequence[Row], seed: int) -> int:
     return 1 if any(result.violations for result in found) else 0
 
 
-def _write(docs: Path, scores: dict[str, Score]) -> None:
-    """What was played now takes the place of what was played before."""
+def write(docs: Path, scores: dict[str, Score]) -> None:
+    """Puts what was played now in the place of what was played before."""
     stored = docs / "scoreboard.json"
     before = msgspec.json.decode(stored.read_bytes(), type=dict[str, Score]) if stored.exists() else {}
-    played = {
-        name: replace(s, violations=[brief(text) for text in s.violations]) for name, s in scores.items()
-    }
+    played = {name: replace(s, violations=[brief(text) for text in s.violations]) for name, s in scores.items()}
     known = {row.name: score for row in ROWS if (score := played.get(row.name) or before.get(row.name))}
     stored.write_bytes(msgspec.json.format(msgspec.json.encode(known), indent=2) + b"\n")
     (docs / "scoreboard.md").write_text(page(known, ROWS))
@@ -108,9 +104,7 @@ def _played(rows: Sequence[Row], tier: Tier) -> dict[str, Score]:
             work[pool.submit(_caught, row.name)] = plays[row.name].catch
         for number, done in enumerate(as_completed(work), 1):
             work[done](done.result())
-            print(
-                f"\r{number} of {len(work)} parts, {time.monotonic() - began:.0f} s", end="", file=sys.stderr
-            )
+            print(f"\r{number} of {len(work)} parts, {time.monotonic() - began:.0f} s", end="", file=sys.stderr)
     print(file=sys.stderr)
     return _scores(plays, tier)
 
@@ -121,11 +115,18 @@ def _scores(plays: dict[str, _Play], tier: Tier) -> dict[str, Score]:
     where = f"{machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}"
     return {
         name: Score(
-            tier.value, play.result.injected, play.result.rounds, play.result.violations, brief(play.caught),
-            round(play.seconds, 1), facts["at"], facts["commit"], where,
+            tier.value,
+            play.result.injected,
+            play.result.rounds,
+            play.result.violations,
+            brief(play.caught),
+            round(play.seconds, 1),
+            facts["at"],
+            facts["commit"],
+            where,
         )
         for name, play in plays.items()
-    }  # fmt: skip
+    }
 
 
 def brief(text: str) -> str:

@@ -1,4 +1,5 @@
-"""A storage used by a process and by its fork: ``python -m tests.scoreboard.forked URI WAY``; says what came of it."""
+"""A storage used by a process and by its fork: ``python -m tests.scoreboard.forked URI WAY``. The exit code is the
+result."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from stateflow.errors import EnvironmentUnsupported
 from stateflow.storage import PutResult, Storage, open_storage
-from tests.recovery.plants import plant_from_environment
+from tests.support.mutants import plant_from_environment
 
 WAYS = ("inherited", "opened anew", "opened anew in a thread", "not used before")
 WORKED, REFUSED = 10, 11
@@ -41,19 +42,19 @@ def _use(storage: Storage) -> None:
 
 
 def _use_in_thread(uri: str) -> None:
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def use() -> None:
         try:
             _use(open_storage(uri))
         except BaseException as e:
-            told.append(e)
+            errors.append(e)
 
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    if told:
-        raise told[0]
+    if errors:
+        raise errors[0]
 
 
 def main(uri: str, way: str) -> int:

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.recovery.harness import AccountsBox
+from tests.support.job_fixture import AccountsJob
 
 FOLDER = Path(__file__).parents[1] / "data" / "jobs"
 FORMAT = 1
@@ -28,7 +28,7 @@ def write() -> None:
         if target.exists():
             continue
         with tempfile.TemporaryDirectory() as folder:
-            box = AccountsBox(Path(folder) / "job", settings)
+            box = AccountsJob(Path(folder) / "job", settings)
             box.deliver(30)
             box.finish()
             assert box.command("savepoint", "create", "--name", "golden").code == 0

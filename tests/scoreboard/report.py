@@ -48,26 +48,38 @@ def headline(scores: Scores, rows: Sequence[Row]) -> str:
 def page(scores: Scores, rows: Sequence[Row]) -> str:
     """The whole page."""
     played = [row for row in rows if row.name in scores]
-    return "\n".join([
-        "# Scoreboard", "", f"**{headline(scores, rows)}**", "",
-        "`make scoreboard` plays all of it again in half an hour on two cores, `make scoreboard TIER=nightly` plays "
-        "more. `python -m tests.scoreboard --rows NAME` plays one row and writes it down here; with `--seed N` one "
-        "round, which is not written down. A seed decides all that a test can decide, and not which process gets the "
-        "processor.",
-        "", "A violation is anything lost, doubled, not noticed, left over or told wrongly. The last column is the "
-        "mistake that was put into the code to see that the row finds it. What a row looks at is told below, and why "
-        "it is done like this in [design 0020](design/0020-scoreboard.md).",
-        "",
-        "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug, which was |",
-        "|---|---|---|---:|---:|---:|---|---|",
-        *(_line(scores[row.name], row) for row in played),
-        "", "## When and where", "", "| rows | tier | at | commit | machine |", "|---|---|---|---|---|",
-        *_stamps(scores, played),
-        "", "## What is looked at", "",
-        *(f"- **{row.name}** ({row.number}): {row.holds}." for row in played),
-        "",
-        *_violations(scores),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# Scoreboard",
+            "",
+            f"**{headline(scores, rows)}**",
+            "",
+            "`make scoreboard` plays all of it again in half an hour on two cores, `make scoreboard "
+            "TIER=nightly` plays more. `python -m tests.scoreboard --rows NAME` plays one row and writes it "
+            "down here; with `--seed N` one round, which is not written down. A seed decides all that a test "
+            "can decide, and not which process gets the processor.",
+            "",
+            "A violation is anything lost, doubled, not noticed, left over or told wrongly. The last column is the "
+            "mistake that was put into the code to see that the row finds it. What a row looks at is told below, and "
+            "why it is done like this in [design 0020](design/0020-scoreboard.md).",
+            "",
+            "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug, which was |",
+            "|---|---|---|---:|---:|---:|---|---|",
+            *(_line(scores[row.name], row) for row in played),
+            "",
+            "## When and where",
+            "",
+            "| rows | tier | at | commit | machine |",
+            "|---|---|---|---|---|",
+            *_stamps(scores, played),
+            "",
+            "## What is looked at",
+            "",
+            *(f"- **{row.name}** ({row.number}): {row.holds}." for row in played),
+            "",
+            *_violations(scores),
+        ]
+    )
 
 
 def _line(score: Score, row: Row) -> str:
@@ -93,10 +105,10 @@ def _stamps(scores: Scores, rows: Sequence[Row]) -> list[str]:
 
 
 def _violations(scores: Scores) -> list[str]:
-    told = [f"{name}: {text}" for name, score in scores.items() for text in score.violations]
-    if not told:
+    lines = [f"{name}: {text}" for name, score in scores.items() for text in score.violations]
+    if not lines:
         return []
-    return ["## Violations", "", *(f"- {line.splitlines()[0]}" for line in told), ""]
+    return ["## Violations", "", *(f"- {line.splitlines()[0]}" for line in lines), ""]
 
 
 def _injected(scores: Scores, rows: Sequence[Row]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.recovery.plants import PLANTS, planted
+from tests.support.mutants import PLANTS, planted
 
 
 class Tier(enum.Enum):
@@ -41,11 +41,12 @@ class Row:
 
     Attributes:
         number: of the row in ``docs/scoreboard.md``.
-        holds: what must hold, and who says so.
+        holds: what must hold, and what shows it.
         play: plays a round; returns how many faults it injected. Raises AssertionError when something does not hold.
         rounds: how many there are by tier; none without an entry.
         plant: a bug that must be caught, of `plants.PLANTS` unless the row has its own.
         plant_rounds: within so many rounds.
+        what: the planted bug in words, of a row that has its own.
         on_spark: whether the rounds run jobs on Spark.
         alone: whether a round needs the machine for itself.
     """
@@ -59,12 +60,12 @@ class Row:
     plant: str
     plant_rounds: int = 10
     on_spark: bool = False
-    told: str = ""
+    what: str = ""
 
     @property
     def plant_text(self) -> str:
         """The planted bug in words."""
-        return self.told or PLANTS[self.plant].what
+        return self.what or PLANTS[self.plant].what
 
 
 @dataclass
@@ -90,9 +91,7 @@ def play(row: Row, seeds: Iterable[int], plant: str = "", limit: int = 3) -> Res
     result = Result()
     for seed in seeds:
         result.rounds += 1
-        with tempfile.TemporaryDirectory(
-            prefix=f"scoreboard-{row.name}-", ignore_cleanup_errors=True
-        ) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"scoreboard-{row.name}-", ignore_cleanup_errors=True) as folder:
             try:
                 result.injected += row.play(Round(seed, Path(folder), plant))
             except Exception as e:

@@ -25,8 +25,17 @@ def azure_server(folder: Path, container: str) -> Iterator[dict[str, str]]:
     port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     program = command("azurite", "dist/src/blob/main.js")
-    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder / "data"), "--silent",
-               "--disableTelemetry", "--skipApiVersionCheck"]  # fmt: skip
+    options = [
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        str(port),
+        "--location",
+        str(folder / "data"),
+        "--silent",
+        "--disableTelemetry",
+        "--skipApiVersionCheck",
+    ]
     environment = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{_KEY}", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     with running([*program, *options], port, folder / "log.txt", environment=environment):
         _make_container(port, container)

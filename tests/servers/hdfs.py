@@ -41,17 +41,20 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
         pytest.skip("no HDFS is installed: make setup fetches it where Maven Central can be reached")
     folder.mkdir(parents=True, exist_ok=True)
     rpc, http, data, data_http = (free_port() for _ in range(4))
-    _configure(folder, {
-        "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
-        "dfs.namenode.http-address": f"127.0.0.1:{http}",
-        "dfs.namenode.name.dir": str(folder / "names"),
-        "dfs.datanode.data.dir": str(folder / "data"),
-        "dfs.datanode.hostname": "localhost",
-        "dfs.datanode.address": f"127.0.0.1:{data}",
-        "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
-        "dfs.datanode.ipc.address": "127.0.0.1:0",
-        "dfs.replication": "1",
-    })  # fmt: skip
+    _configure(
+        folder,
+        {
+            "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
+            "dfs.namenode.http-address": f"127.0.0.1:{http}",
+            "dfs.namenode.name.dir": str(folder / "names"),
+            "dfs.datanode.data.dir": str(folder / "data"),
+            "dfs.datanode.hostname": "localhost",
+            "dfs.datanode.address": f"127.0.0.1:{data}",
+            "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
+            "dfs.datanode.ipc.address": "127.0.0.1:0",
+            "dfs.replication": "1",
+        },
+    )
     subprocess.run(_java(folder, _NAME_NODE, "-format", "-nonInteractive"), check=True, capture_output=True)
     name_node, data_node = _java(folder, _NAME_NODE), _java(folder, _DATA_NODE)
     with (
@@ -80,9 +83,7 @@ def _java(folder: Path, program: str, *arguments: str) -> Sequence[str]:
 
 
 def _configure(folder: Path, settings: dict[str, str]) -> None:
-    lines = (
-        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
-    )
+    lines = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
     text = f"<configuration>{''.join(lines)}</configuration>"
     for name in ("core-site.xml", "hdfs-site.xml"):
         (folder / name).write_text(text)

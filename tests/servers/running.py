@@ -37,11 +37,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str],
-    port: int,
-    log: Path,
-    cwd: Path = ROOT,
-    environment: Mapping[str, str] | None = None,
+    command: Sequence[str], port: int, log: Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
     """A program that listens on `port`, for as long as the context."""
     with log.open("wb") as output:
@@ -70,8 +66,17 @@ def careless_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     from tests.servers.node import command
 
     port = free_port()
-    options = ["--directory", str(folder / "data"), "--address", "127.0.0.1", "--port", str(port), "--silent",
-               "--configure-bucket", bucket]  # fmt: skip
+    options = [
+        "--directory",
+        str(folder / "data"),
+        "--address",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--silent",
+        "--configure-bucket",
+        bucket,
+    ]
     (folder / "data").mkdir(parents=True)
     with running([*command("s3rver", "bin/s3rver.js"), *options], port, folder / "log.txt"):
         yield {**_variables(port), "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER"}
@@ -94,9 +99,12 @@ def hasty_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
 def _variables(port: int) -> dict[str, str]:
     return {
-        "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": CANARY, "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true",
-    }  # fmt: skip
+        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_SECRET_ACCESS_KEY": CANARY,
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+    }
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

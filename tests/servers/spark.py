@@ -38,12 +38,23 @@ class Cluster:
         """One more, with one core."""
         home = self.folder / f"worker-{len(self.workers)}"
         home.mkdir()
-        command = [str(HOME / "bin" / "spark-class"), _WORKER, self.url, "--cores", "1", "--memory", "1g", "--host",
-                   "127.0.0.1", "--webui-port", "0", "--work-dir", str(home)]  # fmt: skip
+        command = [
+            str(HOME / "bin" / "spark-class"),
+            _WORKER,
+            self.url,
+            "--cores",
+            "1",
+            "--memory",
+            "1g",
+            "--host",
+            "127.0.0.1",
+            "--webui-port",
+            "0",
+            "--work-dir",
+            str(home),
+        ]
         with (self.folder / f"worker-{len(self.workers)}.log").open("wb") as log:
-            self.workers.append(
-                subprocess.Popen(command, env=self._environment(), stdout=log, stderr=log, cwd=home)
-            )
+            self.workers.append(subprocess.Popen(command, env=self._environment(), stdout=log, stderr=log, cwd=home))
 
     def executors(self) -> list[psutil.Process]:
         """The processes that run tasks now."""
@@ -77,8 +88,16 @@ def spark_cluster(folder: Path, variables: Mapping[str, str] = {}, workers: int 
     """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    command = [str(HOME / "bin" / "spark-class"), _MASTER, "--host", "127.0.0.1", "--port", str(port), "--webui-port",
-               "0"]  # fmt: skip
+    command = [
+        str(HOME / "bin" / "spark-class"),
+        _MASTER,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        "0",
+    ]
     with running(command, port, folder / "master.log", environment=_base(folder)):
         cluster = Cluster(folder, f"spark://127.0.0.1:{port}", port, variables)
         try:
@@ -95,8 +114,14 @@ def executor_of(task: psutil.Process) -> psutil.Process:
 
 
 def _base(folder: Path) -> dict[str, str]:
-    return {**os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1",
-            "SPARK_LOCAL_DIRS": str(folder / "local"), "PYTHONPATH": ""}  # fmt: skip
+    return {
+        **os.environ,
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"),
+        "PYTHONPATH": "",
+    }
 
 
 def _below(processes: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""What scripts/setup.sh decides: which Python, which Java, what it says when it cannot go on. Nothing is installed.
+"""What scripts/setup.sh decides: which Python, which Java, and whether it can go on. Nothing is installed.
 
 The script's functions run in a bash that finds only the commands a test puts on PATH, most of them made up.
 """
@@ -22,21 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "scripts" / "setup.sh"
 BASH = shutil.which("bash") or "/bin/bash"
 # What the script uses of the system itself.
-TOOLS = (
-    "cat",
-    "chmod",
-    "dirname",
-    "env",
-    "grep",
-    "mkdir",
-    "rm",
-    "sha256sum",
-    "tee",
-    "mktemp",
-    "tail",
-    "cmp",
-    "cp",
-)
+TOOLS = ("cat", "chmod", "dirname", "env", "grep", "mkdir", "rm", "sha256sum", "tee", "mktemp", "tail", "cmp", "cp")
 REQUIREMENTS = ("requirements.txt", "requirements-dev.txt", "pyproject.toml")
 
 
@@ -70,7 +56,7 @@ class Machine:
         self.command("id", f"echo {number}")
 
     def python(self, name: str, version: str) -> None:
-        """A Python that can tell its version, and nothing else: it has no venv module either."""
+        """A Python that can print its version, and nothing else: it has no venv module either."""
         path = self.bin / name
         self.command(name, f'case $2 in *version_info*) echo "{version} {path}";; *) exit 1;; esac')
 
@@ -103,21 +89,14 @@ def machine(tmp_path: Path) -> Machine:
 # --- Python ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_python_that_is_too_old_is_refused_by_name(machine: Machine) -> None:
-    machine.python("python3", "3.9")
+@pytest.mark.parametrize("version", ["3.9", "3.14", ""])
+def test_without_a_supported_python_the_error_names_all_versions(machine: Machine, version: str) -> None:
+    if version:
+        machine.python("python3", version)
     done = machine.run("find_python")
     assert done.returncode == 1
-    assert "needs Python 3.11, 3.12 or 3.13; found: Python 3.9 as python3" in done.stderr
-    assert "STATEFLOW_PYTHON=" in done.stderr
-
-
-def test_a_python_that_is_too_new_is_refused(machine: Machine) -> None:
-    machine.python("python3", "3.14")
-    assert machine.run("find_python").returncode == 1
-
-
-def test_no_python_at_all_is_said(machine: Machine) -> None:
-    assert "found: none" in machine.run("find_python").stderr
+    for datum in ("3.11", "3.12", "3.13", version, "STATEFLOW_PYTHON="):
+        assert datum in done.stderr
 
 
 def test_among_several_the_first_supported_one_is_taken(machine: Machine) -> None:
@@ -138,14 +117,14 @@ def test_a_python_that_was_named_is_the_only_candidate(machine: Machine) -> None
     machine.python("mine", "3.10")
     done = machine.run("find_python", STATEFLOW_PYTHON="mine")
     assert done.returncode == 1
-    assert "Python 3.10 as mine" in done.stderr
+    assert "3.10" in done.stderr and "mine" in done.stderr
 
 
-def test_a_python_without_its_venv_module_says_which_package_has_it(machine: Machine) -> None:
+def test_without_a_venv_module_the_error_names_the_package_that_has_it(machine: Machine) -> None:
     machine.python("python3.11", "3.11")
     done = machine.run("make_venv")
     assert done.returncode == 1
-    assert "sudo apt-get install python3.11-venv" in done.stderr
+    assert "python3.11-venv" in done.stderr
 
 
 def test_uv_makes_the_environment_where_it_is_installed(machine: Machine) -> None:
@@ -180,16 +159,17 @@ def test_the_java_on_path_is_found_through_its_links(machine: Machine) -> None:
     assert machine.run("find_java").stdout == f"21 {home}\n"
 
 
-def test_without_java_and_without_root_one_sentence_says_what_to_install(machine: Machine) -> None:
+def test_without_java_and_without_root_the_error_names_what_to_install(machine: Machine) -> None:
     wrong = machine.java("eleven", 11)
-    machine.command("apt-get", 'echo "apt-get was called" >&2')
+    machine.command("apt-get", f"touch {machine.folder}/called")
     machine.command("sudo", "exit 1")
     done = machine.run("find_java")
     assert done.returncode == 1
-    assert f"Spark needs Java 17 or 21; found: Java 11 in {wrong}." in done.stderr
-    assert "apt-get install openjdk-17-jre-headless" in done.stderr
-    assert "JAVA_HOME" in done.stderr
-    assert "apt-get was called" not in done.stderr
+    before, found, after = done.stderr.partition(str(wrong))
+    assert found
+    for datum in ("17", "21", "11", "openjdk-17-jre-headless", "JAVA_HOME"):
+        assert datum in before + after
+    assert not (machine.folder / "called").exists()
 
 
 @pytest.mark.parametrize("package", ["openjdk-17-jre-headless", "openjdk-21-jre-headless"])
@@ -201,18 +181,16 @@ def test_root_or_sudo_without_a_password_installs_java(machine: Machine, package
     machine.user(user)
     machine.command("sudo", 'shift; case $1 in true) ;; *) exec "$@";; esac')
     machine.command("mv", f'exec {shutil.which("mv")} "$@"')
-    machine.command(
-        "apt-get", f'case "$*" in *update*) ;; *{package}) mv {ready} {machine.jvm};; *) exit 100;; esac'
-    )
+    machine.command("apt-get", f'case "$*" in *update*) ;; *{package}) mv {ready} {machine.jvm};; *) exit 100;; esac')
     assert machine.run("find_java").stdout.startswith("17 ")
 
 
-def test_root_whose_installation_fails_gets_the_sentence_too(machine: Machine) -> None:
+def test_root_whose_installation_fails_gets_the_same_error(machine: Machine) -> None:
     machine.user(0)
     machine.command("apt-get", "exit 100")
     done = machine.run("find_java")
     assert done.returncode == 1
-    assert "found: none" in done.stderr
+    assert "openjdk-17-jre-headless" in done.stderr
 
 
 # --- Doing it only once ----------------------------------------------------------------------------------------------
@@ -301,9 +279,7 @@ def test_a_folder_is_complete_only_with_every_file_in_its_size(jars: ModuleType,
 # --- The archive of classes ------------------------------------------------------------------------------------------
 
 
-def test_an_archive_is_made_once_for_a_java_and_a_spark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_is_made_once_for_a_java_and_a_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, made = _script("class_archive"), []
     archive = tmp_path / "spark.jsa"
 
@@ -311,13 +287,13 @@ def test_an_archive_is_made_once_for_a_java_and_a_spark(
         made.append(archive.write_bytes(b"x"))
         return ""
 
-    for name, value in {"ARCHIVE": archive, "STAMP": tmp_path / "made", "make": make}.items():
+    for name, value in {"ARCHIVE": archive, "STAMP": tmp_path / "made", "create_archive": make}.items():
         monkeypatch.setattr(script, name, value)
     assert [script.main(), script.main(), len(made)] == [0, 0, 1]
     monkeypatch.setattr(script, "version", lambda package: "another")
     assert [script.main(), script.main(), len(made)] == [0, 0, 2]
     archive.unlink()
-    monkeypatch.setattr(script, "make", lambda: "it did not work")
+    monkeypatch.setattr(script, "create_archive", lambda: "it did not work")
     assert [script.main(), script.main()] == [1, 1]
 
 
@@ -365,10 +341,10 @@ def test_servers_are_fetched_once_and_nothing_of_them_is_run(machine: Machine) -
     assert len((machine.folder / "asked").read_text().splitlines()) == 2
 
 
-def test_a_machine_without_npm_goes_on_and_says_what_is_missing(machine: Machine) -> None:
+def test_a_machine_without_npm_goes_on_with_a_warning(machine: Machine) -> None:
     _servers(machine)
     done = machine.run("fetch_node_servers")
-    assert done.returncode == 0 and "going on without the storage servers" in done.stderr
+    assert done.returncode == 0 and "npm" in done.stderr
 
 
 def test_a_fetch_that_fails_is_tried_again(machine: Machine) -> None:
@@ -393,10 +369,10 @@ def test_the_browser_is_installed_once(machine: Machine) -> None:
     assert machine.run("install_browser").stderr == ""
 
 
-def test_a_machine_without_a_browser_goes_on_and_says_what_is_missing(machine: Machine) -> None:
+def test_a_machine_without_a_browser_goes_on_with_a_warning(machine: Machine) -> None:
     machine.user(1000)
     done = machine.run("install_browser")
-    assert done.returncode == 0 and "apt-get install chromium" in done.stderr
+    assert done.returncode == 0 and "chromium" in done.stderr
 
 
 # --- A server from PyPI ----------------------------------------------------------------------------------------------
@@ -406,17 +382,15 @@ def test_moto_is_fetched_once_into_a_folder_of_its_own(machine: Machine) -> None
     wanted = machine.project / "tests" / "servers" / "moto.txt"
     wanted.parent.mkdir(parents=True)
     wanted.write_text("moto==1\n")
-    asking = (
-        f'install() {{ echo "$*" >> {machine.folder}/asked; mkdir -p "$2"; }}; find_uv() {{ :; }}; fetch_moto'
-    )
+    asking = f'install() {{ echo "$*" >> {machine.folder}/asked; mkdir -p "$2"; }}; find_uv() {{ :; }}; fetch_moto'
     for _ in range(2):
         assert machine.run(asking).returncode == 0
     assert (machine.folder / "asked").read_text() == f"--target {machine.venv}/moto -r {wanted}\n"
 
 
-def test_a_machine_without_moto_goes_on_and_says_so(machine: Machine) -> None:
+def test_a_machine_without_moto_goes_on_with_a_warning(machine: Machine) -> None:
     done = machine.run("install() { return 1; }; find_uv() { :; }; fetch_moto")
-    assert done.returncode == 0 and "going on without moto" in done.stderr
+    assert done.returncode == 0 and "moto" in done.stderr
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------
@@ -435,11 +409,7 @@ def test_ci_fails_when_either_part_does_and_ends_with_pytest(
         f'if [ {tests} != 0 ]; then echo "make: *** [Makefile:1: test] Error 1" >&2; exit 2; fi',
     )
     done = subprocess.run(
-        [BASH, str(ROOT / ".ci" / "run")],
-        env={"PATH": str(machine.bin)},
-        capture_output=True,
-        text=True,
-        check=False,
+        [BASH, str(ROOT / ".ci" / "run")], env={"PATH": str(machine.bin)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == expected
     assert done.stdout.splitlines()[-1] == closing

@@ -121,7 +121,7 @@ class Oracle:
                 service = self._served((carrier, tailnum), day)
                 self.aircraft_days[
                     carrier, tailnum, day, figures.flights, figures.arrived, figures.delay, service.since, service.days
-                ] += 1  # fmt: skip
+                ] += 1
                 total = carriers.setdefault(carrier, Figures())
                 total.aircraft += 1
                 total.newcomers += service.days == 1
@@ -132,7 +132,7 @@ class Oracle:
                 mean = total.delay / total.arrived if total.arrived else None
                 self.carrier_days[
                     carrier, day, total.aircraft, total.newcomers, total.flights, total.arrived, mean
-                ] += 1  # fmt: skip
+                ] += 1
 
     def _served(self, aircraft: Aircraft, day: date) -> Service:
         before = self._service.get(aircraft)

@@ -14,9 +14,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from stateflow.environment import RunRequest, run_job
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.spark_settings import REQUIRED
+from stateflow.launch import RunRequest, run_job
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.spark.settings import REQUIRED
 
 
 class Observer:

@@ -16,11 +16,11 @@ from flights_demo.expected import read_flights
 from flights_demo.flights import SCHEMA, csv_file
 
 from stateflow.query import read_state
-from tests.recovery import disk
-from tests.recovery.flights import delta_rows
-from tests.recovery.harness import Box
-from tests.recovery.process import ROOT, spawn, wait_for
 from tests.spark.fleet import UNKNOWN, Flight, Oracle, deliveries
+from tests.support import root_files
+from tests.support.flights_job import delta_rows
+from tests.support.job_fixture import JobFixture
+from tests.support.processes import ROOT, spawn, wait_for
 
 pytestmark = pytest.mark.spark
 
@@ -28,12 +28,15 @@ TABLES = ("aircraft_days", "carrier_days", "late_flights")
 _FIRST_MTIME = 1_700_000_000
 
 
-class FleetBox(Box):
+class FleetJob(JobFixture):
     """The job, what has arrived for it, and what must have come of that."""
 
     def __init__(self, folder: Path, flights: list[Flight], files_per_batch: int) -> None:
-        landing = {"job__flights": folder / "landing", "job__tables": folder / "tables",
-                   "source__max_files_per_batch": files_per_batch}  # fmt: skip
+        landing = {
+            "job__flights": folder / "landing",
+            "job__tables": folder / "tables",
+            "source__max_files_per_batch": files_per_batch,
+        }
         scratch = {"spark__conf__spark.local.dir": folder / "spark", "requests__interval": "20ms"}
         super().__init__(folder, landing | scratch, launcher=spawn)
         self.oracle = Oracle()
@@ -56,8 +59,7 @@ class FleetBox(Box):
 
     def _arrive(self, number: int) -> None:
         known = [
-            {**row, "tailnum": None if row["tailnum"] == UNKNOWN else row["tailnum"]}
-            for row in self._files[number]
+            {**row, "tailnum": None if row["tailnum"] == UNKNOWN else row["tailnum"]} for row in self._files[number]
         ]
         path = self.folder / "landing" / f"{number:02d}.parquet"
         path.parent.mkdir(exist_ok=True)
@@ -74,7 +76,7 @@ class FleetBox(Box):
         run.resume()
         asked, ended = asker.wait(), run.wait(run.family)
         assert (asked.code, ended.code) == (0, 0), f"{asked}\n{ended}"
-        (made,) = disk.savepoints(self.root).values()
+        (made,) = root_files.savepoints(self.root).values()
         assert made["drained"] is True
         self.oracle.drain()
 
@@ -92,10 +94,10 @@ class FleetBox(Box):
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetBox]:
+def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetJob]:
     carriers, files_per_batch = request.param
     flights = [f for f in read_flights(csv_file()) if not carriers or f["carrier"] in carriers]
-    box = FleetBox(tmp_path / "job", flights, files_per_batch)
+    box = FleetJob(tmp_path / "job", flights, files_per_batch)
     yield box
     box.end_all()
     for process in box.processes:
@@ -103,7 +105,7 @@ def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetBox]:
 
 
 @pytest.mark.parametrize("fleet", [(("FL", "WN"), 3)], indirect=True, ids=["FL-WN"])
-def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drained(fleet: FleetBox) -> None:
+def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drained(fleet: FleetJob) -> None:
     fleet.deliver(4)
     fleet.reach("batch.reported:2", -9)
     # It has three batches to go, and then one without rows for the days that are over by then.
@@ -114,7 +116,7 @@ def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drain
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", [((), 2)], indirect=True, ids=["all"])
-def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(fleet: FleetBox) -> None:
+def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(fleet: FleetJob) -> None:
     fleet.deliver(6)
     fleet.reach("commit.after:4", -9)
     fleet.deliver(6)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
@@ -49,25 +49,18 @@ class Ran:
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     home = tmp_path_factory.mktemp(f"joined-{request.param}")
     on_spark = request.param == "spark"
-    settings = {"job.home": str(home), "job.spark": "yes" if on_spark else "no", "local_dir": str(home / "local"),
-                "parallelism": str(PARALLELISM)}  # fmt: skip
+    settings = {
+        "job.home": str(home),
+        "job.spark": "yes" if on_spark else "no",
+        "local_dir": str(home / "local"),
+        "parallelism": str(PARALLELISM),
+    }
     runs = [{**settings, "run.max_batches": "1"}, settings]
     if on_spark:
         return Ran(home, observed_runs(JOB, home / "root", *runs))
     for each in runs:
         assignments = [word for key, value in each.items() for word in ("--set", f"{key}={value}")]
-        ended(
-            [
-                sys.executable,
-                "-m",
-                "stateflow",
-                "run",
-                str(JOB),
-                "--job-root",
-                str(home / "root"),
-                *assignments,
-            ]
-        )
+        ended([sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(home / "root"), *assignments])
     return Ran(home, None)
 
 
@@ -112,16 +105,12 @@ def test_a_side_output_goes_to_a_sink_of_its_own(ran: Ran) -> None:
 
 def test_an_operator_works_on_a_side_output(ran: Ran) -> None:
     thirds = Counter(e[0] for e in _events() if e[3] % 3 == 0)
-    assert Counter(ran.rows("counted")) == Counter(
-        (s, n) for s, last in thirds.items() for n in range(1, last + 1)
-    )
+    assert Counter(ran.rows("counted")) == Counter((s, n) for s, last in thirds.items() for n in range(1, last + 1))
 
 
 def test_row_functions_behind_an_operator_know_its_subtask(ran: Ran) -> None:
     mark = "!" * PARALLELISM
-    assert Counter(ran.rows("shouted")) == Counter(
-        (s + mark, k, n, c) for s, k, n, c in _events() if n % 2 == 0
-    )
+    assert Counter(ran.rows("shouted")) == Counter((s + mark, k, n, c) for s, k, n, c in _events() if n % 2 == 0)
 
 
 def test_broadcast_rows_reach_every_subtask_before_the_keyed_rows_of_their_batch(ran: Ran) -> None:

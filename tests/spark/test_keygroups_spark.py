@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from stateflow.keygroups import key_group, key_hash
+from stateflow.types.key_groups import key_group, key_hash
 
 pytestmark = pytest.mark.spark
 
@@ -36,22 +36,19 @@ def _decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
 
 _nan = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
 _specials = [0.0, -0.0, math.nan, -math.nan, _nan, math.inf, -math.inf]
-_moments = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)) | st.sampled_from([
-    datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime.datetime(1970, 1, 1),
-    datetime.datetime(1582, 10, 10),
-])  # fmt: skip
+_moments = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)) | st.sampled_from(
+    [
+        datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999),
+        datetime.datetime(1970, 1, 1),
+        datetime.datetime(1582, 10, 10),
+    ]
+)
 # XXH64 goes different ways below 4, 8 and 32 bytes, and above.
 _lengths = [n for base in (0, 4, 8, 32, 64, 1000) for n in (base, base + 1, base + 31)]
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
-    "string": (
-        pa.string(),
-        st.text(max_size=80) | st.sampled_from(["é" * n for n in _lengths] + ["\0", "\U0001f600"]),
-    ),
-    "binary": (
-        pa.binary(),
-        st.binary(max_size=80) | st.sampled_from([bytes(range(256))[:n] for n in _lengths]),
-    ),
+    "string": (pa.string(), st.text(max_size=80) | st.sampled_from(["é" * n for n in _lengths] + ["\0", "\U0001f600"])),
+    "binary": (pa.binary(), st.binary(max_size=80) | st.sampled_from([bytes(range(256))[:n] for n in _lengths])),
     "boolean": (pa.bool_(), st.booleans()),
     "tinyint": (pa.int8(), _ints(8)),
     "smallint": (pa.int16(), _ints(16)),
@@ -59,10 +56,7 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bigint": (pa.int64(), _ints(64) | st.sampled_from([-1, -(1 << 63), (1 << 63) - 1])),
     "float": (pa.float32(), st.floats(width=32) | st.sampled_from(_specials)),
     "double": (pa.float64(), st.floats() | st.sampled_from(_specials)),
-    "date": (
-        pa.date32(),
-        st.dates() | st.sampled_from([datetime.date(1969, 12, 31), datetime.date(1582, 10, 10)]),
-    ),
+    "date": (pa.date32(), st.dates() | st.sampled_from([datetime.date(1969, 12, 31), datetime.date(1582, 10, 10)])),
     "timestamp": (pa.timestamp("us", tz="UTC"), _moments.map(lambda at: at.replace(tzinfo=UTC))),
     "timestamp_ntz": (pa.timestamp("us"), _moments),
     "decimal(9,2)": (pa.decimal128(9, 2), _decimals(9, 2)),
@@ -97,10 +91,7 @@ def hashed(spark_session: Any) -> tuple[list[tuple[Any, ...]], list[dict[str, in
     assert found == NAMES
     wanted = [f"xxhash64(c{n}) AS h{n}" for n in range(len(TYPES))]
     wanted += [f"pmod(xxhash64(c{n}), {M}L) AS g{n}" for n in range(len(TYPES))]
-    wanted += [
-        f"xxhash64({', '.join(f'c{n}' for n in range(len(TYPES)))}) AS every",
-        "xxhash64(c0, c6, c0) AS three",
-    ]
+    wanted += [f"xxhash64({', '.join(f'c{n}' for n in range(len(TYPES)))}) AS every", "xxhash64(c0, c6, c0) AS three"]
     # As a run computes them: in compiled code, which the tests' session otherwise goes without.
     compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
     usual = {name: spark_session.conf.get(name) for name in compiled}
@@ -136,9 +127,7 @@ def test_the_rows_are_worth_it(hashed: Hashed) -> None:
     assert len(rows) >= ROWS // 2
     column = {name: [row[n] for row in rows] for n, name in enumerate(NAMES)}
     for name in ("float", "double"):
-        assert any(v != v for v in column[name]) and any(
-            math.copysign(1, v) < 0 and v == 0 for v in column[name]
-        )
+        assert any(v != v for v in column[name]) and any(math.copysign(1, v) < 0 and v == 0 for v in column[name])
     assert any(v.year < 1970 for v in column["date"]) and any(v.year < 1970 for v in column["timestamp"])
     assert max(len(v.encode()) for v in column["string"]) > 1000
     assert min(column["bigint"]) < 0 and any(not v.isascii() for v in column["string"])

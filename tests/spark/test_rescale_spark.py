@@ -11,7 +11,7 @@ import pytest
 
 from stateflow.query import read_state
 from stateflow.testing.sinks import FolderSink
-from tests.recovery import disk
+from tests.support import root_files
 
 JOB = Path(__file__).parent / "jobs" / "wide.py"
 
@@ -25,11 +25,24 @@ def test_a_job_goes_on_at_another_parallelism(tmp_path: Path, backends: tuple[st
     first, second = (f"state.backend={backend}" for backend in backends)
     for more in (["parallelism=2", "run.max_batches=2", first], ["parallelism=3", second]):
         done = subprocess.run(
-            [sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(root), "--set",
-             f"job.home={tmp_path}", "--set", f"local_dir={tmp_path / 'local'}",
-             *(word for setting in more for word in ("--set", setting))],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "stateflow",
+                "run",
+                str(JOB),
+                "--job-root",
+                str(root),
+                "--set",
+                f"job.home={tmp_path}",
+                "--set",
+                f"local_dir={tmp_path / 'local'}",
+                *(word for setting in more for word in ("--set", setting)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
 
     counts = Counter(f"k{i * 7 % 17}" for i in range(240) if i % 3)
@@ -37,7 +50,7 @@ def test_a_job_goes_on_at_another_parallelism(tmp_path: Path, backends: tuple[st
     seen = [tuple(row.values()) for row in FolderSink(tmp_path / "seen").rows()]
     assert Counter(key for key, _, _ in seen) == counts
     assert {key: max(n for k, _, n in seen if k == key) for key in counts} == counts
-    manifest = disk.read_manifest(root, disk.head(root).doc["manifest"])
+    manifest = root_files.read_manifest(root, root_files.head(root).doc["manifest"])
     assert {o["parallelism"] for o in manifest["operators"]} == {3}
     assert {s["backend"] for o in manifest["operators"] for s in o["subtasks"]} == {backends[1]}
-    disk.check_whole(root)
+    root_files.check_hashes(root)

@@ -26,23 +26,17 @@ def _deliver(home: Path, folder: str, file: str, numbers: range) -> None:
 
 
 def _run(home: Path, root: str, *more: str) -> subprocess.CompletedProcess[str]:
-    assignments = [
-        w for s in (f"job.home={home}", f"local_dir={home / 'local'}", *more) for w in ("--set", s)
-    ]
+    assignments = [w for s in (f"job.home={home}", f"local_dir={home / 'local'}", *more) for w in ("--set", s)]
     command = [sys.executable, "-m", "stateflow", "run", folders.__file__, "--job-root", str(home / root)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*command, *assignments], env=environment, capture_output=True, text=True, check=False
-    )
+    return subprocess.run([*command, *assignments], env=environment, capture_output=True, text=True, check=False)
 
 
 def _ended(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
-def test_each_source_goes_on_behind_its_own_files_whatever_the_order_in_the_job_file_is(
-    tmp_path: Path,
-) -> None:
+def test_each_source_goes_on_behind_its_own_files_whatever_the_order_in_the_job_file_is(tmp_path: Path) -> None:
     _deliver(tmp_path, "a", "one", range(5))
     _deliver(tmp_path, "b", "one", range(100, 103))
     _ended(_run(tmp_path, "root"))

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from stateflow.errors import UserCodeError
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs import short_forms
+from tests.support.errors import reported_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,27 +32,21 @@ class Ran:
 
 
 def _run(home: Path, runner: str, *more: str) -> subprocess.CompletedProcess[str]:
-    settings = (f"job.home={home}", f"job.spark={'yes' if runner == 'spark' else 'no'}", f"local_dir={home / 'local'}",
-                "source.max_rows_per_batch=2", "parallelism=2", *more)  # fmt: skip
-    assignments = [word for each in settings for word in ("--set", each)]
-    command = [
-        sys.executable,
-        "-m",
-        "stateflow",
-        "run",
-        short_forms.__file__,
-        "--job-root",
-        str(home / "root"),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [*command, *assignments], env=environment, capture_output=True, text=True, check=False
+    settings = (
+        f"job.home={home}",
+        f"job.spark={'yes' if runner == 'spark' else 'no'}",
+        f"local_dir={home / 'local'}",
+        "source.max_rows_per_batch=2",
+        "parallelism=2",
+        *more,
     )
+    assignments = [word for each in settings for word in ("--set", each)]
+    command = [sys.executable, "-m", "stateflow", "run", short_forms.__file__, "--job-root", str(home / "root")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, *assignments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(
-    scope="module", params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
-)
+@pytest.fixture(scope="module", params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
 def runner(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -82,9 +78,7 @@ def test_a_rich_filter_function_has_state_for_each_key(ran: Ran) -> None:
 
 
 def test_reduce_emits_what_has_come_of_all_rows_so_far(ran: Ran) -> None:
-    assert Counter(ran.rows("reduce")) == Counter(
-        [(1, 3), (2, 10), (1, 8), (1, 15), (2, 40), (1, 19), (1, 21)]
-    )
+    assert Counter(ran.rows("reduce")) == Counter([(1, 3), (2, 10), (1, 8), (1, 15), (2, 40), (1, 19), (1, 21)])
 
 
 def test_aggregate_emits_the_result_so_far(ran: Ran) -> None:
@@ -109,10 +103,9 @@ def test_filter_with_state_clears_by_returning_none(ran: Ran) -> None:
 
 def test_a_row_function_that_fails_names_itself_and_the_row(runner: str, tmp_path: Path) -> None:
     done = _run(tmp_path, runner, "job.fails=yes")
-    assert done.returncode != 0
-    assert "error [user-code]: map raised ValueError: seven is not welcome" in done.stderr, done.stderr[
-        -3000:
-    ]
-    assert "refuse_seven" in done.stderr and "Pair(key=1, value=7)" in done.stderr
+    error = reported_error(done.stderr)
+    assert (done.returncode, error.code) == (UserCodeError.exit_code, UserCodeError.code), done.stderr[-3000:]
+    assert (error.facts["function"], error.facts["row"]) == ("refuse_seven", "Pair(key=1, value=7)")
+    assert "ValueError" in done.stderr and "seven is not welcome" in done.stderr
     reduced = [tuple(row.values()) for row in FolderSink(tmp_path / "reduce").rows()]
     assert Counter(reduced) == Counter([(1, 3), (2, 10)]), "the batch leaves nothing behind"

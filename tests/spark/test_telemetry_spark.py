@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.recovery.flights import FlightsBox
-from tests.recovery.process import spawn
 from tests.servers.otlp import otlp_collector
+from tests.support.flights_job import FlightsJob
+from tests.support.processes import spawn
 
 pytestmark = pytest.mark.spark
 
 
 def test_tasks_send_their_spans_themselves(tmp_path: Path) -> None:
     with otlp_collector() as collector:
-        box = FlightsBox(tmp_path / "job", {"telemetry__otlp_endpoint": collector.address}, job="small_flights",
-                         launcher=spawn)  # fmt: skip
+        box = FlightsJob(
+            tmp_path / "job", {"telemetry__otlp_endpoint": collector.address}, job="small_flights", launcher=spawn
+        )
         box.deliver(6)
         assert box.run().code == 0
         spans = collector.spans()

@@ -6,15 +6,16 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateflow.testing.sinks import FolderSink
-from tests.recovery import disk, harness
-from tests.recovery.process import fork, spawn
 from tests.spark.jobs import visits
+from tests.support import job_fixture, root_files
+from tests.support.processes import Ended, fork, spawn
 
 Row = tuple[str, int]
 
@@ -43,12 +44,17 @@ def _expected(rows: list[Row]) -> Counter[tuple[str, int, int, int]]:
     return Counter((key, of[0], of[-1], len(of)) for key, own in found.items() for of in own)
 
 
-class VisitsBox(harness.Box):
+class VisitsBox(job_fixture.JobFixture):
     """The job without Spark, or on it; batches that hold several visits of a key."""
 
     def __init__(self, folder: Path, spark: bool = False) -> None:
-        settings = {"job__home": folder, "job__spark": "yes" if spark else "no", "max_parallelism": 8,
-                    "source__max_rows_per_batch": 40 if spark else 15, "requests__interval": "20ms"}  # fmt: skip
+        settings = {
+            "job__home": folder,
+            "job__spark": "yes" if spark else "no",
+            "max_parallelism": 8,
+            "source__max_rows_per_batch": 40 if spark else 15,
+            "requests__interval": "20ms",
+        }
         super().__init__(folder, settings, launcher=spawn if spark else fork)
 
     @property
@@ -87,23 +93,46 @@ def test_each_visit_ends_before_the_next_row_of_its_key_at_any_parallelism(any_b
         box.finish(parallelism=parallelism)
     ended = box.visits()
     assert ended < _expected(ROWS)
-    drained = box.begin("run", box.job_file, "--drain", with_job=True).wait()
-    assert (drained.code, "drained" in drained.out) == (0, True), str(drained)
+    drained = _run_draining(box)
+    assert (drained.result["stopped_because"], _mentions_draining(drained)) == ("drained", False), str(drained)
     assert box.visits() == _expected(ROWS)
 
 
 def test_a_run_that_was_to_drain_and_did_not_says_so(box: VisitsBox) -> None:
     box.deliver(60)
-    words = ("run", box.job_file, "--drain", "--set", "run.max_batches=1")
-    ended = box.begin(*words, with_job=True).wait()
-    assert (ended.code, "not drained" in ended.err) == (0, True), str(ended)
+    ended = _run_draining(box, "--set", "run.max_batches=1")
+    assert (ended.result["stopped_because"], _mentions_draining(ended)) == ("batches", True), str(ended)
     assert box.visits() < _expected(ROWS[:60])
 
 
+def _run_draining(box: VisitsBox, *more: str) -> Ended:
+    """A run by the command line's option, which must end well."""
+    result = box.folder / "result.json"
+    words = ("run", box.job_file, "--drain", "--result-file", str(result), *more)
+    ended = box.begin(*words, with_job=True).wait()
+    assert ended.code == 0, str(ended)
+    return replace(ended, result=json.loads(result.read_text()))
+
+
+def _mentions_draining(ended: Ended) -> bool:
+    """Whether a line that the run wrote for people, other than its result, is about the option."""
+    return "drain" in ended.err
+
+
 @pytest.mark.parametrize(
-    "failpoint", harness.mostly_slow(["task.processed:3", "task.uploaded:5", "batch.reported:4", "commit.after:2",
-                                      "publish.after:3", "task.fired:9"], ["task.uploaded:5"])
-)  # fmt: skip
+    "failpoint",
+    job_fixture.mostly_slow(
+        [
+            "task.processed:3",
+            "task.uploaded:5",
+            "batch.reported:4",
+            "commit.after:2",
+            "publish.after:3",
+            "task.fired:9",
+        ],
+        ["task.uploaded:5"],
+    ),
+)
 def test_a_kill_changes_nothing(box: VisitsBox, failpoint: str) -> None:
     box.deliver(len(ROWS))
     box.reach(failpoint, -9)
@@ -117,14 +146,13 @@ def test_a_stop_that_drains_without_a_run_runs_the_job_for_that_alone(any_box: V
     box.deliver(60)
     box.finish()
     box.deliver(len(ROWS))
-    before = disk.head(box.root).doc["sources"]
+    before = root_files.head(box.root).doc["sources"]
     refused = box.command("stop", "--savepoint", "--drain")
-    assert refused.code == 2
-    assert "--job" in refused.err
+    assert (refused.code, refused.error.code) == (2, "config") and "--job" in refused.err
     _stop(box)
     assert box.visits() == _expected(ROWS[:60])
-    assert disk.head(box.root).doc["sources"] == before
-    (savepoint,) = disk.savepoints(box.root).values()
+    assert root_files.head(box.root).doc["sources"] == before
+    (savepoint,) = root_files.savepoints(box.root).values()
     assert (savepoint["drained"], savepoint["origin"]) == (True, "stop")
     # It is where the job stands: nothing is left to fire, and no run is needed for another one.
     assert box.command("stop", "--savepoint", "--drain").code == 0

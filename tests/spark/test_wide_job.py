@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stateflow.query import read_state
-from stateflow.runtime.spark_settings import REQUIRED
+from stateflow.runtime.spark.settings import REQUIRED
 from stateflow.testing.sinks import FolderSink
 from tests.spark.processes import ended, observed_runs
 
@@ -125,9 +125,21 @@ def test_a_run_makes_spark_compare_the_rows_of_attempts(ran: Ran) -> None:
 
 def test_a_run_without_that_is_refused(tmp_path: Path) -> None:
     key = f"{_CHECKSUM}.enabled"
-    told = ended([
-        sys.executable, "-m", "stateflow", "run", str(JOB), "--job-root", str(tmp_path / "root"),
-        "--set", f"job.home={tmp_path}", "--set", f"spark.conf.{key}=false",
-    ], code=2)  # fmt: skip
+    told = ended(
+        [
+            sys.executable,
+            "-m",
+            "stateflow",
+            "run",
+            str(JOB),
+            "--job-root",
+            str(tmp_path / "root"),
+            "--set",
+            f"job.home={tmp_path}",
+            "--set",
+            f"spark.conf.{key}=false",
+        ],
+        code=2,
+    )
     assert "error [config]" in told and key in told and "hint: set it to true" in told
     assert not (tmp_path / "root").exists()

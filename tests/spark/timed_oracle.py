@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.testing.sinks import FolderSink
-from tests.recovery import disk, harness
-from tests.recovery.process import fork, spawn
 from tests.spark.jobs import timed
+from tests.support import job_fixture, root_files
+from tests.support.processes import fork, spawn
 
 Row = tuple[str, int, int]
 
@@ -84,14 +84,19 @@ def _rows(seed: int, count: int, first: int) -> list[Row]:
 ROWS = {"a": _rows(1, 60, 5000), "b": _rows(2, 36, 5600)}
 
 
-class TimedBox(harness.Box):
+class TimedJob(job_fixture.JobFixture):
     """The job without Spark, or on it."""
 
     def __init__(self, folder: Path, spark: bool = False) -> None:
         # A batch on Spark takes longer.
         self.oracle = Oracle(15 if spark else 5)
-        settings = {"job__home": folder, "job__spark": "yes" if spark else "no", "max_parallelism": 16,
-                    "source__max_rows_per_batch": self.oracle.slice_rows, "requests__interval": "20ms"}  # fmt: skip
+        settings = {
+            "job__home": folder,
+            "job__spark": "yes" if spark else "no",
+            "max_parallelism": 16,
+            "source__max_rows_per_batch": self.oracle.slice_rows,
+            "requests__interval": "20ms",
+        }
         super().__init__(folder, settings, launcher=spawn if spark else fork)
 
     @property
@@ -118,7 +123,7 @@ class TimedBox(harness.Box):
 
     def watermark(self) -> int:
         """That of both operators."""
-        manifest = disk.read_manifest(self.root, disk.head(self.root).doc["manifest"])
+        manifest = root_files.read_manifest(self.root, root_files.head(self.root).doc["manifest"])
         found = {o["uid"]: o["watermark"] for o in manifest["operators"]}
         assert found["windows"] == found["totals"]
         return int(found["windows"])

@@ -6,22 +6,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from stateflow.state.keyed import KeyedState
-from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched
+from stateflow.state.kinds.keyed_state import KeyedState
+from tests.support.stores import CountingStore, DictStoreFixture, RocksStoreFixture, StoreFixture
 
 
 @pytest.fixture(scope="module", params=["dict", "rocksdb"])
-def shelf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return DictShelf() if request.param == "dict" else RocksShelf(tmp_path_factory.mktemp("rocksdb"))
+def stores(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoreFixture:
+    return DictStoreFixture() if request.param == "dict" else RocksStoreFixture(tmp_path_factory.mktemp("rocksdb"))
 
 
 @pytest.fixture
-def store(shelf: Shelf) -> Iterator[Watched]:
-    watched = Watched(shelf.new())
+def store(stores: StoreFixture) -> Iterator[CountingStore]:
+    watched = CountingStore(stores.new())
     yield watched
     watched.close()
 
 
 @pytest.fixture
-def state(store: Watched) -> KeyedState:
+def state(store: CountingStore) -> KeyedState:
     return KeyedState(store)

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from stateflow.clock import ManualClock
+from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.settings import RocksDBSettings, StateSettings
-from stateflow.state import transfer
-from stateflow.state.backend import KeyedStateBackend, Snapshot
-from stateflow.state.backends import Place, open_backend, read_entries
+from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
+from stateflow.state.backends.rocksdb_errors import to_stateflow_error
+from stateflow.state.files import host_cache
+from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.rocksdb_errors import to_stateflow_error
-from stateflow.state.transfer import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
+from stateflow.types.key_groups import KeyGroupRange
 
 Damage = Callable[[bytes], bytes]
 CONTENT = {b"\0%c%05d" % (n % 100, n): random.Random(n).randbytes(100) for n in range(5000)}
@@ -54,24 +54,22 @@ class Host:
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
         self.folder = folder
         self.storage = storage or MemoryStorage()
-        self.rocksdb = RocksDBSettings(
-            write_buffer_bytes=1 << 18, block_cache_bytes=1 << 16, compact_at_files=100
-        )
+        self.rocksdb = RocksDBSettings(write_buffer_bytes=1 << 18, block_cache_bytes=1 << 16, compact_at_files=100)
         self._opened = 0
         self._stores: list[KeyedStateBackend] = []
 
     def open(self, backend: str, base: Base, others: Sequence[Path] = ()) -> KeyedStateBackend:
         """A store with `base` in it, with the cache of its subtask."""
         settings = StateSettings(backend=backend, inline_below_bytes=0)
-        store = open_backend(self.place(base.subtask, others), base, settings)
+        store = open_backend(self.location(base.subtask, others), base, settings)
         self._stores.append(store)
         return store
 
-    def place(self, subtask: int = 0, others: Sequence[Path] = ()) -> Place:
+    def location(self, subtask: int = 0, others: Sequence[Path] = ()) -> StoreLocation:
         """Where a store works that is opened next."""
         self._opened += 1
         cache = HostCache.direct(self.cache(subtask), self.storage, ManualClock(self._opened), others)
-        return Place(self.folder / f"work-{self._opened}", cache, self.rocksdb)
+        return StoreLocation(self.folder / f"work-{self._opened}", cache, self.rocksdb)
 
     def cache(self, subtask: int = 0) -> Path:
         """The folder with cached files of a subtask."""
@@ -102,9 +100,16 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def _base(taken: Snapshot, backend: str, subtask: int = 0, groups: tuple[int, int] = (0, 127)) -> Base:
-    state = SubtaskState(subtask=subtask, first_group=groups[0], last_group=groups[1], snapshot="s",
-                         files=list(taken.files), store_manifest=taken.store_manifest, backend=backend,
-                         inline=taken.inline)  # fmt: skip
+    state = SubtaskState(
+        subtask=subtask,
+        first_group=groups[0],
+        last_group=groups[1],
+        snapshot="s",
+        files=list(taken.files),
+        store_manifest=taken.store_manifest,
+        backend=backend,
+        inline=taken.inline,
+    )
     return Base.of(state)
 
 
@@ -288,7 +293,7 @@ def test_a_hash_map_is_checked_each_time_it_is_opened(host: Host, damage: Damage
         host.damage(damage)
         assert _content(host.open("filesystem", base)) == CONTENT
         host.damage(damage)
-        assert dict(read_entries(host.place(), base)) == CONTENT
+        assert dict(read_entries(host.location(), base)) == CONTENT
 
 
 # -- what a fetch leaves ------------------------------------------------------------------------------------------
@@ -318,7 +323,7 @@ def test_a_fetched_file_is_synced_before_it_has_its_name(
             if target.parent == host.cache():
                 named.append(target.stat().st_ino in synced)
 
-    monkeypatch.setattr(transfer, "os", Calls())
+    monkeypatch.setattr(host_cache, "os", Calls())
     assert _content(host.open(backend, base)) == CONTENT
     host.close()
     assert named and all(named)

@@ -15,33 +15,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import (
-    Compatibility,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    Serializer,
-    ValueStateDescriptor,
-)
-from stateflow.checkpoint.envelope import seal, unseal
-from stateflow.descriptors import StateDescriptor
+from stateflow import Compatibility, ListStateDescriptor, MapStateDescriptor, Serializer, ValueStateDescriptor
+from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError, StateError
-from stateflow.serializers import ValueSerializer, decode_untyped
-from stateflow.state.evolution import Declaration, Fit, Verdict, judge
+from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
-from stateflow.state.keyed import KeyedState
-from stateflow.state.memory import DictBackend
-from stateflow.state.typeschema import state_schema
-from tests.state.kit import switch
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.schema.compatibility import Declaration, Fit, FitResult, compare_schemas
+from stateflow.state.schema.describe import state_schema
+from stateflow.types.descriptors import StateDescriptor
+from stateflow.types.serializers import ValueSerializer, decode_untyped
+from tests.support.errors import raises
+from tests.support.stores import set_key
 
 
 def schema_of(value_type: Any, serializer: Serializer[Any] | None = None) -> StateSchema:
     return state_schema(StateDescriptor("s", serializer=serializer), "value", value_type)
 
 
-def verdict(old: Any, new: Any) -> Verdict:
+def verdict(old: Any, new: Any) -> FitResult:
     """As a start has it: the stored schema went through a manifest."""
     stored, _ = unseal(seal(schema_of(old))[0], StateSchema, "schema")
-    return judge(stored, Declaration(schema_of(new)))
+    return compare_schemas(stored, Declaration(schema_of(new)))
 
 
 # -- random versions of a class, against an oracle -----------------------------------------------------------------
@@ -59,9 +54,14 @@ TYPES: dict[str, tuple[Any, list[Any], Any]] = {
 }
 """Name, type, values, default."""
 WIDER = {
-    ("int", "float"), ("int", "optional int"), ("int", "optional float"), ("float", "optional float"),
-    ("optional int", "optional float"), ("text", "optional text"), ("list of int", "list of float"),
-}  # fmt: skip
+    ("int", "float"),
+    ("int", "optional int"),
+    ("int", "optional float"),
+    ("float", "optional float"),
+    ("optional int", "optional float"),
+    ("text", "optional text"),
+    ("list of int", "list of float"),
+}
 """By hand: what every value of the first is a value of the second of."""
 NAMES = ["a", "b", "c", "d"]
 
@@ -87,14 +87,21 @@ class Shape:
     def make(self) -> type[Any]:
         ordered = sorted(self.fields, key=lambda f: f.has_default)
         if self.form == "dataclass":
-            return make_dataclass("V", [
-                (f.name, TYPES[f.type][0], dataclass_field(default_factory=lambda d=TYPES[f.type][2]: d))  # type: ignore[misc]
-                if f.has_default else (f.name, TYPES[f.type][0]) for f in ordered
-            ])  # fmt: skip
+            return make_dataclass(
+                "V",
+                [
+                    (f.name, TYPES[f.type][0], dataclass_field(default_factory=lambda d=TYPES[f.type][2]: d))  # type: ignore[misc]
+                    if f.has_default
+                    else (f.name, TYPES[f.type][0])
+                    for f in ordered
+                ],
+            )
         found = [
             (f.name, TYPES[f.type][0], msgspec.field(default_factory=lambda d=TYPES[f.type][2]: d))  # type: ignore[misc]
-            if f.has_default else (f.name, TYPES[f.type][0]) for f in ordered
-        ]  # fmt: skip
+            if f.has_default
+            else (f.name, TYPES[f.type][0])
+            for f in ordered
+        ]
         return msgspec.defstruct("V", found, array_like=self.positional)
 
     @property
@@ -105,8 +112,10 @@ class Shape:
 def shapes(forms: tuple[str, ...] = ("struct", "array", "dataclass")) -> st.SearchStrategy[Shape]:
     fields = st.lists(
         st.builds(Field, st.sampled_from(NAMES), st.sampled_from(sorted(TYPES)), st.booleans()),
-        min_size=1, max_size=4, unique_by=lambda f: f.name,
-    )  # fmt: skip
+        min_size=1,
+        max_size=4,
+        unique_by=lambda f: f.name,
+    )
     return st.builds(lambda f, form: Shape(tuple(f), form), fields, st.sampled_from(forms))
 
 
@@ -179,7 +188,7 @@ def test_two_versions_fit_as_the_oracle_says_and_values_come_back(
 @given(versions())
 def test_a_type_fits_itself_as_is_and_a_change_is_told(pair: tuple[Shape, Shape]) -> None:
     old, new = pair
-    assert verdict(old.make(), old.make()) == Verdict()
+    assert verdict(old.make(), old.make()) == FitResult()
     found = verdict(old.make(), new.make())
     if found.fit is Fit.AS_IS:
         assert [(f.name, f.type) for f in old.in_order] == [(f.name, f.type) for f in new.in_order]
@@ -277,18 +286,43 @@ Large = Annotated[int, msgspec.Meta(ge=0, le=20)]
 D = decimal.Decimal
 
 
-@pytest.mark.parametrize(("old", "new", "value"), [
-    (int, float, 3), (int, D, 3), (int, int | str, 3), (int | None, float | None, None), (bool, bool | None, True),
-    (list[int], tuple[int, ...], [1]), (frozenset[int], set[int], {1}), (list[int], list[float | None], [1]),
-    (Tree, NewTree, Tree(1, [Tree(2)])), (Before, Renamed, Before(1, 2)), (Colour, MoreColours, Colour.RED),
-    (Literal["a"], Literal["a", "b"], "a"), (Small, Large, 3), (Small, int, 3), (Small, np.int8, 3),
-    (np.int8, np.int16, np.int8(-3)), (np.uint8, np.int16, np.uint8(255)), (np.int32, int, np.int32(5)),
-    (np.int16, np.float32, np.int16(5)), (np.float32, np.float64, np.float32(0.5)), (np.float64, float, 1.5),
-    (float, np.float64, 1.5), (np.bool_, bool, np.bool_(True)), (pa.int32(), pa.int64(), 5),
-    (pa.int8(), np.int8, 5), (pa.string(), str, "x"), (pa.list_(pa.int8()), list[int], [1]),
-    (Tagged, Tagged | TaggedTwo, Tagged(1)), (Pair, Triple, Pair(1, 2)), (int, Any, 1),
-    (dict[str, Before], dict[str, Renamed], {"x": Before(1)}), (Closed, Before, Closed(1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        (int, float, 3),
+        (int, D, 3),
+        (int, int | str, 3),
+        (int | None, float | None, None),
+        (bool, bool | None, True),
+        (list[int], tuple[int, ...], [1]),
+        (frozenset[int], set[int], {1}),
+        (list[int], list[float | None], [1]),
+        (Tree, NewTree, Tree(1, [Tree(2)])),
+        (Before, Renamed, Before(1, 2)),
+        (Colour, MoreColours, Colour.RED),
+        (Literal["a"], Literal["a", "b"], "a"),
+        (Small, Large, 3),
+        (Small, int, 3),
+        (Small, np.int8, 3),
+        (np.int8, np.int16, np.int8(-3)),
+        (np.uint8, np.int16, np.uint8(255)),
+        (np.int32, int, np.int32(5)),
+        (np.int16, np.float32, np.int16(5)),
+        (np.float32, np.float64, np.float32(0.5)),
+        (np.float64, float, 1.5),
+        (float, np.float64, 1.5),
+        (np.bool_, bool, np.bool_(True)),
+        (pa.int32(), pa.int64(), 5),
+        (pa.int8(), np.int8, 5),
+        (pa.string(), str, "x"),
+        (pa.list_(pa.int8()), list[int], [1]),
+        (Tagged, Tagged | TaggedTwo, Tagged(1)),
+        (Pair, Triple, Pair(1, 2)),
+        (int, Any, 1),
+        (dict[str, Before], dict[str, Renamed], {"x": Before(1)}),
+        (Closed, Before, Closed(1)),
+    ],
+)
 def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
     found = verdict(old, new)
     assert not found.conflicts
@@ -299,31 +333,57 @@ def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
     assert reader.decode(reader.encode(again)) == again
 
 
-@pytest.mark.parametrize(("old", "new", "field", "says"), [
-    (float, int, "", ("float", "int")), (str, bytes, "", ("str", "bytes")), (bool, int, "", ("bool", "int")),
-    (int | None, int, "", ("int | None", "int")), (int | str, int | float, "", ("int | str", "int | float")),
-    (Before, int, "", ("Before", "int")), (Before, dict[str, int], "", ("Before", "dict[str, int]")),
-    (Tree, BadTree, "BadTree.children", ("list[Tree]",)), (Before, Forgotten, "Forgotten.number", ("no such field",)),
-    (Before, Closed, "Closed.total", ("forbid_unknown_fields",)), (Tagged, TaggedOtherwise, "", ("one", "uno")),
-    (Before, Tagged, "", ("tag",)), (Tagged | TaggedTwo, Tagged, "", ("two",)), (MoreColours, Colour, "", ("blue",)),
-    (Sparse, SparseOther, "SparseOther.count", ("default 0", "default 1")),
-    (Sparse, SparseRequired, "SparseRequired.count", ("default",)), 
-    (Sparse, Loose, "Loose.count", ("default 0",)), (Loose, SparseRequired, "SparseRequired.count", ()),
-    (Large, Small, "", ("le=20", "le=10")), (int, Small, "", ("le=10",)), (int, np.int64, "", ("numpy.int64",)),
-    (np.int64, np.int32, "", ("numpy.int32",)), (np.int32, np.float32, "", ()), (np.float64, np.float32, "", ()),
-    (Triple, Pair, "Pair.c", ()), (tuple[int, int], tuple[int, int, int], "", ()), (list[int], set[int], "", ()),
-    (dict[str, int], dict[int, int], "", ()), (D, float, "", ()), (D, str, "", ()), (Before, Any, "", ()),
-    (pa.int64(), pa.int32(), "", ("le=2147483647",)), (pa.timestamp("us"), pa.timestamp("us", "UTC"), "", ("tz",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new", "field", "stored", "declared"),
+    [
+        (float, int, "", "float", "int"),
+        (str, bytes, "", "str", "bytes"),
+        (bool, int, "", "bool", "int"),
+        (int | None, int, "", "int | None", "int"),
+        (int | str, int | float, "", "int | str", "int | float"),
+        (Before, int, "", "Before", "int"),
+        (Before, dict[str, int], "", "Before", "dict[str, int]"),
+        (Tree, BadTree, "BadTree.children", "list[Tree]", "dict[str, BadTree]"),
+        (Before, Forgotten, "Forgotten.number", "", "int"),
+        (Before, Closed, "Closed.total", "int", ""),
+        (Tagged, TaggedOtherwise, "", "one", "uno"),
+        (Before, Tagged, "", "Before", "one"),
+        (Tagged | TaggedTwo, Tagged, "", "two", "one"),
+        (MoreColours, Colour, "", "blue", "red"),
+        (Sparse, SparseOther, "SparseOther.count", "0", "1"),
+        (Sparse, SparseRequired, "SparseRequired.count", "0", ""),
+        (Sparse, Loose, "Loose.count", "0", ""),
+        (Loose, SparseRequired, "SparseRequired.count", "", ""),
+        (Large, Small, "", "le=20", "le=10"),
+        (int, Small, "", "int", "le=10"),
+        (int, np.int64, "", "int", "numpy.int64"),
+        (np.int64, np.int32, "", "numpy.int64", "numpy.int32"),
+        (np.int32, np.float32, "", "numpy.int32", "numpy.float32"),
+        (np.float64, np.float32, "", "numpy.float64", "numpy.float32"),
+        (Triple, Pair, "Pair.c", "int", ""),
+        (tuple[int, int], tuple[int, int, int], "", "tuple[int, int]", "tuple[int, int, int]"),
+        (D, float, "", "decimal", "float"),
+        (D, str, "", "decimal", "str"),
+        (list[int], set[int], "", "list[int]", "set[int]"),
+        (dict[str, int], dict[int, int], "", "dict[str, int]", "dict[int, int]"),
+        (Before, Any, "", "Before", "any"),
+        (pa.int64(), pa.int32(), "", "int", "le=2147483647"),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "", "tz=False", "tz=True"),
+    ],
+)
 def test_what_does_not_fit_names_field_types_and_way_out(
-    old: Any, new: Any, field: str, says: tuple[str, ...]
+    old: Any, new: Any, field: str, stored: str, declared: str
 ) -> None:
     found = verdict(old, new)
     assert found.fit is Fit.INCOMPATIBLE
     conflict = found.conflicts[0]
     assert conflict.field == field
-    assert [word for word in says if word not in str(conflict)] == []
+    assert stored in conflict.stored and declared in conflict.declared
     assert conflict.way_out and conflict.stored and conflict.declared
+
+
+def test_the_way_out_for_a_closed_class_is_the_option_that_closed_it() -> None:
+    assert "forbid_unknown_fields" in verdict(Before, Closed).conflicts[0].way_out
 
 
 def test_the_error_of_a_start_has_field_both_types_and_what_to_do() -> None:
@@ -333,26 +393,17 @@ def test_the_error_of_a_start_has_field_both_types_and_what_to_do() -> None:
         more: int
 
     before = state_over(DictBackend(), Before)
-    with pytest.raises(IncompatibleState) as refused:
-        state_over(DictBackend(), After, before.schemas)
+    wanted = {"name": "s", "field": "After.count", "stored": "int", "declared": "str", "more": ["After.more"]}
+    with raises(IncompatibleState, **wanted) as refused:
+        state_over(DictBackend(), After, before.registry.schemas)
     assert refused.value.code == "incompatible-state"
-    facts = refused.value.facts
-    assert (facts["name"], facts["field"], facts["stored"], facts["declared"]) == (
-        "s",
-        "After.count",
-        "int",
-        "str",
-    )
-    assert facts["more"] == ["After.more"]
     assert "msgspec.field(name=...)" in refused.value.hint
 
 
 # -- what a state goes through ---------------------------------------------------------------------------------------
 
 
-def state_over(
-    store: DictBackend, value_type: Any, known: list[StateSchema] | None = None, **more: Any
-) -> KeyedState:
+def state_over(store: DictBackend, value_type: Any, known: list[StateSchema] | None = None, **more: Any) -> KeyedState:
     state = KeyedState(store, known or ())
     state.value_state(ValueStateDescriptor("s", value_type, **more))
     return state
@@ -380,15 +431,14 @@ class V3Text(msgspec.Struct):
 def test_values_of_every_version_that_was_must_fit_not_only_of_the_last() -> None:
     store = DictBackend()
     first = state_over(store, V1)
-    second = state_over(store, V2, first.schemas)
-    with pytest.raises(IncompatibleState) as refused:
-        state_over(store, V3, second.schemas)
-    assert refused.value.facts["field"] == "V3.b"
-    third = state_over(store, V3Text, second.schemas)
-    (schema,) = third.schemas
+    second = state_over(store, V2, first.registry.schemas)
+    with raises(IncompatibleState, field="V3.b"):
+        state_over(store, V3, second.registry.schemas)
+    third = state_over(store, V3Text, second.registry.schemas)
+    (schema,) = third.registry.schemas
     assert [len(old.classes[0].fields) for old in schema.earlier] == [2, 1]
-    again = state_over(store, V1, state_over(DictBackend(), V1).schemas)
-    assert again.schemas[0].earlier == []
+    again = state_over(store, V1, state_over(DictBackend(), V1).registry.schemas)
+    assert again.registry.schemas[0].earlier == []
 
 
 def test_a_value_has_the_new_form_once_it_is_written_and_not_before() -> None:
@@ -396,18 +446,18 @@ def test_a_value_has_the_new_form_once_it_is_written_and_not_before() -> None:
     before = KeyedState(store)
     value = before.value_state(ValueStateDescriptor("s", V1))
     for key in ("read", "written"):
-        switch(before, key)
+        set_key(before, key)
         value.update(V1(1, "x"))
-    before.end_stretch()
-    after = KeyedState(store, before.schemas)
+    before.end_key_batch()
+    after = KeyedState(store, before.registry.schemas)
     migrated = after.value_state(ValueStateDescriptor("s", V2))
-    switch(after, "read")
+    set_key(after, "read")
     assert migrated.value() == V2(1.0)
-    switch(after, "written")
+    set_key(after, "written")
     found = migrated.value()
     assert found is not None
     migrated.update(V2(found.a + 1))
-    after.end_stretch()
+    after.end_key_batch()
     stored = [decode_untyped(data) for _, data in store.scan(b"")]
     assert sorted(stored, key=len) == [{"a": 2.0}, {"a": 1, "b": "x"}]
 
@@ -415,36 +465,41 @@ def test_a_value_has_the_new_form_once_it_is_written_and_not_before() -> None:
 def test_elements_and_map_values_are_migrated_too_and_a_maps_keys_are_not() -> None:
     store = DictBackend()
     before = KeyedState(store)
-    switch(before, "k")
+    set_key(before, "k")
     before.list_state(ListStateDescriptor("l", V1)).add(V1(1))
     before.map_state(MapStateDescriptor("m", int, V1)).put(1, V1(2))
-    before.end_stretch()
-    after = KeyedState(store, before.schemas)
-    switch(after, "k")
+    before.end_key_batch()
+    after = KeyedState(store, before.registry.schemas)
+    set_key(after, "k")
     assert list(after.list_state(ListStateDescriptor("l", V2)).get()) == [V2(1.0)]
     assert after.map_state(MapStateDescriptor("m", int, V2)).get(1) == V2(2.0)
-    with pytest.raises(IncompatibleState, match="another kind"):
-        KeyedState(store, before.schemas).map_state(MapStateDescriptor("m", str, V2))
+    with raises(IncompatibleState, name="m"):
+        KeyedState(store, before.registry.schemas).map_state(MapStateDescriptor("m", str, V2))
 
 
 def test_a_manifest_from_before_schemas_had_fields_takes_the_same_type_and_then_knows_it() -> None:
     old = StateSchema(name="s", kind="value", value_type="V1(a: int, b: str)")
-    with pytest.raises(IncompatibleState, match="does not say how") as refused:
+    with raises(IncompatibleState, name="s", stored=old.value_type) as refused:
         state_over(DictBackend(), V2, [old])
-    assert "once with the old type" in refused.value.hint
-    (schema,) = state_over(DictBackend(), V1, [old]).schemas
+    assert refused.value.hint
+    (schema,) = state_over(DictBackend(), V1, [old]).registry.schemas
     assert schema.type is not None and schema.earlier == []
     state_over(DictBackend(), V2, [schema])
 
 
-@pytest.mark.parametrize(("root", "declared"), [
-    (TypeNode(kind="int", limits={"ge": "low"}), Small), (TypeNode(kind="class", class_index=9), int),
-    (TypeNode(kind="class", class_index=-9), Before), (TypeNode(kind="vartuple"), int | list[int]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("root", "declared"),
+    [
+        (TypeNode(kind="int", limits={"ge": "low"}), Small),
+        (TypeNode(kind="class", class_index=9), int),
+        (TypeNode(kind="class", class_index=-9), Before),
+        (TypeNode(kind="vartuple"), int | list[int]),
+    ],
+)
 def test_a_stored_schema_that_does_not_hold_together_is_a_corrupt_file(root: TypeNode, declared: Any) -> None:
     stored = msgspec.structs.replace(schema_of(int), type=TypeSchema(root=root))
-    with pytest.raises(CorruptFile, match="none that stateflow writes"):
-        judge(stored, Declaration(schema_of(declared)))
+    with raises(CorruptFile):
+        compare_schemas(stored, Declaration(schema_of(declared)))
 
 
 # -- serializers of a job's own --------------------------------------------------------------------------------------
@@ -483,29 +538,29 @@ def test_each_value_is_decoded_as_the_version_that_wrote_it() -> None:
     store = DictBackend()
     state = state_over(store, list, serializer=Words())
     value = state.value_state(ValueStateDescriptor("s", list, serializer=Words()))  # type: ignore[arg-type]
-    assert state.schemas[0].type is not None and state.schemas[0].type.serializer == "words"
+    assert state.registry.schemas[0].type is not None and state.registry.schemas[0].type.serializer == "words"
     for key in ("a", "b"):
-        switch(state, key)
+        set_key(state, key)
         value.update(["x", "y"])
-    state.end_stretch()
-    after = KeyedState(store, state.schemas)
+    state.end_key_batch()
+    after = KeyedState(store, state.registry.schemas)
     value = after.value_state(ValueStateDescriptor("s", list, serializer=WordsByComma()))
-    switch(after, "a")
+    set_key(after, "a")
     assert value.value() == ["x", "y"]
     value.update(["x y", "z"])
     for key, wanted in (("b", ["x", "y"]), ("a", ["x y", "z"])):
-        switch(after, key)
+        set_key(after, key)
         assert value.value() == wanted
-    after.end_stretch()
+    after.end_key_batch()
     assert sorted(decode_untyped(data) for _, data in store.scan(b"")) == [[1, b"x y"], [2, b"x y,z"]]
 
 
 @pytest.mark.parametrize("serializer", [Strict(), Other(), None], ids=["version", "name", "none"])
 def test_a_serializer_that_does_not_read_what_is_stored_is_refused(serializer: Words | None) -> None:
     state = state_over(DictBackend(), list, serializer=Words())
-    with pytest.raises(IncompatibleState) as refused:
-        state_over(DictBackend(), list, state.schemas, serializer=serializer)
-    assert refused.value.facts["stored"] == "serializer words version 1"
+    with raises(IncompatibleState, name="s") as refused:
+        state_over(DictBackend(), list, state.registry.schemas, serializer=serializer)
+    assert {"words", "1"} <= set(str(refused.value.facts["stored"]).split())
 
 
 class Nameless(Serializer[int]):
@@ -522,15 +577,15 @@ class Broken(Words):
 
 
 def test_what_a_serializer_does_wrong_is_told_with_its_name() -> None:
-    with pytest.raises(JobDefinitionError, match="with a name"):
+    with raises(JobDefinitionError) as refused:
         state_over(DictBackend(), int, serializer=Nameless())
+    assert "Nameless" in refused.value.facts["given"]
     state = state_over(DictBackend(), list, serializer=Broken())
-    switch(state, "k")
+    set_key(state, "k")
     state.value_state(ValueStateDescriptor("s", list, serializer=Broken())).update(["a"])
-    with pytest.raises(StateError, match="cannot be stored") as refused:
+    with raises(StateError, serializer="words"):
         state.value_state(ValueStateDescriptor("other", int, serializer=BROKEN)).update(1)
-        state.end_stretch()
-    assert refused.value.facts["serializer"] == "words"
+        state.end_key_batch()
 
 
 BROKEN = Broken()
@@ -540,13 +595,13 @@ def test_a_value_that_no_serializer_wrote_is_a_corrupt_file() -> None:
     store = DictBackend()
     state = state_over(store, list, serializer=Words())
     value: Any = state.value_state(ValueStateDescriptor("s", list, serializer=Words()))
-    switch(state, "k")
+    set_key(state, "k")
     value.update(["a"])
-    state.end_stretch()
+    state.end_key_batch()
     ((key, _),) = store.scan(b"")
     for data in (b"\x01\x07", b"\x01\x92\x01\xc4\x01\xff", b"\x07"):
         store.write({key: data})
-        switch(state, "other")
-        switch(state, "k")
+        set_key(state, "other")
+        set_key(state, "k")
         with pytest.raises(CorruptFile):
             value.value()

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.host_caches import mark_used, trim
+from stateflow.state.files.cache_eviction import mark_used, trim
 
 
 def _cache(folder: Path, subtask: int, used: int, *sizes: int) -> Path:
@@ -56,8 +56,7 @@ def test_nothing_is_there_yet(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 50), max_size=4)), max_size=6),
-    st.integers(0, 200),
+    st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(0, 50), max_size=4)), max_size=6), st.integers(0, 200)
 )
 def test_never_more_than_the_limit_is_left(caches: list[tuple[int, list[int]]], limit: int) -> None:
     with tempfile.TemporaryDirectory() as name:

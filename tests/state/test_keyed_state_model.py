@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from stateflow.descriptors import MapStateDescriptor, ValueStateDescriptor
-from stateflow.state.keyed import KeyedState
-from tests.state.kit import DictShelf, RocksShelf, Shelf, address
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
+from tests.support.stores import DictStoreFixture, RocksStoreFixture, StoreFixture, address
 
 COUNT = ValueStateDescriptor("count", int)
 WORDS = ValueStateDescriptor("words", list[str])
@@ -39,7 +39,7 @@ visits = st.lists(st.tuples(st.sampled_from(KEYS), st.lists(actions, max_size=3)
 class Life(RuleBasedStateMachine):
     """Batches visit keys, which may come back; snapshots are restored; what a key sees is what it left."""
 
-    shelf: Shelf = DictShelf()
+    stores: StoreFixture = DictStoreFixture()
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.store = self.shelf.new()
+        self.store = self.stores.new()
         self._declare()
 
     def teardown(self) -> None:
@@ -60,16 +60,16 @@ class Life(RuleBasedStateMachine):
 
     @rule(visits=visits, prefetched=st.sampled_from([KEYS, KEYS[:2], ()]))
     def batch(self, visits: Sequence[tuple[str, list[Action]]], prefetched: Sequence[str]) -> None:
-        self.state.begin_stretch([address(key) for key in prefetched])
+        self.state.begin_key_batch([address(key) for key in prefetched])
         for key, wanted in visits:
-            self.state.switch(*address(key))
+            self.state.set_key(*address(key))
             for action, *arguments in wanted:
                 self._act(key, action, *arguments)
-        self.state.end_stretch()
+        self.state.end_key_batch()
 
     @rule()
     def snapshot_and_restore(self) -> None:
-        self.store = self.shelf.reopened(self.store)
+        self.store = self.stores.reopened(self.store)
         self._declare()
 
     def _declare(self) -> None:
@@ -121,7 +121,7 @@ def test_rocksdb_lives_as_the_dictionary_does() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         class InRocksDB(Life):
-            shelf = RocksShelf(Path(folder))
+            stores = RocksStoreFixture(Path(folder))
 
         # Opening a store costs as much as a hundred lives of the dictionary.
         few = settings(max_examples=max(1, settings().max_examples // 10), stateful_step_count=10)

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.descriptors import ListStateDescriptor, MapStateDescriptor
 from stateflow.errors import IncompatibleState, StateError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.serializers import ValueSerializer, encode_key
 from stateflow.state.handles import OperatorContent, StateSchema
-from stateflow.state.operator_state import BroadcastState, OperatorStateStore
-from stateflow.state.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
-from stateflow.time_to_live import StateTtlConfig, Time
+from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
+from stateflow.state.kinds.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
+from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import ValueSerializer, encode_key
+from stateflow.types.ttl_config import StateTtlConfig, Time
+from tests.support.errors import raises
 
 INTS = ListStateDescriptor("ints", int)
 RULES = MapStateDescriptor("rules", str, int)
@@ -31,7 +32,7 @@ def _kept(store: OperatorStateStore, kind: str = "lists") -> list[int]:
 
 
 def test_a_list_is_added_to_replaced_and_cleared() -> None:
-    store = OperatorStateStore(kept=OperatorContent(lists={"ints": _encoded(1, 2)}))
+    store = OperatorStateStore(own=OperatorContent(lists={"ints": _encoded(1, 2)}))
     ints = store.get_list_state(INTS)
     ints.add(3)
     ints.add_all([4, 5])
@@ -45,9 +46,7 @@ def test_a_list_is_added_to_replaced_and_cleared() -> None:
 
 def test_a_union_list_shows_everybody_s_elements_and_keeps_only_its_own() -> None:
     """Else each batch would multiply them by the number of subtasks."""
-    store = OperatorStateStore(
-        kept=OperatorContent(unions={"ints": _encoded(2)}), unions={"ints": _encoded(1, 2, 3)}
-    )
+    store = OperatorStateStore(own=OperatorContent(unions={"ints": _encoded(2)}), unions={"ints": _encoded(1, 2, 3)})
     ints = store.get_union_list_state(INTS)
     assert list(ints.get()) == [1, 2, 3]
     assert _kept(store, "unions") == [2]
@@ -99,13 +98,7 @@ def test_broadcast_state_is_a_map_in_order_of_keys() -> None:
     assert store.content(keeps_broadcasts=False) == OperatorContent()
     rules["d"] = 5
     del rules["a"]
-    assert ("d" in rules, "a" in rules, rules["d"], rules["a"], list(rules)) == (
-        True,
-        False,
-        5,
-        None,
-        ["b", "d"],
-    )
+    assert ("d" in rules, "a" in rules, rules["d"], rules["a"], list(rules)) == (True, False, 5, None, ["b", "d"])
     rules.clear()
     assert rules.is_empty() and store.content(keeps_broadcasts=True) == OperatorContent()
 
@@ -113,21 +106,15 @@ def test_broadcast_state_is_a_map_in_order_of_keys() -> None:
 def test_only_the_broadcast_side_changes_broadcast_state() -> None:
     store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
     rules = store.get_broadcast_state(RULES)
-    for change in (
-        lambda: rules.put("a", 1),
-        lambda: rules.put_all({"a": 1}),
-        lambda: rules.remove("b"),
-        rules.clear,
-    ):
-        with pytest.raises(StateError, match="changed by something else than a broadcast row"):
+    for change in (lambda: rules.put("a", 1), lambda: rules.put_all({"a": 1}), lambda: rules.remove("b"), rules.clear):
+        with raises(StateError, state="rules"):
             change()
     assert list(rules.items()) == [("b", 2)]
 
 
 def test_changes_are_taken_back_to_the_mark() -> None:
     store = OperatorStateStore(
-        kept=OperatorContent(lists={"ints": _encoded(1)}, unions={"more": _encoded(5)}),
-        unions={"more": _encoded(4, 5)},
+        own=OperatorContent(lists={"ints": _encoded(1)}, unions={"more": _encoded(5)}), unions={"more": _encoded(4, 5)}
     )
     ints, more = store.get_list_state(INTS), store.get_union_list_state(ListStateDescriptor("more", int))
     rules = _rules(store)
@@ -136,14 +123,14 @@ def test_changes_are_taken_back_to_the_mark() -> None:
     more.add(6)
     before = store.content(keeps_broadcasts=True)
     for change in ("add", "clear"):
-        store.mark()
+        store.savepoint()
         for state in (ints, more):
             state.add(7) if change == "add" else state.clear()
             state.add(8)
         rules.put("b", 2)
         rules.remove("a")
         rules.put("a", 9)
-        store.take_back()
+        store.rollback()
         assert store.content(keeps_broadcasts=True) == before
         assert (list(ints.get()), list(more.get()), list(rules.items())) == ([1, 2], [4, 5, 6], [("a", 1)])
 
@@ -160,7 +147,7 @@ def test_a_name_has_one_declaration_over_batches() -> None:
             lambda s=each: s.get_list_state(ListStateDescriptor("ints", str)),
             lambda s=each: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
         ):
-            with pytest.raises(error, match="is declared as something else than"):
+            with raises(error, name="ints"):
                 declare()
 
 
@@ -186,9 +173,7 @@ def test_stored_elements_and_entries_are_read_as_a_type_that_takes_them() -> Non
     rules.add(NamedRule(3, "new"))
     assert list(rules.get()) == [NamedRule(1), NamedRule(3, "new")]
     assert dict(named.items()) == {"a": NamedRule(2)}
-    assert [len(schema.earlier) for schema in later.schemas] == [1, 1], (
-        "elements of the old type are still there"
-    )
+    assert [len(schema.earlier) for schema in later.schemas] == [1, 1], "elements of the old type are still there"
 
 
 def test_a_type_that_does_not_take_stored_elements_is_refused_with_the_field() -> None:
@@ -197,9 +182,8 @@ def test_a_type_that_does_not_take_stored_elements_is_refused_with_the_field() -
 
     store = OperatorStateStore()
     store.get_list_state(ListStateDescriptor("rules", Rule)).add(Rule(1))
-    with pytest.raises(IncompatibleState) as refused:
+    with raises(IncompatibleState, name="rules", field="Other.limit"):
         OperatorStateStore(store.schemas).get_list_state(ListStateDescriptor("rules", Other))
-    assert refused.value.facts["field"] == "Other.limit"
 
 
 def test_what_was_written_before_types_were_recorded_takes_the_same_type_only() -> None:
@@ -211,25 +195,28 @@ def test_what_was_written_before_types_were_recorded_takes_the_same_type_only() 
 
 def test_what_is_not_declared_any_more_stays() -> None:
     content = OperatorContent(
-        lists={"old": [b"1"]}, unions={"older": [b"2"]}, broadcasts={"oldest": {b"k": b"3"}}, raw=[b"4"],
+        lists={"old": [b"1"]},
+        unions={"older": [b"2"]},
+        broadcasts={"oldest": {b"k": b"3"}},
+        raw=[b"4"],
         raw_keyed=[(5, b"6")],
-    )  # fmt: skip
-    store = OperatorStateStore(kept=content, broadcasts=content.broadcasts)
+    )
+    store = OperatorStateStore(own=content, broadcasts=content.broadcasts)
     assert store.content(keeps_broadcasts=True) == content
 
 
 def test_operator_state_does_not_expire() -> None:
     day = StateTtlConfig.new_builder(Time.days(1)).build()
     for wrong in ({"ttl": day}, {"queryable": "rules"}):
-        with pytest.raises(StateError, match="neither a time to live nor"):
+        with raises(StateError, name="ints"):
             OperatorStateStore().get_list_state(ListStateDescriptor("ints", int, **wrong))  # type: ignore[arg-type]
-        with pytest.raises(StateError, match="neither a time to live nor"):
+        with raises(StateError, name="rules"):
             OperatorStateStore().get_broadcast_state(MapStateDescriptor("rules", str, int, **wrong))  # type: ignore[arg-type]
 
 
 def test_raw_operator_state_is_written_in_partitions() -> None:
     out = RawOperatorStateOutput()
-    with pytest.raises(StateError, match="without a partition"):
+    with raises(StateError):
         out.write(b"lost")
     out.start_new_partition()
     out.write(b"ab")
@@ -240,7 +227,7 @@ def test_raw_operator_state_is_written_in_partitions() -> None:
 
 def test_raw_keyed_state_is_written_once_per_key_group_that_is_owned() -> None:
     out = RawKeyedStateOutput(KeyGroupRange(4, 6))
-    with pytest.raises(StateError, match="without a key group"):
+    with raises(StateError):
         out.write(b"lost")
     out.start_new_key_group(6)
     out.write(b"six")
@@ -248,7 +235,7 @@ def test_raw_keyed_state_is_written_once_per_key_group_that_is_owned() -> None:
     out.write(b"fo")
     out.write(b"ur")
     for wrong in (3, 7, 6):
-        with pytest.raises(StateError, match="once for each key group that the subtask owns"):
+        with raises(StateError, key_group=wrong, first=4, last=6):
             out.start_new_key_group(wrong)
     assert out.pieces == [(4, b"four"), (6, b"six")]
 
@@ -258,5 +245,5 @@ def test_asking_for_broadcast_state_with_every_row_copies_nothing() -> None:
     rules = store.get_broadcast_state(RULES)
     assert store.get_broadcast_state(RULES) is rules
     assert store.get_broadcast_state(MapStateDescriptor("rules", str, int)) is rules
-    with pytest.raises(StateError, match="declared as something else"):
+    with raises(StateError, name="rules"):
         store.get_broadcast_state(MapStateDescriptor("rules", str, str))

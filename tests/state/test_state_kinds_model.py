@@ -13,22 +13,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from stateflow.descriptors import (
+from stateflow.state.handles import StateSchema
+from stateflow.state.kinds.key_context import BatchTime
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.keygroups import KeyGroupRange
-from stateflow.serializers import moment_of
-from stateflow.state.current import BatchTime
-from stateflow.state.handles import StateSchema
-from stateflow.state.keyed import KeyedState
-from stateflow.state.ttl import expiry_ids
-from stateflow.time_to_live import StateTtlConfig
-from tests.state.kit import DictShelf, RocksShelf, Shelf, address
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import timestamp_of
+from stateflow.types.ttl_config import StateTtlConfig
 from tests.state.test_state_kinds import Mean
+from tests.support.stores import DictStoreFixture, RocksStoreFixture, StoreFixture, address
 
 KEYS = ("", "a", "a\0")
 GROUPS = KeyGroupRange(0, 15)
@@ -114,11 +114,11 @@ class Model:
 class Life(RuleBasedStateMachine):
     """Batches visit keys and namespaces; in between, time passes, state is restored and declared anew."""
 
-    shelf: Shelf = DictShelf()
+    stores: StoreFixture = DictStoreFixture()
 
     @initialize(ttl=ttls)
     def begin(self, ttl: StateTtlConfig | None) -> None:
-        self.store = self.shelf.new()
+        self.store = self.stores.new()
         self.model = Model()
         self.known: list[StateSchema] = []
         self.epoch = 0
@@ -134,22 +134,18 @@ class Life(RuleBasedStateMachine):
         finally:
             self.store.close()
 
-    @rule(
-        visits=visits, prefetched=st.sampled_from([KEYS, KEYS[:1], ()]), limit=st.sampled_from([1, 5, 1000])
-    )
-    def batch(
-        self, visits: Sequence[tuple[str, Any, list[Any]]], prefetched: Sequence[str], limit: int
-    ) -> None:
+    @rule(visits=visits, prefetched=st.sampled_from([KEYS, KEYS[:1], ()]), limit=st.sampled_from([1, 5, 1000]))
+    def batch(self, visits: Sequence[tuple[str, Any, list[Any]]], prefetched: Sequence[str], limit: int) -> None:
         self._declare()
-        self.state.begin_stretch([address(key) for key in prefetched])
+        self.state.begin_key_batch([address(key) for key in prefetched])
         for key, namespace, wanted in visits:
-            self.state.switch(*address(key))
+            self.state.set_key(*address(key))
             self.state.set_namespace(namespace)
             for action in wanted:
                 self._act((key, repr(namespace)), *action)
-        self.state.end_stretch()
-        self.state.clean_up(GROUPS, limit)
-        self.known = self.state.schemas
+        self.state.end_key_batch()
+        self.state.ttl_cleanup(GROUPS).remove_some(limit)
+        self.known = self.state.registry.schemas
         self._everything_that_expires_is_in_the_index()
 
     @rule(duration=st.sampled_from([1, 29, 30, 71, 100]))
@@ -158,7 +154,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def snapshot_and_restore(self) -> None:
-        self.store = self.shelf.reopened(self.store)
+        self.store = self.stores.reopened(self.store)
 
     @rule(ttl=ttls)
     def declared_anew(self, ttl: StateTtlConfig | None) -> None:
@@ -172,15 +168,11 @@ class Life(RuleBasedStateMachine):
     @rule()
     def full_snapshot(self) -> None:
         self._declare()
-        self.state.remove_expired(GROUPS)
-        self.known = self.state.schemas
+        self.state.ttl_cleanup(GROUPS).remove_all()
+        self.known = self.state.registry.schemas
         stored = {key for key, _ in self.store.scan(b"") if key[2:6] in self.ids}
         lives = [
-            i
-            for at, found in self.model.items.items()
-            if at[0] != "one"
-            for i in found.values()
-            if self.model.lives(i)
+            i for at, found in self.model.items.items() if at[0] != "one" for i in found.values() if self.model.lives(i)
         ]
         assert len(stored) == len(lives)
 
@@ -192,9 +184,7 @@ class Life(RuleBasedStateMachine):
         self.list = owner.list_state(ListStateDescriptor("list", int, ttl=self.ttl))
         self.map = owner.map_state(MapStateDescriptor("map", str, int, ttl=self.ttl))
         self.sum = owner.reducing_state(ReducingStateDescriptor("reducing", _add, int, ttl=self.ttl))
-        self.mean = owner.aggregating_state(
-            AggregatingStateDescriptor("aggregating", Mean(), list[int], ttl=self.ttl)
-        )
+        self.mean = owner.aggregating_state(AggregatingStateDescriptor("aggregating", Mean(), list[int], ttl=self.ttl))
         self.state = owner
         self.ids = {each.id: each for each in (self.value, self.list, self.map, self.sum, self.mean)}
 
@@ -204,8 +194,13 @@ class Life(RuleBasedStateMachine):
             case "read", name:
                 self._read(at, name)
             case "clear", name:
-                {"value": self.value, "list": self.list, "map": self.map, "reducing": self.sum,
-                 "aggregating": self.mean}[name].clear()  # fmt: skip
+                {
+                    "value": self.value,
+                    "list": self.list,
+                    "map": self.map,
+                    "reducing": self.sum,
+                    "aggregating": self.mean,
+                }[name].clear()
                 model.items[*at, name] = {}
             case "update value", None:
                 self.value.update(None)
@@ -267,21 +262,16 @@ class Life(RuleBasedStateMachine):
         everything = dict(self.store.scan(b""))
         for key, data in everything.items():
             state = self.ids.get(key[2:6])
-            moment = moment_of(data, "processing") if state is not None else None
-            if (
-                state is not None
-                and state.ttl is not None
-                and moment is not None
-                and moment > state.ttl.since
-            ):
+            moment = timestamp_of(data, "processing") if state is not None else None
+            if state is not None and state.ttl is not None and moment is not None and moment > state.ttl.since:
                 assert state.ttl.index_key(moment, key) in everything
 
     def _nothing_is_left_for_ever(self) -> None:
         """After long enough, clean-ups and a full snapshot leave nothing; without a time to live, no index."""
         self.model.now += 1000
         self._declare()
-        self.state.remove_expired(GROUPS)
-        self.state.clean_up(GROUPS, 100_000)
+        self.state.ttl_cleanup(GROUPS).remove_all()
+        self.state.ttl_cleanup(GROUPS).remove_some(100_000)
         left = {key[2:6] for key, _ in self.store.scan(b"")}
         assert left & {expiry for name in NAMES for expiry in expiry_ids(name)} == set()
         if self.ttl is not None and self.ttl == self.model.ttl and self.model.since + 1000 <= self.model.now:
@@ -299,7 +289,7 @@ def test_rocksdb_lives_as_the_dictionary_does() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         class InRocksDB(Life):
-            shelf = RocksShelf(Path(folder))
+            stores = RocksStoreFixture(Path(folder))
 
         few = settings(max_examples=max(1, settings().max_examples // 10), stateful_step_count=10)
         run_state_machine_as_test(InRocksDB, settings=few)

@@ -9,23 +9,24 @@ from typing import Any
 
 import pytest
 
-from stateflow.descriptors import (
+from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.state.handles import StateSchema
+from stateflow.state.kinds.key_context import BatchTime
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.ttl.entry_ttl import expiry_id
+from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.errors import CorruptFile, JobDefinitionError, StateError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.serializers import decode_untyped, moment_of, with_moment
-from stateflow.state.current import BatchTime
-from stateflow.state.handles import StateSchema
-from stateflow.state.keyed import KeyedState
-from stateflow.state.ttl import expiry_id
-from stateflow.time_to_live import StateTtlConfig, Time
-from tests.state.kit import DictShelf, RocksShelf, Shelf, Watched, address, switch
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import decode_untyped, timestamp_of, with_timestamp
+from stateflow.types.ttl_config import StateTtlConfig, Time
 from tests.state.test_state_kinds import Mean
+from tests.support.errors import raises
+from tests.support.stores import CountingStore, DictStoreFixture, RocksStoreFixture, StoreFixture, address, set_key
 
 TTL = 100
 GROUPS = KeyGroupRange(0, 15)
@@ -47,29 +48,35 @@ class Kind:
 KINDS = {
     "value": Kind(
         lambda s, ttl: s.value_state(ValueStateDescriptor("s", int, ttl=ttl)),
-        lambda h, n: h.update(n), lambda h: h.value(),
+        lambda h, n: h.update(n),
+        lambda h: h.value(),
     ),
     "list": Kind(
         lambda s, ttl: s.list_state(ListStateDescriptor("s", int, ttl=ttl)),
-        lambda h, n: h.update([n]), lambda h: next(iter([*h.get()]), None),
+        lambda h, n: h.update([n]),
+        lambda h: next(iter([*h.get()]), None),
     ),
     "map": Kind(
         lambda s, ttl: s.map_state(MapStateDescriptor("s", str, int, ttl=ttl)),
-        lambda h, n: h.put("k", n), lambda h: h.get("k"),
+        lambda h, n: h.put("k", n),
+        lambda h: h.get("k"),
     ),
     "map-entries": Kind(
         lambda s, ttl: s.map_state(MapStateDescriptor("s", str, int, ttl=ttl)),
-        lambda h, n: h.put("k", n), lambda h: dict(h.items()).get("k"),
+        lambda h, n: h.put("k", n),
+        lambda h: dict(h.items()).get("k"),
     ),
     "reducing": Kind(
         lambda s, ttl: s.reducing_state(ReducingStateDescriptor("s", lambda a, b: b, int, ttl=ttl)),
-        lambda h, n: h.add(n), lambda h: h.get(),
+        lambda h, n: h.add(n),
+        lambda h: h.get(),
     ),
     "aggregating": Kind(
         lambda s, ttl: s.aggregating_state(AggregatingStateDescriptor("s", Mean(), list[int], ttl=ttl)),
-        lambda h, n: (h.clear(), h.add(n))[0], lambda h: h.get(),
+        lambda h, n: (h.clear(), h.add(n))[0],
+        lambda h: h.get(),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -78,14 +85,14 @@ class Life:
 
     kind: Kind
     ttl: StateTtlConfig | None = HUNDRED
-    shelf: Shelf = field(default_factory=DictShelf)
+    stores: StoreFixture = field(default_factory=DictStoreFixture)
     known: list[StateSchema] = field(default_factory=list)
     epoch: int = 0
     prefetch: bool = True
     ahead: int = 0
 
     def __post_init__(self) -> None:
-        self.store = Watched(self.shelf.new())
+        self.store = CountingStore(self.stores.new())
 
     def at(self, now: int | None, limit: int = 0) -> Batch:
         """The batch at that time, processing time, which is `ahead`, and watermark; `limit` is for its clean-up."""
@@ -94,12 +101,12 @@ class Life:
 
     def write(self, now: int | None, number: int = 1, key: str = "a") -> None:
         with self.at(now) as handle:
-            switch(handle.owner, key)
+            set_key(handle.owner, key)
             self.kind.write(handle.state, number)
 
     def read(self, now: int | None, key: str = "a") -> int | None:
         with self.at(now) as handle:
-            switch(handle.owner, key)
+            set_key(handle.owner, key)
             return self.kind.read(handle.state)
 
     def clean(self, now: int | None, limit: int = 1000) -> None:
@@ -122,16 +129,16 @@ class Batch:
         life = self.life
         self.owner = KeyedState(life.store, life.known, self.time)
         self.state = life.kind.declare(self.owner, life.ttl)
-        self.owner.begin_stretch([address("a"), address("b")] if life.prefetch else [])
+        self.owner.begin_key_batch([address("a"), address("b")] if life.prefetch else [])
         return self
 
     def __exit__(self, *failed: object) -> None:
-        self.owner.end_stretch()
+        self.owner.end_key_batch()
         if self.limit:
-            self.owner.clean_up(GROUPS, self.limit)
+            self.owner.ttl_cleanup(GROUPS).remove_some(self.limit)
         life = self.life
-        life.known = self.owner.schemas
-        life.store = Watched(life.shelf.reopened(life.store.inside))
+        life.known = self.owner.registry.schemas
+        life.store = CountingStore(life.stores.reopened(life.store.inside))
 
 
 @pytest.fixture(params=KINDS)
@@ -176,7 +183,7 @@ def test_relaxed_visibility_returns_a_stale_value_once(life: Life) -> None:
     life.ttl = RELAXED
     life.write(0)
     with life.at(120) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         assert life.kind.read(batch.state) == 1
         assert life.kind.read(batch.state) is None
     assert life.read(120) is None
@@ -218,8 +225,8 @@ def test_full_snapshot_cleanup_leaves_nothing_expired_even_if_the_clock_is_set_b
     life.write(0, key="a")
     life.write(60, key="b")
     with life.at(120) as batch:
-        batch.owner.end_stretch()
-        batch.owner.remove_expired(GROUPS)
+        batch.owner.end_key_batch()
+        batch.owner.ttl_cleanup(GROUPS).remove_all()
     assert life.read(0, key="a") is None
     assert life.read(0, key="b") == 1
     assert len(life.entries) == 2, "the value and its expiry entry"
@@ -236,11 +243,11 @@ def test_each_element_of_a_list_has_its_own_time() -> None:
     life = _list()
     for now in (0, 40, 80):
         with life.at(now) as batch:
-            switch(batch.owner, "a")
+            set_key(batch.owner, "a")
             batch.state.add(now)
     for now, left in ((99, [0, 40, 80]), (100, [40, 80]), (140, [80]), (180, [])):
         with life.at(now) as batch:
-            switch(batch.owner, "a")
+            set_key(batch.owner, "a")
             assert list(batch.state.get()) == left
     assert life.entries == []
 
@@ -249,15 +256,15 @@ def test_each_entry_of_a_map_has_its_own_time() -> None:
     life = Life(KINDS["map"])
     for now in (0, 40, 80):
         with life.at(now) as batch:
-            switch(batch.owner, "a")
+            set_key(batch.owner, "a")
             batch.state.put(f"{now:02}", now)
     with life.at(140) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         assert list(batch.state.items()) == [("80", 80)]
         assert batch.state.contains("80") and not batch.state.contains("40")
         assert not batch.state.is_empty()
     with life.at(180) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         assert batch.state.is_empty()
     assert life.entries == []
 
@@ -265,9 +272,9 @@ def test_each_entry_of_a_map_has_its_own_time() -> None:
 def test_adding_to_a_list_with_a_time_to_live_reads_nothing() -> None:
     life = _list()
     with life.at(5) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         batch.state.add_all([1, 2, 3])
-        batch.owner.end_stretch()
+        batch.owner.end_key_batch()
         assert life.store.reads == 0
 
 
@@ -275,24 +282,27 @@ def test_adding_to_a_list_with_a_time_to_live_reads_nothing() -> None:
 def test_what_is_written_while_a_map_is_read_is_not_undone_by_reading(ttl: StateTtlConfig) -> None:
     life = Life(KINDS["map"], ttl)
     with life.at(0) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         batch.state.put_all({"x": 1, "y": 1, "z": 1})
     with life.at(100 if ttl is not ON_READ else 50) as batch:
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         entries = batch.state.items()
         batch.state.put("x", 2)
         batch.state.remove("y")
-        batch.owner.switch(*address("b"))  # what was put is handed over
+        batch.owner.set_key(*address("b"))  # what was put is handed over
         list(entries)
-        switch(batch.owner, "a")
+        set_key(batch.owner, "a")
         assert dict(batch.state.items()) == ({"x": 2, "z": 1} if ttl is ON_READ else {"x": 2})
 
 
 def test_a_reduced_value_that_has_expired_counts_no_more() -> None:
-    life = Life(Kind(
-        lambda s, ttl: s.reducing_state(ReducingStateDescriptor("s", lambda a, b: a + b, int, ttl=ttl)),
-        lambda h, n: h.add(n), lambda h: h.get(),
-    ))  # fmt: skip
+    life = Life(
+        Kind(
+            lambda s, ttl: s.reducing_state(ReducingStateDescriptor("s", lambda a, b: a + b, int, ttl=ttl)),
+            lambda h, n: h.add(n),
+            lambda h: h.get(),
+        )
+    )
     life.write(0, 1)
     life.write(50, 10)
     assert life.read(149) == 11
@@ -301,10 +311,13 @@ def test_a_reduced_value_that_has_expired_counts_no_more() -> None:
 
 
 def test_an_expired_value_gives_way_to_the_default() -> None:
-    life = Life(Kind(
-        lambda s, ttl: s.value_state(ValueStateDescriptor("s", int, ttl=ttl, default=7)),
-        lambda h, n: h.update(n), lambda h: h.value(),
-    ))  # fmt: skip
+    life = Life(
+        Kind(
+            lambda s, ttl: s.value_state(ValueStateDescriptor("s", int, ttl=ttl, default=7)),
+            lambda h, n: h.update(n),
+            lambda h: h.value(),
+        )
+    )
     life.write(0, 1)
     assert (life.read(99), life.read(100)) == (1, 7)
 
@@ -378,7 +391,7 @@ def _many(life: Life, keys: int) -> None:
     """A key in each key group, in turn."""
     with life.at(0) as batch:
         for n in range(keys):
-            batch.owner.switch((n % len(GROUPS)).to_bytes(2), address(n)[1])
+            batch.owner.set_key((n % len(GROUPS)).to_bytes(2), address(n)[1])
             life.kind.write(batch.state, n)
 
 
@@ -401,9 +414,9 @@ def test_each_key_group_has_its_turn_while_another_one_has_much_to_clean(limit: 
     life = Life(KINDS["value"])
     with life.at(0) as batch:
         for n in range(2000):
-            batch.owner.switch((0).to_bytes(2), address(n)[1])
+            batch.owner.set_key((0).to_bytes(2), address(n)[1])
             life.kind.write(batch.state, n)
-        batch.owner.switch((9).to_bytes(2), address("few")[1])
+        batch.owner.set_key((9).to_bytes(2), address("few")[1])
         life.kind.write(batch.state, 1)
     for _ in range(len(GROUPS)):
         life.clean(100, limit=limit)
@@ -414,9 +427,9 @@ def test_looking_for_expired_entries_does_not_scan_state() -> None:
     life = Life(KINDS["value"])
     _many(life, 1600)
     with life.at(50) as batch:
-        batch.owner.end_stretch()
+        batch.owner.end_key_batch()
         before = life.store.scanned
-        batch.owner.clean_up(GROUPS, 1000)
+        batch.owner.ttl_cleanup(GROUPS).remove_some(1000)
         assert life.store.scanned - before == len(GROUPS), "the first expiry entry of each key group"
 
 
@@ -437,7 +450,7 @@ def test_a_state_may_clean_up_more_or_not_at_all() -> None:
 def test_a_time_to_live_that_is_added_counts_from_then_on(life: Life) -> None:
     life.ttl = None
     life.write(0)
-    assert moment_of(_value(life), "processing") is None
+    assert timestamp_of(_value(life), "processing") is None
     life.ttl = HUNDRED
     life.clean(1000)
     assert life.known[0].ttl_since == 1000
@@ -452,8 +465,8 @@ def test_what_was_there_before_a_time_to_live_is_removed_for_a_full_snapshot(kin
     life.ttl = HUNDRED
     life.clean(1000)
     with life.at(1100) as batch:
-        batch.owner.end_stretch()
-        batch.owner.remove_expired(GROUPS)
+        batch.owner.end_key_batch()
+        batch.owner.ttl_cleanup(GROUPS).remove_all()
     assert life.entries == []
 
 
@@ -463,8 +476,8 @@ def test_a_full_snapshot_has_no_index_of_a_time_to_live_that_was_removed(kind: K
         life.write(0, key=key)
     life.ttl = None
     with life.at(10) as batch:
-        batch.owner.end_stretch()
-        batch.owner.remove_expired(GROUPS)
+        batch.owner.end_key_batch()
+        batch.owner.ttl_cleanup(GROUPS).remove_all()
     assert len(life.entries) == 3, "the values alone"
 
 
@@ -498,9 +511,9 @@ def test_a_subtask_that_sleeps_while_the_time_to_live_goes_drops_its_index_later
     life.write(0)
     life.ttl = None
     for _ in range(3):  # other subtasks' batches: what they declare goes into the manifest
-        owner = KeyedState(DictShelf().new(), life.known, BatchTime(9))
+        owner = KeyedState(DictStoreFixture().new(), life.known, BatchTime(9))
         life.kind.declare(owner, None)
-        life.known = owner.schemas
+        life.known = owner.registry.schemas
     life.clean(1000)
     assert len(life.entries) == 1
 
@@ -558,11 +571,11 @@ def test_a_read_by_a_clock_that_went_back_shortens_no_life(life: Life) -> None:
 
 
 def test_one_name_has_one_time_to_live() -> None:
-    owner = KeyedState(DictShelf().new())
+    owner = KeyedState(DictStoreFixture().new())
     owner.value_state(ValueStateDescriptor("s", int, ttl=HUNDRED))
-    with pytest.raises(StateError, match="used for two"):
+    with raises(StateError, name="s"):
         owner.value_state(ValueStateDescriptor("s", int, ttl=RELAXED))
-    with pytest.raises(StateError, match="used for two"):
+    with raises(StateError, name="s"):
         owner.value_state(ValueStateDescriptor("s", int))
 
 
@@ -570,7 +583,7 @@ def test_one_name_has_one_time_to_live() -> None:
 
 
 def _value(life: Life) -> bytes:
-    state = life.kind.declare(KeyedState(DictShelf().new()), None).id
+    state = life.kind.declare(KeyedState(DictStoreFixture().new()), None).id
     (data,) = (data for key, data in life.store.inside.scan(b"") if key[2:6] == state)
     return data
 
@@ -580,7 +593,7 @@ def test_the_bytes_are_those_of_the_format() -> None:
     life.write(258, 7)
     group, key = address("a")
     moment = bytes.fromhex("8000000000000102")
-    state = life.kind.declare(KeyedState(DictShelf().new()), None).id
+    state = life.kind.declare(KeyedState(DictStoreFixture().new()), None).id
     assert dict(life.store.inside.scan(b"")) == {
         group + state + key + b"\0": b"\x02" + moment + b"\x07",
         group + expiry_id("s", "processing") + moment + key + b"\0": b"",
@@ -593,17 +606,17 @@ def test_a_value_that_is_no_value_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptFile):
         decode_untyped(data)
     with pytest.raises(CorruptFile):
-        with_moment(data, 0, "event")
+        with_timestamp(data, 0, "event")
 
 
 @pytest.fixture(scope="module")
-def rocks(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
-    return RocksShelf(tmp_path_factory.mktemp("rocksdb"))
+def rocks(tmp_path_factory: pytest.TempPathFactory) -> StoreFixture:
+    return RocksStoreFixture(tmp_path_factory.mktemp("rocksdb"))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_in_rocksdb_it_is_the_same(rocks: Shelf, name: str) -> None:
-    life = Life(KINDS[name], shelf=rocks)
+def test_in_rocksdb_it_is_the_same(rocks: StoreFixture, name: str) -> None:
+    life = Life(KINDS[name], stores=rocks)
     life.write(0, key="a")
     life.write(60, key="b")
     assert life.read(99) == 1
@@ -625,28 +638,33 @@ def test_the_builder_says_what_flink_s_does() -> None:
         .build()
     )
     assert config == StateTtlConfig(
-        timedelta(hours=1), StateTtlConfig.UpdateType.OnReadAndWrite,
-        StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp, StateTtlConfig.TtlTimeCharacteristic.EventTime,
+        timedelta(hours=1),
+        StateTtlConfig.UpdateType.OnReadAndWrite,
+        StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp,
+        StateTtlConfig.TtlTimeCharacteristic.EventTime,
         cleanup_entries=10,
-    )  # fmt: skip
+    )
     shortest = StateTtlConfig.new_builder(Time.milliseconds(1))
     again = shortest.update_ttl_on_create_and_write().never_return_expired().use_processing_time().build()
     assert again == shortest.build() == StateTtlConfig(timedelta(milliseconds=1))
 
 
 def test_a_disabled_time_to_live_is_none(state: KeyedState) -> None:
-    off = (
-        StateTtlConfig.new_builder(Time.hours(1)).set_update_type(StateTtlConfig.UpdateType.Disabled).build()
-    )
+    off = StateTtlConfig.new_builder(Time.hours(1)).set_update_type(StateTtlConfig.UpdateType.Disabled).build()
     state.value_state(ValueStateDescriptor("count", int, ttl=off))
-    (recorded,) = state.schemas
+    (recorded,) = state.registry.schemas
     assert (recorded.ttl_time, recorded.ttl_since, recorded.ttl_index) == ("", None, False)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: StateTtlConfig.new_builder(timedelta()), lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
-    lambda: StateTtlConfig.new_builder(5), lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),  # type: ignore[arg-type]
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StateTtlConfig.new_builder(timedelta()),
+        lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
+        lambda: StateTtlConfig.new_builder(5),
+        lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),  # type: ignore[arg-type]
+    ],
+)
 def test_a_time_to_live_that_is_none_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(JobDefinitionError):
         make()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.state.ttl import expiry_id, expiry_ids
-from stateflow.time_to_live import StateTtlConfig
+from stateflow.state.kinds.ttl.entry_ttl import expiry_id, expiry_ids
+from stateflow.types.ttl_config import StateTtlConfig
 from tests.state.test_ttl import EVENT, GROUPS, HUNDRED, KINDS, Kind, Life
 
 DECADES = 1 << 41
@@ -30,9 +30,7 @@ def _indexed(life: Life, time: str) -> list[bytes]:
 
 
 @CHANGES
-def test_what_is_there_counts_from_the_change(
-    life: Life, before: StateTtlConfig, after: StateTtlConfig
-) -> None:
+def test_what_is_there_counts_from_the_change(life: Life, before: StateTtlConfig, after: StateTtlConfig) -> None:
     life.ttl = before
     life.write(0, 7)
     life.ttl = after
@@ -62,15 +60,13 @@ def test_a_full_snapshot_removes_it_too(kind: Kind, before: StateTtlConfig, afte
     life.ttl = after
     life.clean(10, limit=0)
     with life.at(110) as batch:
-        batch.owner.end_stretch()
-        batch.owner.remove_expired(GROUPS)
+        batch.owner.end_key_batch()
+        batch.owner.ttl_cleanup(GROUPS).remove_all()
     assert life.entries == []
 
 
 @CHANGES
-def test_what_is_written_again_lives_in_the_new_time(
-    life: Life, before: StateTtlConfig, after: StateTtlConfig
-) -> None:
+def test_what_is_written_again_lives_in_the_new_time(life: Life, before: StateTtlConfig, after: StateTtlConfig) -> None:
     life.ttl = before
     life.write(0)
     life.ttl = after

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +12,13 @@ import pytest
 
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import BatchFailed, StorageError
+from stateflow.state.files.host_cache import FileTransfer, HostCache
+from stateflow.state.files.processes import own_label
+from stateflow.state.files.uploads import BackgroundUploads, Outbox
 from stateflow.state.handles import FileHandle, StateFile
-from stateflow.state.transfer import HostCache, Traffic
-from stateflow.state.uploads import BackgroundUploads, Outbox
 from stateflow.storage import MemoryStorage
-from tests.recovery.process import wait_for
+from tests.support.errors import raises
+from tests.support.processes import wait_for
 
 KEY = "data/00000000000000000007/0000000001-t1/op-0-files"
 ID = "0" * 32
@@ -65,17 +66,13 @@ def parcel(outbox: Outbox, name: str, *contents: bytes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def dead() -> int:
-    """The number of a process that is gone."""
-    process = subprocess.Popen(["true"])
-    process.wait()
-    return process.pid
+def dead() -> str:
+    """The label of a process that is gone, and whose id another process has."""
+    return f"{os.getpid()}_1"
 
 
 @pytest.mark.parametrize("contents", [[b"one"], [b"first", b"", b"third"]])
-def test_files_become_one_object_though_they_go_at_once(
-    outbox: Outbox, tmp_path: Path, contents: list[bytes]
-) -> None:
+def test_files_become_one_object_though_they_go_at_once(outbox: Outbox, tmp_path: Path, contents: list[bytes]) -> None:
     storage, paths = MemoryStorage(), files(tmp_path, *contents)
     BackgroundUploads(storage, outbox, SystemClock()).put(KEY, paths)
     for path in paths:
@@ -99,7 +96,7 @@ def test_what_cannot_be_stored_in_time_is_given_up(outbox: Outbox, tmp_path: Pat
     assert storage.size(KEY) is None and 6 <= storage.puts <= 12
 
 
-def test_what_a_dead_process_owed_is_stored(outbox: Outbox, dead: int) -> None:
+def test_what_a_dead_process_owed_is_stored(outbox: Outbox, dead: str) -> None:
     storage = MemoryStorage()
     parcel(outbox, f"7.{dead}.{ID}", b"first", b"second")
     BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
@@ -107,7 +104,7 @@ def test_what_a_dead_process_owed_is_stored(outbox: Outbox, dead: int) -> None:
     assert storage.get(KEY) == b"firstsecond"
 
 
-def test_what_it_had_just_stored_is_not_stored_again(outbox: Outbox, dead: int) -> None:
+def test_what_it_had_just_stored_is_not_stored_again(outbox: Outbox, dead: str) -> None:
     storage = Flaky(10**9)
     storage.put_new(KEY, b"firstsecond")
     parcel(outbox, f"7.{dead}.{ID}", b"first", b"second")
@@ -118,25 +115,17 @@ def test_what_it_had_just_stored_is_not_stored_again(outbox: Outbox, dead: int) 
 
 def test_what_a_process_that_lives_is_storing_is_left_to_it(outbox: Outbox) -> None:
     storage = MemoryStorage()
-    whole, draft = f"7.{os.getpid()}.{ID}", f"new-7.{os.getpid()}.{ID}"
+    whole, draft = f"7.{own_label()}.{ID}", f"new-7.{own_label()}.{ID}"
     parcel(outbox, whole, b"mine")
     parcel(outbox, draft, b"half")
     BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
     assert sorted(os.listdir(outbox.folder)) == [whole, draft] and storage.list("") == []
 
 
-def test_what_older_runs_and_the_dead_left_unfinished_is_removed_and_nothing_else(
-    outbox: Outbox, dead: int
-) -> None:
+def test_what_older_runs_and_the_dead_left_unfinished_is_removed_and_nothing_else(outbox: Outbox, dead: str) -> None:
     storage = MemoryStorage()
     kept = [f"8.{dead}.{ID}", "notes"]
-    for name in (
-        f"6.{os.getpid()}.{ID}",
-        f"6.{dead}.{ID}",
-        f"new-6.{dead}.{ID}",
-        f"new-7.{dead}.{ID}",
-        *kept,
-    ):
+    for name in (f"6.{own_label()}.{ID}", f"6.{dead}.{ID}", f"new-6.{dead}.{ID}", f"new-7.{dead}.{ID}", *kept):
         parcel(outbox, name, b"data")
     BackgroundUploads(storage, outbox, SystemClock()).adopt_orphans()
     assert sorted(os.listdir(outbox.folder)) == sorted(kept) and storage.list("") == []
@@ -163,8 +152,8 @@ class Eventful(ManualClock):
 
 
 def cache(folder: Path, storage: MemoryStorage, outbox: Outbox, clock: Clock) -> HostCache:
-    traffic = Traffic(
-        storage, BackgroundUploads(storage, outbox, clock), "data/00000000000000000007/", outbox.patience
+    traffic = FileTransfer(
+        storage, BackgroundUploads(storage, outbox, clock), "data/00000000000000000007/", outbox.retry_timeout
     )
     return HostCache(folder / "cache", traffic, clock)
 
@@ -176,12 +165,10 @@ def test_a_file_that_another_host_is_storing_is_waited_for(outbox: Outbox, tmp_p
     assert (tmp_path / "x").read_bytes() == b"one"
 
 
-def test_one_that_does_not_come_fails_the_batch_which_a_new_run_replays(
-    outbox: Outbox, tmp_path: Path
-) -> None:
+def test_one_that_does_not_come_fails_the_batch_which_a_new_run_replays(outbox: Outbox, tmp_path: Path) -> None:
     handle = FileHandle(key=KEY, size=3, sha256="0" * 64)
-    with pytest.raises(BatchFailed, match="another host was to store") as caught:
+    with raises(BatchFailed, file=KEY) as caught:
         cache(tmp_path, MemoryStorage(), outbox, ManualClock()).link(
             StateFile(handle=handle, local_name="x"), tmp_path / "x"
         )
-    assert caught.value.retryable and KEY in str(caught.value)
+    assert caught.value.retryable

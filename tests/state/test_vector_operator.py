@@ -17,27 +17,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.functions import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
-from stateflow.api.graph import Keying
+from stateflow.api.functions.process import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
-from stateflow.api.vectorized import VectorizedKeyedFunction, VectorState
-from stateflow.descriptors import (
+from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
+from stateflow.runtime.task.operators.operator_runtime import InitialState
+from stateflow.runtime.task.operators.vector_operator import VectorOperator
+from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.runtime.task_spec import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, ChainSpec, InputSpec, OutputSpec
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.handles import StateSchema
+from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, UserCodeError
-from stateflow.keygroups import key_hash
-from stateflow.runtime.operator import KeyedOperator
-from stateflow.runtime.rows import to_batch
-from stateflow.runtime.specs import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, InputSpec, OutletSpec, UnitSpec
-from stateflow.runtime.vector_operator import VectorOperator
-from stateflow.state.handles import StateSchema
-from stateflow.state.memory import DictBackend
-from stateflow.time_to_live import StateTtlConfig
+from stateflow.types.key_groups import key_hash
+from stateflow.types.ttl_config import StateTtlConfig
 from tests.state.test_operator import NOW, M
 from tests.state.test_state_kinds import Mean
+from tests.support.errors import raises
 
 
 class Row(msgspec.Struct):
@@ -64,9 +66,7 @@ class SumRows(KeyedProcessFunction[Row, Out]):
     def open(self, ctx: RuntimeContext) -> None:
         self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum, ttl=self.ttl))
         self.last = ctx.get_map_state(MapStateDescriptor("last", str, int, ttl=self.ttl))
-        self.mean = ctx.get_aggregating_state(
-            AggregatingStateDescriptor("mean", Mean(), list[int], ttl=self.ttl)
-        )
+        self.mean = ctx.get_aggregating_state(AggregatingStateDescriptor("mean", Mean(), list[int], ttl=self.ttl))
 
     def process_element(self, row: Row, ctx: Context) -> None:
         before = self.sum.value() or Sum()
@@ -93,10 +93,12 @@ class SumColumns(VectorizedKeyedFunction):
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         numbers, keys = batch.column("number").to_numpy(), state.keys.column("key")
-        self.batches.append([
-            (key, numbers[start : start + count].tolist())
-            for key, start, count in zip(keys.to_pylist(), state.starts, state.counts, strict=True)
-        ])  # fmt: skip
+        self.batches.append(
+            [
+                (key, numbers[start : start + count].tolist())
+                for key, start, count in zip(keys.to_pylist(), state.starts, state.counts, strict=True)
+            ]
+        )
         sums = np.add.reduceat(numbers, state.starts)
         self._add_to_mean(state, sums)
         self._put_last(state, numbers)
@@ -108,9 +110,7 @@ class SumColumns(VectorizedKeyedFunction):
 
     def _add_to_mean(self, state: VectorState, sums: np.ndarray[Any, Any]) -> None:
         before = [pair or [0, 0] for pair in state.read(self.mean).to_pylist()]
-        after = [
-            [n + m, s + d] for (n, s), d, m in zip(before, sums.tolist(), state.counts.tolist(), strict=True)
-        ]
+        after = [[n + m, s + d] for (n, s), d, m in zip(before, sums.tolist(), state.counts.tolist(), strict=True)]
         state.write(self.mean, pa.array(after, pa.list_(pa.int64())))
 
     def _put_last(self, state: VectorState, numbers: np.ndarray[Any, Any]) -> None:
@@ -124,14 +124,20 @@ def _parity(number: int) -> str:
     return "odd" if number % 2 else "even"
 
 
-def _unit(function: KeyedFunction[Any], row_class: type[Any] = Row, output: type[Any] = Out) -> UnitSpec:
+def chain_of(function: KeyedFunction[Any], row_class: type[Any] = Row, output: type[Any] = Out) -> ChainSpec:
     schema, emits = RowSchema.of(row_class), RowSchema.of(output)
     keying = Keying(("key",), (), (schema.column("key").spark_type,))
-    return UnitSpec(uid="op", inputs=(InputSpec("i0_", schema, keying),), function=function,
-                    outlets=(OutletSpec("", (), emits, (), None),), bases=(b"",), emits=emits)  # fmt: skip
+    return ChainSpec(
+        uid="op",
+        inputs=(InputSpec("i0_", schema, keying),),
+        function=function,
+        outputs=(OutputSpec("", (), emits, (), None),),
+        bases=(b"",),
+        emits=emits,
+    )
 
 
-def _info(batch: int = 1) -> TaskInfo:
+def task_info(batch: int = 1) -> TaskInfo:
     return TaskInfo("op", 0, 1, M, NOW + timedelta(seconds=batch), batch)
 
 
@@ -142,40 +148,43 @@ def _order(row: Any, types: Sequence[str], phase: int) -> int:
     return phase << PHASE_SHIFT | digest % M << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
 
 
-def _pieces(
-    unit: UnitSpec, rows: Sequence[Any], cuts: Sequence[int] = (), phase: int = SOURCE_PHASE
-) -> list[Any]:
+def pieces_of(chain: ChainSpec, rows: Sequence[Any], cuts: Sequence[int] = (), phase: int = SOURCE_PHASE) -> list[Any]:
     """(order, columns) of the sorted rows, cut as Spark may cut them."""
-    assert unit.keying is not None
-    at = sorted((_order(r, unit.keying.types, phase), n) for n, r in enumerate(rows))
+    assert chain.keying is not None
+    at = sorted((_order(r, chain.keying.types, phase), n) for n, r in enumerate(rows))
     order = np.array([o for o, _ in at], np.int64)
-    columns = to_batch([rows[n] for _, n in at], unit.inputs[0].schema).columns
+    columns = to_batch([rows[n] for _, n in at], chain.inputs[0].schema).columns
     edges = sorted({0, *(c for c in cuts if c < len(at)), len(at)})
     return [(order[a:b], [c.slice(a, b - a) for c in columns]) for a, b in pairwise(edges)]
 
 
-def _by_row(store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema],
-            ttl: StateTtlConfig | None) -> list[Out]:  # fmt: skip
-    unit = replace(_unit(SumRows(ttl)), known_states=tuple(known))
-    operator = KeyedOperator(unit, _info(batch), store)
-    emitted = [out for piece in _pieces(unit, rows) for out in operator.process(*piece)]
+def _by_row(
+    store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema], ttl: StateTtlConfig | None
+) -> list[Out]:
+    chain = replace(chain_of(SumRows(ttl)), known_states=tuple(known))
+    operator = KeyedOperator(chain, task_info(batch), InitialState(store))
+    emitted = [out for piece in pieces_of(chain, rows) for out in operator.process(*piece)]
     known[:] = operator.schemas
     return emitted + operator.finish()
 
 
-def _by_column(store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema],
-               function: SumColumns, cuts: Sequence[int] = ()) -> list[Out]:  # fmt: skip
-    unit = replace(_unit(function), known_states=tuple(known))
-    operator = VectorOperator(unit, _info(batch), store)
-    emitted = [made for piece in _pieces(unit, rows, cuts) for made in operator.process(*piece)]
+def _by_column(
+    store: DictBackend,
+    rows: Sequence[Any],
+    batch: int,
+    known: list[StateSchema],
+    function: SumColumns,
+    cuts: Sequence[int] = (),
+) -> list[Out]:
+    chain = replace(chain_of(function), known_states=tuple(known))
+    operator = VectorOperator(chain, task_info(batch), store)
+    emitted = [made for piece in pieces_of(chain, rows, cuts) for made in operator.process(*piece)]
     emitted += operator.finish()
     known[:] = operator.schemas
     return [Out(**row) for _, made in emitted for row in made.to_pylist()]
 
 
-ROWS = st.lists(
-    st.builds(Row, st.sampled_from("abcde"), st.integers(-(1 << 40), 1 << 40)), min_size=1, max_size=20
-)
+ROWS = st.lists(st.builds(Row, st.sampled_from("abcde"), st.integers(-(1 << 40), 1 << 40)), min_size=1, max_size=20)
 CUTS = st.lists(st.integers(1, 19), max_size=6)
 
 
@@ -227,10 +236,10 @@ def test_a_key_comes_once_with_all_its_rows_in_their_order_wherever_spark_cuts(
 
 
 def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
-    unit = _unit(function := SumColumns())
-    operator = VectorOperator(unit, _info(), DictBackend())
+    chain = chain_of(function := SumColumns())
+    operator = VectorOperator(chain, task_info(), DictBackend())
     rows = [Row(key, 1) for key in "abcdefgh"]
-    emitted = [made for piece in _pieces(unit, rows, [4]) for made in operator.process(*piece)]
+    emitted = [made for piece in pieces_of(chain, rows, [4]) for made in operator.process(*piece)]
     assert [len(made) for _, made in emitted] == [3, 4]
     assert len(function.batches) == 2
     ((_, last),) = operator.finish()
@@ -238,13 +247,14 @@ def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
 
 
 def test_what_is_held_back_of_a_phase_is_emitted_in_that_phase() -> None:
-    unit = _unit(SumColumns())
-    operator = VectorOperator(unit, _info(), DictBackend())
-    (first,), (second,) = _pieces(unit, [Row("a", 1)], phase=0), _pieces(unit, [Row("a", 2)])
+    chain = chain_of(SumColumns())
+    operator = VectorOperator(chain, task_info(), DictBackend())
+    (first,), (second,) = pieces_of(chain, [Row("a", 1)], phase=0), pieces_of(chain, [Row("a", 2)])
     emitted = [*operator.process(*first), *operator.process(*second), *operator.finish()]
     assert [(phase, made.to_pylist()) for phase, made in emitted] == [
-        (0, [{"key": "a", "total": 1}]), (SOURCE_PHASE, [{"key": "a", "total": 3}]),
-    ]  # fmt: skip
+        (0, [{"key": "a", "total": 1}]),
+        (SOURCE_PHASE, [{"key": "a", "total": 3}]),
+    ]
 
 
 class Floats(msgspec.Struct):
@@ -259,9 +269,9 @@ def test_not_a_number_is_one_key_and_so_are_both_zeros() -> None:
 
     counts: list[list[int]] = []
     for keys in ([math.nan, -math.nan, math.nan], [0.0, -0.0]):
-        unit = _unit(Counts(), Floats)
-        operator = VectorOperator(unit, _info(), DictBackend())
-        for piece in _pieces(unit, [Floats(key) for key in keys], [1]):
+        chain = chain_of(Counts(), Floats)
+        operator = VectorOperator(chain, task_info(), DictBackend())
+        for piece in pieces_of(chain, [Floats(key) for key in keys], [1]):
             assert list(operator.process(*piece)) == []
         assert list(operator.finish()) == []
     assert counts == [[3], [2]]
@@ -286,12 +296,10 @@ class Does(VectorizedKeyedFunction):
         return self.call(self, state)
 
 
-def _do(
-    call: Callable[[Any, VectorState], Any], store: DictBackend | None = None, output: type[Any] = Out
-) -> Any:
-    unit = _unit(Does(call), output=output)
-    operator = VectorOperator(unit, _info(), store or DictBackend())
-    (piece,) = _pieces(unit, [Row("a", 1), Row("b", 2), Row("c", 3)])
+def _do(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None, output: type[Any] = Out) -> Any:
+    chain = chain_of(Does(call), output=output)
+    operator = VectorOperator(chain, task_info(), store or DictBackend())
+    (piece,) = pieces_of(chain, [Row("a", 1), Row("b", 2), Row("c", 3)])
     return [*operator.process(*piece), *operator.finish()]
 
 
@@ -321,8 +329,10 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
         state.write_entries(does.map, of, np.array([5, 9, -3, 5]), np.array([1.0, 2.0, 3.0, 4.0]))
         listed = state.all_entries(does.map)
         assert [part.tolist() if isinstance(part, np.ndarray) else part.to_pylist() for part in listed] == [
-            [0, 1, 1], [9, -3, 5], [2.0, 3.0, 4.0],
-        ]  # fmt: skip
+            [0, 1, 1],
+            [9, -3, 5],
+            [2.0, 3.0, 4.0],
+        ]
         state.write_entries(does.map, np.array([1]), np.array([-3]), pa.array([None], pa.float64()))
         found = state.read_entries(does.map, np.array([1, 1, 0]), np.array([-3, 5, 5]))
         assert found.to_pylist() == [None, 4.0, None]
@@ -333,24 +343,48 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
     assert seen
 
 
-@pytest.mark.parametrize(("call", "kind", "text"), [
-    (lambda d, s: s.read(d.list), StateError, "of this kind"),
-    (lambda d, s: s.read(d.map), StateError, "of this kind"),
-    (lambda d, s: s.all_entries(d.number), StateError, "of this kind"),
-    (lambda d, s: s.read(d.odd), JobDefinitionError, "has no columns"),
-    (lambda d, s: s.write(d.number, pa.array([1, 2, 3])), SchemaMismatch, "another length"),
-    (lambda d, s: s.write(d.number, pa.array(["x"] * len(s))), SchemaMismatch, "not of the state's type"),
-    (lambda d, s: s.write_entries(d.map, [0], pa.array(["x"]), pa.array([1.0])), SchemaMismatch, "keys of a map"),
-    (lambda d, s: s.write_entries(d.map, [0], pa.array([1]), pa.array([1.0, 2.0])), SchemaMismatch, "length"),
-    (lambda d, s: [1], SchemaMismatch, "process_batch must return rows"),
-    (lambda d, s: pa.table({"key": ["a"]}), SchemaMismatch, "other columns"),
-    (lambda d, s: pa.table({"key": ["a"], "total": [1.5]}), SchemaMismatch, "another type"),
-    (lambda d, s: pa.table({"key": [None], "total": [1]}), SchemaMismatch, "a null in a column"),
-    (lambda d, s: 1 // 0, UserCodeError, "process_batch .* ZeroDivisionError"),
-])  # fmt: skip
-def test_a_mistake_of_the_function_says_what_it_is(call: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=text):
+@pytest.mark.parametrize(
+    ("call", "kind", "facts"),
+    [
+        (lambda d, s: s.read(d.list), StateError, {"given": "ListState"}),
+        (lambda d, s: s.read(d.map), StateError, {"given": "MapState"}),
+        (lambda d, s: s.all_entries(d.number), StateError, {"given": "ValueState"}),
+        (lambda d, s: s.read(d.odd), JobDefinitionError, {"type": "dict[str, int]"}),
+        (lambda d, s: s.write(d.number, pa.array([1, 2, 3])), SchemaMismatch, {"found": 3, "wanted": 2}),
+        (
+            lambda d, s: s.write(d.number, pa.array(["x"] * len(s))),
+            SchemaMismatch,
+            {"declared": "int", "given": "string"},
+        ),
+        (
+            lambda d, s: s.write_entries(d.map, [0], pa.array(["x"]), pa.array([1.0])),
+            SchemaMismatch,
+            {"state": "map", "wanted": "int64", "given": "string", "nulls": 0},
+        ),
+        (
+            lambda d, s: s.write_entries(d.map, [0], pa.array([1]), pa.array([1.0, 2.0])),
+            SchemaMismatch,
+            {"found": 2, "wanted": 1},
+        ),
+        (lambda d, s: [1], SchemaMismatch, {"given": "list"}),
+        (lambda d, s: pa.table({"key": ["a"]}), SchemaMismatch, {"declared": ["key", "total"], "given": ["key"]}),
+        (lambda d, s: pa.table({"key": ["a"], "total": [1.5]}), SchemaMismatch, {"column": "total", "given": "double"}),
+        (lambda d, s: pa.table({"key": [None], "total": [1]}), SchemaMismatch, {"column": "key"}),
+    ],
+)
+def test_a_mistake_of_the_function_says_what_it_is(
+    call: Any, kind: type[StateflowError], facts: dict[str, Any]
+) -> None:
+    with raises(kind, operator="op", **facts):
         _do(call)
+
+
+def test_an_error_of_the_function_names_method_cause_and_line() -> None:
+    with raises(UserCodeError, operator="op") as caught:
+        _do(lambda d, s: 1 // 0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert all(name in caught.value.sentence for name in ("process_batch", "ZeroDivisionError"))
+    assert caught.value.facts["where"].startswith(f"{__file__}:")
 
 
 def test_rows_may_come_as_a_table_in_another_order_of_columns_and_in_narrower_numbers() -> None:
@@ -361,9 +395,9 @@ def test_rows_may_come_as_a_table_in_another_order_of_columns_and_in_narrower_nu
 
 
 def test_a_null_key_is_told_with_its_row() -> None:
-    unit = _unit(SumColumns())
-    operator = VectorOperator(unit, _info(), DictBackend())
-    (piece,) = _pieces(unit, [Row("a", 1), Row(None, 42)])
-    with pytest.raises(StateError, match="a key is null") as caught:
+    chain = chain_of(SumColumns())
+    operator = VectorOperator(chain, task_info(), DictBackend())
+    (piece,) = pieces_of(chain, [Row("a", 1), Row(None, 42)])
+    with raises(StateError, operator="op", column="key") as caught:
         list(operator.process(*piece))
     assert "42" in caught.value.facts["row"]

@@ -6,22 +6,16 @@ import random
 
 import pytest
 
-from stateflow.checkpoint.documents import (
-    Manifest,
-    OperatorState,
-    SourceFile,
-    SourcePosition,
-    SparkPosition,
-)
-from stateflow.checkpoint.entries import Commit
-from stateflow.checkpoint.files import check_stored, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended
-from stateflow.checkpoint.retained import Retention
-from stateflow.checkpoint.savepoint import Order, make_savepoint
+from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.transitions import Commit
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import ManualClock
-from stateflow.runtime.state_import import Place, import_state
+from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.state.handles import FileHandle, OperatorPart, StateFile, SubtaskState
 from stateflow.storage import MemoryStorage, Storage
 from stateflow.storage.paths import data_folder
@@ -36,13 +30,13 @@ class SavepointCopies:
         root = _committed(storage, contents)
         head = root.head()
         assert head.checkpoint is not None
-        made = make_savepoint(root, Order(name="mine", checkpoint=head.checkpoint, sinks={}))
+        made = make_savepoint(root, SavepointSpec(name="mine", checkpoint=head.checkpoint, sinks={}))
         made.verify()
         assert _read(made.storage, made.document.manifest, made.folder) == contents.expected
         fork = JobRoot.create_or_open(MemoryStorage(), ManualClock(seed), NewJob("other", 128, {}), "test")
-        handle = import_state(fork, made.document.manifest, Place(made.storage, made.folder), 0)
-        imported = fork.read_manifest(handle)
-        check_stored(fork.storage, files_of(imported))
+        handle = import_state(fork, made.document.manifest, StateLocation(made.storage, made.folder), 0)
+        imported = fork.checkpoints.read_manifest(handle)
+        check_hashes(fork.storage, files_of(imported))
         assert _read(fork.storage, imported) == contents.expected
 
 
@@ -75,17 +69,34 @@ def _committed(storage: Storage, contents: _Contents) -> JobRoot:
 def _manifest(root: JobRoot, contents: _Contents) -> Manifest:
     operators = [
         OperatorState(
-            uid=f"operator-{n}", parallelism=4, key_types=[], states=[],
-            subtasks=[SubtaskState(subtask=s, first_group=32 * s, last_group=32 * s + 31, snapshot=f"{n}-{s}", files=[
-                StateFile(handle=contents.write(), local_name=f"{f}.sst") for f in range(contents.dice.randrange(3))
-            ]) for s in range(4)],
+            uid=f"operator-{n}",
+            parallelism=4,
+            key_types=[],
+            states=[],
+            subtasks=[
+                SubtaskState(
+                    subtask=s,
+                    first_group=32 * s,
+                    last_group=32 * s + 31,
+                    snapshot=f"{n}-{s}",
+                    files=[
+                        StateFile(handle=contents.write(), local_name=f"{f}.sst")
+                        for f in range(contents.dice.randrange(3))
+                    ],
+                )
+                for s in range(4)
+            ],
             parts=[OperatorPart(subtask=s, handle=contents.write()) for s in range(4)],
-        ) for n in range(2)
-    ]  # fmt: skip
+        )
+        for n in range(2)
+    ]
     spark = SparkPosition(
-        batch_id=3, offsets=b"", previous_offsets=None, commit=b"",
+        batch_id=3,
+        offsets=b"",
+        previous_offsets=None,
+        commit=b"",
         source_files=[SourceFile(path=f"{n}/2", handle=contents.write()) for n in range(3)],
-    )  # fmt: skip
+    )
     sources = [SourcePosition(uid="rows", description="rows", offset="3")]
     return Manifest(
         job_uuid=root.job.job_uuid, generation=1, ordinal=1, operators=operators, sources=sources, spark=spark

@@ -44,8 +44,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        account = {"gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True,
-                   "client_email": "", "private_key": "", "private_key_id": ""}  # fmt: skip
+        account = {
+            "gcs_base_url": f"http://127.0.0.1:{server.server_port}",
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
         monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
         yield handler.objects  # type: ignore[attr-defined]

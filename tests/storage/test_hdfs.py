@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import random
@@ -9,33 +10,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import Any
 
 import pytest
+import requests
 from hdfs import InsecureClient
 from urllib3 import Retry
 
 from stateflow.errors import ConfigError, MissingFile, StorageError
-from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
+from stateflow.storage import Credentials, PutResult, Storage, open_storage
 from stateflow.storage.hdfs import HdfsStorage
-from stateflow.testing.storage import StorageConformance, at_once
-from tests.recovery.process import wait_for
-from tests.servers.faults import (
-    ANSWERS,
-    LATE_REQUEST,
-    LOST_ANSWER,
-    LOST_REQUEST,
-    NOT_READY,
-    Faults,
-    fault_proxy,
-)
+from stateflow.testing.conformance.storage import StorageConformance, at_once
+from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
 from tests.storage.savepoint_copies import SavepointCopies
+from tests.support.errors import raises
+from tests.support.processes import wait_for
 
 _numbers = itertools.count()
 _DAY_MS = 24 * 60 * 60 * 1000
+_ONCE = Retry(total=0)
+_QUICK = Retry(total=2, backoff_factor=0.01, allowed_methods=None)
 
 
 @pytest.fixture(scope="module")
@@ -88,36 +85,42 @@ def test_what_a_killed_writer_left_aside_is_not_listed_and_goes_in_time(
         client.write(f"{folder}/.aside/{name}", b"half")
     client.set_times(f"{folder}/.aside/old", modification_time=int(time.time() * 1000) - _DAY_MS - 1000)
     assert [blob.key for blob in storage.list("")] == ["a"]
-    storage.tidy()
+    storage.remove_abandoned_files()
     assert client.list(f"{folder}/.aside") == ["young"]
 
 
 def test_a_file_that_takes_hours_to_upload_is_not_tidied_away(
-    storage: HdfsStorage, client: InsecureClient, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, client: InsecureClient, folder: str
 ) -> None:
     """HDFS does not change the time of a file while it is written."""
-    (tmp_path / "file").write_bytes(b"x" * 100)
-    write = HdfsStorage._write
+    aside = f"{folder}/.aside"
+    tidied = []
 
-    def slowly(self: HdfsStorage, path: str, data: Any) -> None:
-        def parts() -> Iterator[bytes]:
-            yield data.read(50)
-            wait_for(lambda: client.status(path, strict=False) is not None, lambda: "the file")
-            client.set_times(path, modification_time=int(time.time() * 1000) - _DAY_MS // 4)
-            self.tidy()
-            yield data.read()
+    def written() -> list[str]:
+        return client.list(aside) if client.status(aside, strict=False) else []
 
-        self._client.write(path, parts(), overwrite=True, permission="600")
+    class Slow(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() == 50:
+                wait_for(lambda: bool(written()), lambda: "the file")
+                (name,) = written()
+                client.set_times(f"{aside}/{name}", modification_time=int(time.time() * 1000) - _DAY_MS // 4)
+                storage.remove_abandoned_files()
+                tidied.append(name)
+            return super().read(50)
 
-    monkeypatch.setattr(HdfsStorage, "_write", slowly)
-    storage.put_file("data/slow", tmp_path / "file")
-    monkeypatch.setattr(HdfsStorage, "_write", write)
+    class SlowFile(PosixPath):
+        def open(self, *_: Any, **__: Any) -> Any:
+            return Slow(b"x" * 100)
+
+    storage.put_file("data/slow", SlowFile("slow"))
+    assert len(tidied) == 1
     assert storage.get("data/slow") == b"x" * 100
-    assert client.list(f"{folder}/.aside") == []
+    assert client.list(aside) == []
 
 
 def test_there_is_nothing_to_tidy_where_nothing_was_written(storage: Storage) -> None:
-    storage.tidy()
+    storage.remove_abandoned_files()
     assert storage.list("") == []
 
 
@@ -126,27 +129,26 @@ def test_a_file_takes_the_name_that_it_has_already(storage: Storage, tmp_path: P
         (tmp_path / name).write_bytes(name.encode())
     storage.put_file("a", tmp_path / "first")
     storage.put_file("a", tmp_path / "first")
-    with pytest.raises(StorageError, match="twice"):
+    with raises(StorageError, key="a", storage=storage.uri, stored_bytes=5, new_bytes=5):
         storage.put_file("a", tmp_path / "other")
 
 
-def test_another_name_node_answers_when_the_first_does_not(
-    address: str, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hdfs, "_RETRIES", Retry(total=0))
-    here = address.removeprefix("webhdfs://")
-    storage = open_storage(f"webhdfs://127.0.0.1:{free_port()},{here}{folder}")
+def test_another_name_node_answers_when_the_first_does_not(address: str, folder: str) -> None:
+    hosts = f"127.0.0.1:{free_port()},{address.removeprefix('webhdfs://')}"
+    storage = HdfsStorage("webhdfs", hosts, folder, _ONCE)
+    assert open_storage(f"webhdfs://{hosts}{folder}").uri == storage.uri
     assert storage.put_new("a", b"x") is PutResult.CREATED
     assert open_storage(address + folder).get("a") == b"x"
 
 
 def test_a_name_node_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hdfs, "_RETRIES", Retry(total=0))
     monkeypatch.setenv("WEBHDFS_TOKEN", CANARY)
-    storage = open_storage(f"webhdfs://127.0.0.1:{free_port()}/jobs/a")
+    port = free_port()
+    storage = HdfsStorage("webhdfs", f"127.0.0.1:{port}", "/jobs/a", _ONCE)
     for use in (lambda: storage.get("a"), lambda: storage.put_new("a", b"x"), lambda: storage.list("")):
-        with pytest.raises(StorageError, match="does not answer") as failed:
+        with raises(StorageError, storage=storage.uri) as failed:
             use()
+        assert str(port) in str(failed.value.facts["reason"])
         assert CANARY not in str(failed.value) + repr(failed.value.facts)
 
 
@@ -155,9 +157,9 @@ def test_who_may_not_write_is_told_how_to_become_another(
 ) -> None:
     client.makedirs(folder, permission="700")
     monkeypatch.setenv("HADOOP_USER_NAME", "stranger")
-    with pytest.raises(ConfigError, match="does not let us") as refused:
+    with raises(ConfigError, storage=address + folder, exception="AccessControlException") as refused:
         open_storage(address + folder).put_new("a", b"x")
-    assert "HADOOP_USER_NAME" in (refused.value.hint or "")
+    assert "HADOOP_USER_NAME" in refused.value.hint
 
 
 def test_user_and_token_go_to_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,28 +170,47 @@ def test_user_and_token_go_to_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "WEBHDFS_TOKEN" in repr(found) and CANARY not in repr(found)
 
 
-@pytest.mark.parametrize("uri", [
-    "webhdfs://host/jobs", "webhdfs://host:1", "webhdfs://host:1/", "webhdfs://u:canary@host:1/jobs",
-    "webhdfs://host:1/../a", "webhdfs://host:1/a?user.name=canary", "webhdfs:///jobs", "webhdfs://a:1,/jobs",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "webhdfs://host/jobs",
+        "webhdfs://host:1",
+        "webhdfs://host:1/",
+        "webhdfs://u:canary@host:1/jobs",
+        "webhdfs://host:1/../a",
+        "webhdfs://host:1/a?user.name=canary",
+        "webhdfs:///jobs",
+        "webhdfs://a:1,/jobs",
+    ],
+)
 def test_an_address_that_is_not_name_node_port_and_path_is_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(ConfigError, match="NameNode, port and path") as refused:
+    with raises(ConfigError, scheme="webhdfs") as refused:
         open_storage(uri)
     assert "canary" not in str(refused.value)
 
 
 def test_an_address_of_hadoop_itself_leads_to_the_right_one() -> None:
-    with pytest.raises(ConfigError) as refused:
+    with raises(ConfigError, uri="hdfs://namenode:8020/jobs") as refused:
         open_storage("hdfs://namenode:8020/jobs")
-    assert "webhdfs://namenode:9870" in (refused.value.hint or "")
+    assert "webhdfs://namenode:9870" in refused.value.hint
 
 
-def test_a_child_does_not_speak_on_its_parents_connections(storage: HdfsStorage) -> None:
+def test_a_child_does_not_speak_on_its_parents_connections(
+    address: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noted(requests.Session):
+        def request(self, *arguments: Any, **options: Any) -> requests.Response:
+            used.add(self)
+            return super().request(*arguments, **options)
+
+    used: set[Noted] = set()
+    monkeypatch.setattr(requests, "Session", Noted)
+    storage = HdfsStorage("webhdfs", address.removeprefix("webhdfs://"), folder)
     storage.put_new("a", b"x")
-    before = storage._client
-    assert storage._client is before
-    storage._connected = hdfs._Connection(before, os.getpid() + 1)
-    assert storage._client is not before and storage.get("a") == b"x"
+    assert storage.get("a") == b"x" and len(used) == 1
+    child = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: child)
+    assert storage.get("a") == b"x" and len(used) == 2
 
 
 # --- A network that loses requests and answers ----------------------------------------------------------------------
@@ -201,14 +222,11 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def shaken(
-    address: str, folder: str, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[], Storage]]:
+def shaken(address: str, folder: str, faults: Faults) -> Iterator[Callable[..., Storage]]:
     """Storages behind a network that loses what it likes."""
-    monkeypatch.setattr(hdfs, "_RETRIES", Retry(total=2, backoff_factor=0.01, allowed_methods=None))
     with fault_proxy(address.replace("webhdfs", "http"), faults) as proxy:
         host = proxy.removeprefix("http://")
-        yield lambda: HdfsStorage("webhdfs", host, folder)
+        yield lambda retries=_QUICK: HdfsStorage("webhdfs", host, folder, retries)
 
 
 def test_an_answer_that_is_not_the_name_nodes_is_no_empty_folder(
@@ -219,8 +237,14 @@ def test_an_answer_that_is_not_the_name_nodes_is_no_empty_folder(
     behind = shaken()
     assert behind.size("log/1") == 1
     faults.kinds, faults.share = ANSWERS, 1.0
-    for use in (lambda: behind.list(""), lambda: behind.list("log/"), lambda: behind.size("log/1"),
-                lambda: behind.get("log/1"), lambda: behind.delete(["log/1"]), behind.tidy):  # fmt: skip
+    for use in (
+        lambda: behind.list(""),
+        lambda: behind.list("log/"),
+        lambda: behind.size("log/1"),
+        lambda: behind.get("log/1"),
+        lambda: behind.delete(["log/1"]),
+        behind.remove_abandoned_files,
+    ):
         with pytest.raises(StorageError) as failed:
             use()
         assert not isinstance(failed.value, MissingFile)
@@ -228,29 +252,26 @@ def test_an_answer_that_is_not_the_name_nodes_is_no_empty_folder(
 
 
 def test_a_rename_whose_answer_is_somebody_elses_is_unknown(
-    shaken: Callable[[], Storage], storage: Storage, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    shaken: Callable[[], Storage],
+    storage: Storage,
+    faults: Faults,
+    client: InsecureClient,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    behind = shaken()
-    real = HdfsStorage._write_aside
-
-    def then_fail(self: HdfsStorage, data: bytes) -> str:
-        aside = real(self, data)
-        faults.kinds, faults.share = ["500"], 1.0
-        return aside
-
-    monkeypatch.setattr(HdfsStorage, "_write_aside", then_fail)
-    assert behind.put_new("a", b"x") is PutResult.UNKNOWN
-    faults.share = 0.0
+    before_the_rename = iter(["", ""])
+    monkeypatch.setattr(faults, "draw", lambda: next(before_the_rename, "500"))
+    assert shaken().put_new("a", b"x") is PutResult.UNKNOWN
     assert storage.size("a") is None
+    assert len(client.list(f"{folder}/.aside")) == 1, "the file was written before the requests failed"
 
 
 def test_a_name_node_that_is_not_ready_is_asked_again(
-    shaken: Callable[[], Storage], faults: Faults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shaken: Callable[[Retry], Storage], faults: Faults, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(hdfs, "_RETRIES", Retry(total=50, backoff_factor=0.001, backoff_max=0.01))
     faults.kinds, faults.share = NOT_READY, 0.4
     (tmp_path / "file").write_bytes(b"y" * 100)
-    behind = shaken()
+    behind = shaken(Retry(total=50, backoff_factor=0.001, backoff_max=0.01))
     for number in range(5):
         assert behind.put_new(f"log/{number}", b"x") is PutResult.CREATED
         behind.put_file(f"data/{number}", tmp_path / "file")
@@ -265,9 +286,8 @@ def test_a_name_node_that_does_not_get_ready_is_told(
 ) -> None:
     behind = shaken()
     faults.kinds, faults.share = ["SafeModeException"], 1.0
-    with pytest.raises(StorageError, match="the storage failed") as failed:
+    with raises(StorageError, key="a", exception="SafeModeException"):
         behind.put_new("a", b"x")
-    assert "safe mode" in (failed.value.hint or "")
     assert storage.size("a") is None
 
 

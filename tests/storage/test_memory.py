@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stateflow.storage import MemoryStorage, Storage, open_storage
-from stateflow.testing.storage import StorageConformance
+from stateflow.testing.conformance.storage import StorageConformance
 from tests.storage.savepoint_copies import SavepointCopies
 
 

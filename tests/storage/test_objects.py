@@ -13,17 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.probe import probe_job_root
+from stateflow.checkpoint.log.storage_probe import probe_job_root
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StorageError
-from stateflow.storage import Credentials, PutResult, Storage, objects, open_storage
-from stateflow.storage.objects import ObjectStorage
-from stateflow.testing.storage import StorageConformance
+from stateflow.storage import Credentials, PutResult, Storage, open_storage
+from stateflow.storage.object_store import ObjectStorage
+from stateflow.testing.conformance.storage import StorageConformance
 from tests.servers.azure import azure_server
 from tests.servers.running import careless_s3_server, free_port, hasty_s3_server, s3_server
 from tests.storage.savepoint_copies import SavepointCopies
+from tests.support.errors import raises
 
 _numbers = itertools.count()
+_ONCE = {"max_retries": 0}
 
 
 def _use(server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_a_server_that_lets_several_create_an_object_is_refused(
 ) -> None:
     with server(tmp_path, "bucket") as variables:
         _use(variables, monkeypatch)
-        with pytest.raises(EnvironmentUnsupported, match="exactly one of several writers") as refused:
+        with raises(EnvironmentUnsupported, storage="s3://bucket/job") as refused:
             probe_job_root(open_storage("s3://bucket/job"), SystemClock())
     assert refused.value.facts["winners"] > 1
 
@@ -83,7 +85,7 @@ def test_a_large_file_goes_in_parts_and_takes_no_name_that_is_taken(bucket: Stor
     other.write_bytes(random.Random(2).randbytes(17 << 20))
     bucket.put_file("a", large)
     bucket.put_file("a", large)
-    with pytest.raises(StorageError, match="twice"):
+    with raises(StorageError, key="a", storage=bucket.uri, stored_bytes=17 << 20, new_bytes=17 << 20):
         bucket.put_file("a", other)
     bucket.fetch("a", tmp_path / "fetched")
     assert (tmp_path / "fetched").read_bytes() == large.read_bytes()
@@ -92,10 +94,10 @@ def test_a_large_file_goes_in_parts_and_takes_no_name_that_is_taken(bucket: Stor
 def test_an_object_is_taken_over_without_coming_by_here(bucket: Storage) -> None:
     bucket.put_new("there", b"x")
     other = open_storage(f"{bucket.uri}-other")
-    other.take(bucket, "there", "here")
+    other.copy_from(bucket, "there", "here")
     assert other.get("here") == b"x"
     with pytest.raises(MissingFile):
-        other.take(bucket, "nothing", "nowhere")
+        other.copy_from(bucket, "nothing", "nowhere")
 
 
 def test_two_prefixes_of_a_bucket_are_two_storages(bucket: Storage) -> None:
@@ -106,7 +108,7 @@ def test_two_prefixes_of_a_bucket_are_two_storages(bucket: Storage) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_a_setting_to_mend(bucket: Storage) -> None:
-    with pytest.raises(ConfigError, match="not there"):
+    with raises(ConfigError, bucket="s3://nothing-here", storage="s3://nothing-here/job"):
         open_storage("s3://nothing-here/job").put_new("a", b"x")
 
 
@@ -114,30 +116,27 @@ def test_an_endpoint_that_does_not_answer_says_so_without_credentials(
     bucket: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
-    silent = open_storage("s3://bucket/job")
-    with pytest.raises(StorageError) as failed:
+    silent = ObjectStorage("s3", "bucket", "job", _ONCE)
+    with raises(StorageError, storage="s3://bucket/job") as failed:
         silent.get("a")
-    assert "canary" not in str(failed.value) and failed.value.facts["storage"] == "s3://bucket/job"
+    assert "canary" not in str(failed.value)
     assert silent.put_new("a", b"x") is PutResult.UNKNOWN
 
 
-def test_without_credentials_the_way_to_set_them_is_told(
-    bucket: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_credentials_the_way_to_set_them_is_told(bucket: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
-    with pytest.raises(ConfigError, match="no credentials"):
-        ObjectStorage("s3", "bucket", "job").get("a")
+    with raises(ConfigError, storage="s3://bucket/job") as refused:
+        ObjectStorage("s3", "bucket", "job", _ONCE).get("a")
+    assert "AWS_ACCESS_KEY_ID" in refused.value.hint
 
 
 @pytest.mark.parametrize(
     "uri", ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://bucket/../a", "s3://bucket/a?x=canary"]
 )
 def test_an_address_that_is_not_bucket_and_prefix_is_refused_and_not_shown(uri: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with raises(ConfigError, scheme="s3") as refused:
         open_storage(uri)
     assert "canary" not in str(refused.value)
 

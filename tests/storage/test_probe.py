@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.probe import next_generation, probe_job_root, probe_storage
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root, probe_storage
 from stateflow.clock import ManualClock
 from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
+from tests.support.errors import raises
 
 RACERS = 8
 
@@ -55,13 +56,10 @@ class NobodyWins(MemoryStorage):
         return PutResult.EXISTS
 
 
-@pytest.mark.parametrize(
-    "storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__
-)
+@pytest.mark.parametrize("storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__)
 def test_a_storage_without_put_if_absent_is_refused(storage: Storage) -> None:
-    with pytest.raises(EnvironmentUnsupported, match="several writers") as refused:
+    with raises(EnvironmentUnsupported, storage=storage.uri) as refused:
         probe_storage(storage, ManualClock(), 1)
-    assert refused.value.facts["storage"] == storage.uri
     assert refused.value.hint
     assert storage.list("") == []
 
@@ -76,7 +74,7 @@ class Unsure(MemoryStorage):
 
 def test_a_storage_that_does_not_answer_is_not_refused_for_ever() -> None:
     storage = Unsure()
-    with pytest.raises(StorageError) as told:
+    with raises(StorageError) as told:
         probe_storage(storage, ManualClock(), 1)
     assert told.value.retryable and storage.list("") == []
 
@@ -112,8 +110,9 @@ def test_a_collector_that_takes_what_is_raced_for_does_not_make_a_storage_bad() 
 
 
 def test_a_bad_storage_is_refused_as_a_job_root() -> None:
-    with pytest.raises(EnvironmentUnsupported, match="several writers"):
-        probe_job_root(CheckThenWrite(), ManualClock())
+    storage = CheckThenWrite()
+    with raises(EnvironmentUnsupported, storage=storage.uri):
+        probe_job_root(storage, ManualClock())
 
 
 def test_two_drivers_may_probe_at_once(tmp_path: Path) -> None:

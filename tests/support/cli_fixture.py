@@ -7,15 +7,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
-from stateflow.environment import RunRequest, RunResult, run_job
 from stateflow.errors import StateflowError
-from stateflow.runtime import stores
+from stateflow.launch import RunRequest, RunResult, run_job
+from stateflow.runtime.task import store_cache
+from tests.support.errors import raises
 
 JOB = """
 from pathlib import Path
@@ -68,7 +67,7 @@ def build(env):
 STREAM = "def build(env):\n    rows = env.from_source(source(), uid='rows')\n    "
 
 
-class Bench:
+class CliFixture:
     """A folder with a job file, a job root, a table and scratch space."""
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +79,7 @@ class Bench:
         self.write(BUILD)
 
     def write(self, build: str, head: str = JOB) -> None:
-        """Makes the job file anew, with this text behind the classes."""
+        """Makes the job file anew, with this text after the classes."""
         self.job.write_text(head + textwrap.dedent(build))
 
     def run(self) -> RunResult:
@@ -88,7 +87,7 @@ class Bench:
         try:
             return run_job(RunRequest(self.job, self.root, (dict(self.settings),)))
         finally:
-            stores.close_all()
+            store_cache.close_all()
 
     def command(self, *more: str) -> list[str]:
         """The job as a command line."""
@@ -120,29 +119,36 @@ def stateflow(
     """The command line in a process of its own."""
     root = str(Path(__file__).resolve().parents[2])
     given = {**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
-    return subprocess.run(
-        [sys.executable, "-m", "stateflow", *arguments], cwd=cwd, env=given, capture_output=True, text=True, check=False
-    )  # fmt: skip
+    command = [sys.executable, "-m", "stateflow", *arguments]
+    return subprocess.run(command, cwd=cwd, env=given, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mistake, and what must be said about it."""
+    """A mistake, and the error that it leads to.
 
-    make: Callable[[Bench], object]
+    Attributes:
+        error: the exact class.
+        facts: that the error must have.
+        shown: paths and other data that its text must contain.
+        hint: an option, setting or function that its hint must name.
+    """
+
+    make: Callable[[CliFixture], object]
     error: type[StateflowError]
-    code: str
-    says: tuple[str, ...]
+    facts: Mapping[str, object] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
+    hint: str = ""
 
 
-def check(bench: Bench, case: Case) -> None:
-    """Makes the mistake, runs the job, compares."""
+def check(bench: CliFixture, case: Case) -> None:
+    """Makes the mistake, runs the job, compares; nothing on disk may have changed."""
     case.make(bench)
     before = bench.on_disk()
-    with pytest.raises(StateflowError) as raised:
+    with raises(case.error) as caught:
         bench.run()
-    error = raised.value
-    assert (type(error), error.code) == (case.error, case.code)
-    assert [word for word in case.says if word not in str(error)] == []
-    assert error.hint and error.exit_code != 0
+    error = caught.value
+    assert {name: error.facts.get(name) for name in case.facts} == case.facts
+    assert [datum for datum in case.shown if datum not in str(error)] == []
+    assert error.hint and case.hint in error.hint and error.exit_code != 0
     assert bench.on_disk() == before

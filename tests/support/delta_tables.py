@@ -19,15 +19,15 @@ from deltalake.transaction import AddAction
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
-from stateflow.checkpoint.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.entries import Commit, pending_of
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, Head
-from stateflow.checkpoint.publish import Output, TableHandle, publish
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.transitions import Commit, pending_of
+from stateflow.checkpoint.sink_commit import Output, TableHandle, publish
 from stateflow.clock import SystemClock
-from stateflow.connectors.delta import DeltaSink
+from stateflow.connectors.delta.sink import DeltaSink
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage import open_storage
 
@@ -106,11 +106,11 @@ def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "",
     opened = DeltaTable(str(table))
     size = (Path(table) / name).stat().st_size
     opened.create_write_transaction(
-        [AddAction(name, size, {}, 0, True, f'{{"numRecords": {len(rows)}}}')], "append", opened.schema(),
-        commit_properties=CommitProperties(
-            app_transactions=[Transaction(application, token)] if application else None
-        ),
-    )  # fmt: skip
+        [AddAction(name, size, {}, 0, True, f'{{"numRecords": {len(rows)}}}')],
+        "append",
+        opened.schema(),
+        commit_properties=CommitProperties(app_transactions=[Transaction(application, token)] if application else None),
+    )
 
 
 class BoundSink:
@@ -148,9 +148,7 @@ class Job:
 
     def publish(self, head: Head) -> list[PublishedOutput]:
         """Publishes what is pending, oldest first, as the start of a run does."""
-        known = head.entry.published.get(
-            self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0)
-        )
+        known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
         done = []
         for pending in pending_of(head):
             output = Output(pending.checkpoint_id, pending.committables, known)
@@ -160,15 +158,20 @@ class Job:
 
 
 class Process:
-    """A Python process running ``tests.connectors.process``; it begins when `go` is called."""
+    """A Python process running ``tests.connectors.racing_process``; it begins when `go` is called."""
 
     def __init__(self, *args: object, failpoint: str = "") -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "STATEFLOW_FAILPOINT": failpoint}
-        command = [sys.executable, "-m", "tests.connectors.process", *map(str, args)]
+        command = [sys.executable, "-m", "tests.connectors.racing_process", *map(str, args)]
         self._process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            command,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._read(self._process.stdout)
 
     def go(self) -> None:

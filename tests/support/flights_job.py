@@ -12,18 +12,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from tests.recovery import disk
-from tests.recovery.harness import Box, Expected, Row, multiset
+from tests.support import root_files
+from tests.support.job_fixture import Expected, JobFixture, Row, multiset
 
 _ROWS = 300
-_SCHEMA = pa.schema([
-    ("number", pa.int64()), ("carrier", pa.string()), ("origin", pa.string()), ("aircraft", pa.string()),
-    ("delay", pa.float64()),
-])  # fmt: skip
+_SCHEMA = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("carrier", pa.string()),
+        ("origin", pa.string()),
+        ("aircraft", pa.string()),
+        ("delay", pa.float64()),
+    ]
+)
 _FIRST_MTIME = 1_700_000_000
 
 
-class FlightsBox(Box):
+class FlightsJob(JobFixture):
     """The job on Spark."""
 
     @property
@@ -53,17 +58,17 @@ class FlightsBox(Box):
         assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
         assert multiset(legs) == multiset(wanted.movements)
         assert multiset(routes) == multiset(wanted.totals)
-        assert disk.read_state(self.root, "aircraft") == wanted.balances
-        assert disk.read_state(self.root, "by-route") == wanted.turnovers
+        assert root_files.read_state(self.root, "aircraft") == wanted.balances
+        assert root_files.read_state(self.root, "by-route") == wanted.turnovers
 
     def check_clean(self) -> None:
         """One collection leaves nothing behind, and the last start has swept the tables."""
         self.collect()
-        disk.check_no_orphans(self.root)
-        newest = disk.head(self.root).doc["generation"]
+        root_files.check_no_orphans(self.root)
+        newest = root_files.head(self.root).doc["generation"]
         for table in ("legs", "routes"):
             assert [g for g in map(_generation, delta_leftovers(self.table(table))) if g < newest] == []
-        older = {name: g for name, g in disk.scratch_generations(self.local).items() if g < newest}
+        older = {name: g for name, g in root_files.scratch_generations(self.local).items() if g < newest}
         assert older == {}
 
 

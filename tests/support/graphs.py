@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from stateflow.api.functions import KeyedProcessFunction
+from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
-from stateflow.checkpoint.documents import EntryKind, EntryRef, JobFormat, LogEntry
-from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryKind, EntryRef, JobFormat, LogEntry
+from stateflow.config.settings import SourceSettings
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.settings import SourceSettings
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import data_folder
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from stateflow.failpoints import NAMES
-from tests.recovery import disk
-from tests.recovery.process import Ended, Launch, Running, fork, wait_for
+from tests.support import root_files
+from tests.support.processes import Ended, Launch, Running, fork, wait_for
 
 ASKED = {
     n
@@ -102,12 +102,13 @@ def expected(rows: Sequence[Row]) -> Expected:
 
 
 @dataclass
-class Box:
+class JobFixture:
     """One job root with all that belongs to it, and the processes that were started on it.
 
     Attributes:
         address: of the job root, when programs do not find it by the path where the tests look at it.
         variables: of the environment of every process.
+        log_format: of runs.
     """
 
     folder: Path
@@ -118,6 +119,7 @@ class Box:
     root_folder: Path | None = None
     address: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    log_format: str = "text"
     _numbers: Iterable[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -155,8 +157,10 @@ class Box:
             failpoint: as ``STATEFLOW_FAILPOINT`` has it; it acts once, however many runs are started.
             settings: names with two underscores for each dot.
         """
-        arguments = ["run", self.job_file, "--job-root", self.job_root, *self._assignments(**settings)]
-        return self._start(launcher or self.launcher, arguments, self._environment(failpoint))
+        output = self._next_output()
+        options = ["--result-file", str(output.with_suffix(".json")), "--log-format", self.log_format]
+        arguments = ["run", self.job_file, "--job-root", self.job_root, *options, *self._assignments(**settings)]
+        return self._start(launcher or self.launcher, arguments, self._environment(failpoint), output)
 
     def run(self, failpoint: str = "", **settings: Any) -> Ended:
         """Starts a run and waits for its end."""
@@ -214,8 +218,13 @@ class Box:
 
     def _assignments(self, **settings: object) -> list[str]:
         # Most tests say which barrier is a checkpoint when a run dies, or stops: then each batch waits for its own.
-        given = {"job__folder": self.folder, "local_dir": self.local, "checkpoints__asynchronous": "no",
-                 **self.settings, **settings}  # fmt: skip
+        given = {
+            "job__folder": self.folder,
+            "local_dir": self.local,
+            "checkpoints__asynchronous": "no",
+            **self.settings,
+            **settings,
+        }
         return [a for n, v in given.items() for a in ("--set", f"{n.replace('__', '.')}={v}")]
 
     def collect(self) -> None:
@@ -231,17 +240,29 @@ class Box:
         for process in self.processes:
             process.kill()
 
+    def _next_output(self) -> Path:
+        """A path of a process's own: other boxes may have the same folder."""
+        folder = self.folder / "output"
+        folder.mkdir(exist_ok=True)
+        taken = {path.stem for path in folder.iterdir()}
+        output = folder / next(str(number) for number in self._numbers if str(number) not in taken)
+        output.with_suffix(".out").touch(exist_ok=False)
+        return output
+
     def _start(
-        self, launcher: Callable[[Launch], Running], arguments: Sequence[str], environment: dict[str, str]
+        self,
+        launcher: Callable[[Launch], Running],
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        output: Path | None = None,
     ) -> Running:
-        output = self.folder / "output" / f"{next(iter(self._numbers))}"
-        output.parent.mkdir(exist_ok=True)
-        running = launcher(Launch(arguments, output, environment, collect_batch=3))
+        launch = Launch(arguments, output or self._next_output(), environment, collect_batch=3)
+        running = launcher(launch)
         self.processes.append(running)
         return running
 
 
-class AccountsBox(Box):
+class AccountsJob(JobFixture):
     """The job without Spark."""
 
     def deliver(self, rows: int, *items: tuple[int, Row]) -> None:
@@ -289,25 +310,25 @@ class AccountsBox(Box):
         """Tables and state are what the oracle says; no row is there twice."""
         self.check_tables()
         wanted = expected(self.delivered)
-        assert disk.read_state(self.root, "balances") == wanted.balances
-        assert disk.read_state(self.root, "turnovers") == wanted.turnovers
-        newest = disk.head(self.root)
+        assert root_files.read_state(self.root, "balances") == wanted.balances
+        assert root_files.read_state(self.root, "turnovers") == wanted.turnovers
+        newest = root_files.head(self.root)
         assert newest.position == len(self.delivered)
 
     def check_tables(self) -> None:
         """Tables are what the oracle says; no row is there twice."""
         wanted = expected(self.delivered)
-        assert multiset(disk.folder_rows(self.table("movements"))) == multiset(wanted.movements)
-        assert multiset(disk.folder_rows(self.table("totals"))) == multiset(wanted.totals)
+        assert multiset(root_files.folder_rows(self.table("movements"))) == multiset(wanted.movements)
+        assert multiset(root_files.folder_rows(self.table("totals"))) == multiset(wanted.totals)
 
     def check_clean(self) -> None:
         """One collection leaves nothing behind: not in the job root, the tables or the scratch space."""
         self.collect()
-        disk.check_no_orphans(self.root)
+        root_files.check_no_orphans(self.root)
         for table in ("movements", "totals"):
-            assert disk.folder_leftovers(self.table(table)) == []
-        newest = disk.head(self.root).doc["generation"]
-        older = {name: g for name, g in disk.scratch_generations(self.local).items() if g < newest}
+            assert root_files.folder_leftovers(self.table(table)) == []
+        newest = root_files.head(self.root).doc["generation"]
+        older = {name: g for name, g in root_files.scratch_generations(self.local).items() if g < newest}
         assert older == {}
 
 

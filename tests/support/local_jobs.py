@@ -9,11 +9,11 @@ from stateflow import DeadLetter
 from stateflow.api.collection import CollectionSource
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
-from stateflow.runtime.assembly import assemble
-from stateflow.runtime.job import BatchResult
-from stateflow.runtime.local import LocalExecutor
-from stateflow.runtime.local_run import run_local
-from stateflow.runtime.run import JobRun
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job.loader import create_or_open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
 
@@ -24,7 +24,7 @@ class Growing(CollectionSource):
     bounded = False
 
 
-class Box:
+class LocalJobs:
     """A job root, and runs of jobs that are given as functions."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Box:
         """Runs the job until it ends; returns why it ended."""
         given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "4", **settings}
         env, resolved = declare(build, "job", (given,))
-        job = assemble(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
+        job = create_or_open_job(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
         run = JobRun(job, LocalExecutor())
         run.start()
         sources = {n.uid: n.source for n in env.graph.sources}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stateflow.cli import main
-from tests.recovery.plants import plant_from_environment
+from stateflow.cli.main import main
+from tests.support.mutants import plant_from_environment
 
 if __name__ == "__main__":
     plant_from_environment()

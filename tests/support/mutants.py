@@ -15,21 +15,25 @@ from typing import Any
 from unittest.mock import patch
 
 from stateflow.api.sink import SinkTable
-from stateflow.checkpoint import files, jobroot, log, publish
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import JobFormat, Rewind
-from stateflow.checkpoint.envelope import unseal
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import CheckpointLog, Head
-from stateflow.connectors.delta import DeltaSinkTable
-from stateflow.runtime import assembly, committing, old_tables, preflight, rewinding
-from stateflow.runtime.publishing import BoundSink
-from stateflow.runtime.seeding import SparkLocation
-from stateflow.state import transfer
+from stateflow.checkpoint import sink_commit
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log import checkpoint_log, job_root, manifest_files
+from stateflow.checkpoint.log.admin_entries import AdminEntries
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.documents import JobFormat, Rewind
+from stateflow.checkpoint.log.sealed_json import unseal
+from stateflow.connectors.delta.sink import DeltaSinkTable
+from stateflow.runtime import preflight
+from stateflow.runtime.driver.checkpointing import uploads
+from stateflow.runtime.job import loader
+from stateflow.runtime.publisher import BoundSink
+from stateflow.runtime.restore import existing_tables, rewind
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.state.files import host_cache
 from stateflow.state.handles import Committable, StateFile
-from stateflow.state.map_state import MapState
-from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage, objects, posix
-from stateflow.storage.objects import ObjectStorage
+from stateflow.state.kinds.map_state import MapState
+from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage, object_store, posix
+from stateflow.storage.object_store import ObjectStorage
 from stateflow.storage.paths import FORMAT, LOG
 
 VARIABLE = "STATEFLOW_TEST_PLANT"
@@ -43,8 +47,8 @@ class Plant:
     places: tuple[tuple[Any, str, Any], ...]
 
 
-def _always_publish(*_: Any) -> publish.Decision:
-    return publish.Decision.PUBLISH
+def _always_publish(*_: Any) -> sink_commit.Decision:
+    return sink_commit.Decision.PUBLISH
 
 
 def _check_then_write(self: PosixStorage, key: str, data: bytes) -> PutResult:
@@ -91,7 +95,7 @@ class _Blind:
 
 
 def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
-    with self._nameless_file(key) as (fd, path):
+    with self._unnamed_file(key) as (fd, path):
         posix._write_all(fd, data)
         with contextlib.suppress(OSError):
             posix.os.fsync(fd)
@@ -107,7 +111,7 @@ def _read_any_format(storage: Storage) -> JobFormat:
     return document
 
 
-_seed = SparkLocation.seed
+_seed = SparkLocation.create
 
 
 def _seed_nothing(self: SparkLocation, _: Any, query_id: str) -> None:
@@ -157,39 +161,69 @@ def _linked_unseen(copy: Path, file: StateFile, target: Path, _: object) -> bool
 
 
 PLANTS = {
-    "no-token": Plant("output is published without a look at the table's token",
-                      ((publish, "decide", _always_publish),)),
-    "check-then-write": Plant("put-if-absent looks first, and writes then",
-                              ((PosixStorage, "put_new", _check_then_write),)),
+    "no-token": Plant(
+        "output is published without a look at the table's token", ((sink_commit, "decide", _always_publish),)
+    ),
+    "check-then-write": Plant(
+        "put-if-absent looks first, and writes then", ((PosixStorage, "put_new", _check_then_write),)
+    ),
     "believed": Plant("a write without an answer counts as done", ((ObjectStorage, "put_new", _believed),)),
-    "newest-by-time": Plant("the newest log entry is the one that says so",
-                            ((CheckpointLog, "read_head", _newest_by_time),)),
-    "impatient": Plant("a request that was refused is not tried again", ((objects, "_RETRIES", {"max_retries": 0}),)),
-    "no-fence": Plant("whose entry it is that came in between does not matter",
-                      ((log, "_is_admin_on_top", _any_entry),)),
-    "fsync-errors": Plant("an error of syncing is forgotten",
-                          ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_nameless", _put_regardless))),
+    "newest-by-time": Plant(
+        "the newest log entry is the one that says so", ((CheckpointLog, "read_head", _newest_by_time),)
+    ),
+    "impatient": Plant(
+        "a request that was refused is not tried again", ((object_store, "_RETRIES", {"max_retries": 0}),)
+    ),
+    "no-fence": Plant(
+        "whose entry it is that came in between does not matter", ((checkpoint_log, "_is_admin_on_top", _any_entry),)
+    ),
+    "fsync-errors": Plant(
+        "an error of syncing is forgotten",
+        ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_unnamed", _put_regardless)),
+    ),
     "no-fsync": Plant("a folder is not synced behind a new name in it", ((posix, "_sync_folder", _nothing),)),
-    "no-hashes": Plant("what comes from the storage is not compared with its hash",
-                       tuple((place, name, _nothing) for place, name in
-                             ((transfer, "check_local"), (transfer, "check_content"), (files, "check_local"),
-                              (files, "check_content"), (committing, "check_content")))),
-    "trusted-cache": Plant("what is in a host's cache is not looked at again",
-                           ((transfer, "_linked", _linked_unseen), (transfer, "_dropped", _any_entry))),
-    "all-there-is": Plant("a commit publishes every file of its batch, also those of dead attempts",
-                          ((DeltaSinkTable, "commit", _commit_all_there_is),)),
+    "no-hashes": Plant(
+        "what comes from the storage is not compared with its hash",
+        tuple(
+            (place, name, _nothing)
+            for place, name in (
+                (host_cache, "check_file"),
+                (host_cache, "check_content"),
+                (manifest_files, "check_file"),
+                (manifest_files, "check_content"),
+                (uploads, "check_content"),
+            )
+        ),
+    ),
+    "trusted-cache": Plant(
+        "what is in a host's cache is not looked at again",
+        ((host_cache, "_link_copy", _linked_unseen), (host_cache, "_drop_if_damaged", _any_entry)),
+    ),
+    "all-there-is": Plant(
+        "a commit publishes every file of its batch, also those of dead attempts",
+        ((DeltaSinkTable, "commit", _commit_all_there_is),),
+    ),
     "kept-entry": Plant("removing an entry of a map does nothing", ((MapState, "remove", _nothing),)),
-    "any-format": Plant("the version of the format is not checked", tuple((module, "read_format", _read_any_format)
-                        for module in (jobroot, assembly, preflight))),
-    "no-seed": Plant("a start does not tell Spark up to where the sources were read",
-                     ((SparkLocation, "seed", _seed_nothing),)),
-    "kept-entries": Plant("a collection leaves log entries that nothing needs",
-                          ((Collector, "_delete", _delete_data_only), (JobRoot, "_forget_entry", _nothing))),
-    "blind-rewind": Plant("a table goes back to the version of the intent, whatever others committed since",
-                          ((rewinding, "_version_to_restore", _version_of_the_intent),)),
-    "any-table": Plant("nobody looks where a savepoint's tables stand", ((old_tables, "_check_standing", _nothing),)),
-    "no-fork-guard": Plant("nobody knows that the process was forked", ((objects, "_process", _Blind()),)),
-}  # fmt: skip
+    "any-format": Plant(
+        "the version of the format is not checked",
+        tuple((module, "read_format", _read_any_format) for module in (job_root, loader, preflight)),
+    ),
+    "no-seed": Plant(
+        "a start does not tell Spark up to where the sources were read", ((SparkLocation, "create", _seed_nothing),)
+    ),
+    "kept-entries": Plant(
+        "a collection leaves log entries that nothing needs",
+        ((Collector, "_delete", _delete_data_only), (AdminEntries, "_delete_replaced", _nothing)),
+    ),
+    "blind-rewind": Plant(
+        "a table goes back to the version of the intent, whatever others committed since",
+        ((rewind, "_version_to_restore", _version_of_the_intent),),
+    ),
+    "any-table": Plant(
+        "what a table holds after a savepoint is not checked", ((existing_tables, "_check_own_output", _nothing),)
+    ),
+    "no-fork-guard": Plant("nobody knows that the process was forked", ((object_store, "_process", _Blind()),)),
+}
 """By name; some are of one row of the scoreboard only."""
 
 

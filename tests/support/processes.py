@@ -6,6 +6,7 @@ same command line, and die by the very same signals. `spawn` starts one from not
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -18,8 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from tests.support.errors import ReportedError, reported_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
@@ -35,7 +39,8 @@ class Launch:
 
     Attributes:
         environment: added to that of the tests.
-        output: a path; standard output and error go to files of this name with another ending.
+        output: a path; standard output and error go to files of this name with another ending, and so does a run's
+            result.
         collect_batch: how many files a collection deletes at once; 0 leaves it as it is (`fork` only).
     """
 
@@ -47,11 +52,23 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended; a signal is a negative exit code."""
+    """How a process ended; a signal is a negative exit code.
+
+    Attributes:
+        result: content of a run's result file; empty for other commands, and for a run that was killed.
+    """
 
     code: int
     out: str
     err: str
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def error(self) -> ReportedError:
+        """The only error that it reported."""
+        found = reported_errors(self.err)
+        assert len(found) == 1, str(self)
+        return found[0]
 
     def __str__(self) -> str:
         return f"exit code {self.code}\n{self.out}{self.err[-6000:]}"
@@ -81,7 +98,7 @@ class Running(ABC):
         wait_for(ended, lambda: f"the end of {self}", seconds)
         code = self.poll()
         assert code is not None
-        return Ended(code, self._text("out"), self.errors)
+        return Ended(code, self._text("out"), self.errors, json.loads(self._text("json") or "{}"))
 
     def wait_stopped(self, each: Callable[[], object] = lambda: None) -> None:
         """Waits until it has stopped itself by SIGSTOP."""
@@ -115,9 +132,7 @@ class Running(ABC):
 
     def wait_family(self) -> None:
         """Waits until nothing of what was below it is alive: it ends by itself when its driver is gone."""
-        wait_for(
-            lambda: not any(map(_is_alive, self._family.values())), lambda: f"the processes below {self}"
-        )
+        wait_for(lambda: not any(map(_is_alive, self._family.values())), lambda: f"the processes below {self}")
 
     def workers(self) -> list[psutil.Process]:
         """Spark's Python workers: the children of its daemon."""
@@ -129,6 +144,12 @@ class Running(ABC):
     def errors(self) -> str:
         """What it wrote to standard error so far."""
         return self._text("err")
+
+    def count(self, event: str) -> int:
+        """How often an event is in the log so far, which must be JSON."""
+        complete = self.errors.rpartition("\n")[0]
+        lines = [json.loads(line) for line in complete.splitlines() if line.startswith('{"time"')]
+        return sum(line["event"] == event for line in lines)
 
     def _text(self, ending: str) -> str:
         path = self.launch.output.with_suffix(f".{ending}")
@@ -160,7 +181,7 @@ class _Spawned(Running):
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     # pandas because pyarrow imports it when it first makes an array.
-    ["pytest", "pandas", "stateflow.cli", "stateflow.testing.sources", "stateflow.testing.sinks", __name__]
+    ["pytest", "pandas", "stateflow.cli.main", "stateflow.testing.sources", "stateflow.testing.sinks", __name__]
 )
 
 
@@ -173,13 +194,10 @@ def fork(launch: Launch) -> Running:
 
 def spawn(launch: Launch) -> Running:
     """Starts ``python -m stateflow``; with a planted bug, if the environment names one."""
-    module = "tests.recovery.planted" if launch.environment.get("STATEFLOW_TEST_PLANT") else "stateflow"
+    module = "tests.support.mutant_command" if launch.environment.get("STATEFLOW_TEST_PLANT") else "stateflow"
     command = [sys.executable, "-m", module, *launch.arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **launch.environment}
-    with (
-        launch.output.with_suffix(".out").open("wb") as out,
-        launch.output.with_suffix(".err").open("wb") as err,
-    ):
+    with launch.output.with_suffix(".out").open("wb") as out, launch.output.with_suffix(".err").open("wb") as err:
         return _Spawned(launch, subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err))
 
 
@@ -220,13 +238,13 @@ def _command_line(launch: Launch) -> None:
     os.environ.update(launch.environment)
     sys.argv = ["stateflow", *launch.arguments]
     if launch.collect_batch:
-        from stateflow.checkpoint import collector
+        from stateflow.checkpoint.gc import collector
 
-        collector._BATCH = launch.collect_batch
-    from stateflow.cli import main
-    from tests.recovery.clocks import skew_from_environment
-    from tests.recovery.disks import disk_from_environment
-    from tests.recovery.plants import plant_from_environment
+        collector.DELETED_AT_ONCE = launch.collect_batch
+    from stateflow.cli.main import main
+    from tests.recovery.failing_disks import disk_from_environment
+    from tests.recovery.wrong_clocks import skew_from_environment
+    from tests.support.mutants import plant_from_environment
 
     plant_from_environment()
     skew_from_environment()

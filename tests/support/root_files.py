@@ -32,11 +32,7 @@ class Entry:
     @property
     def is_checkpoint(self) -> bool:
         """A COMMIT is, and a CLAIM that brings in state from elsewhere."""
-        adopts = (
-            self.doc["kind"] == "claim"
-            and self.doc["checkpoint"] is None
-            and self.doc["manifest"] is not None
-        )
+        adopts = self.doc["kind"] == "claim" and self.doc["checkpoint"] is None and self.doc["manifest"] is not None
         return adopts or self.doc["kind"] == "commit"
 
     @property
@@ -238,9 +234,7 @@ def handles(manifest: Document) -> Iterator[Document]:
 
 def files_below(folder: Path) -> dict[str, Path]:
     """Every file below a folder, by its path from there."""
-    return {
-        str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_dir() and _is_object(p)
-    }
+    return {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_dir() and _is_object(p)}
 
 
 def _is_object(path: Path) -> bool:
@@ -257,7 +251,7 @@ def digests(*folders: Path) -> dict[str, str]:
     }
 
 
-def check_whole(root: Path) -> None:
+def check_hashes(root: Path) -> None:
     """Everything that the head needs is there, to the bit."""
     for key, (size, digest) in live_files(root).items():
         data = (root / key).read_bytes()
@@ -280,7 +274,7 @@ def check_no_orphans(root: Path) -> None:
         # The run's own Spark checkpoint location stays: nobody can tell that it is dead.
         files -= {key for key in files if key.startswith(f"spark/{newest.doc['generation']:020d}/")}
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"
-    check_whole(root)
+    check_hashes(root)
 
 
 # -- one chain --------------------------------------------------------------------------------------------------------
@@ -321,8 +315,7 @@ class Chain:
         """Whether a COMMIT was written into the slot of a deleted ADMIN entry, and then again after the newest one."""
         barrier = ("commit", entry.doc["generation"], entry.doc["ordinal"])
         return any(
-            later.seq > entry.seq
-            and (later.doc["kind"], later.doc["generation"], later.doc["ordinal"]) == barrier
+            later.seq > entry.seq and (later.doc["kind"], later.doc["generation"], later.doc["ordinal"]) == barrier
             for later in self.seen.values()
             if entry.doc["kind"] == "commit"
         )
@@ -359,7 +352,7 @@ def history(root: Path) -> list[Document]:
     """The records of committed checkpoints and of actions, in order of the entries that they are about: of objects, and
     of the newest manifest."""
     found: dict[Any, Document] = {}
-    for record in _told_at_head(root):
+    for record in _pending_records_at_head(root):
         found[record["generation"], record["ordinal"]] = record
     folder = root / "history"
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -370,7 +363,7 @@ def history(root: Path) -> list[Document]:
     return sorted(known, key=lambda r: int(r["checkpoint_id"] if "rows_in" in r else r["seq"]))
 
 
-def _told_at_head(root: Path) -> list[Document]:
+def _pending_records_at_head(root: Path) -> list[Document]:
     newest = head(root) if entries(root) else None
     if newest is None or newest.doc["manifest"] is None:
         return []

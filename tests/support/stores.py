@@ -9,18 +9,18 @@ from itertools import count
 from pathlib import Path
 
 from stateflow.clock import ManualClock
-from stateflow.serializers import encode_key
-from stateflow.settings import RocksDBSettings
-from stateflow.state.backend import KeyedStateBackend, Snapshot
+from stateflow.config.state_settings import RocksDBSettings
+from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.keyed import KeyedState
-from stateflow.state.memory import DictBackend
-from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.transfer import HostCache
+from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.storage import MemoryStorage, Storage
+from stateflow.types.serializers import encode_key
 
 
-class Shelf(ABC):
+class StoreFixture(ABC):
     """Opens stores of one kind, also again from a snapshot."""
 
     @abstractmethod
@@ -32,7 +32,7 @@ class Shelf(ABC):
         """A store that is restored from a snapshot of `store`, which is closed."""
 
 
-class DictShelf(Shelf):
+class DictStoreFixture(StoreFixture):
     """Dictionaries; their snapshot is a copy."""
 
     def new(self) -> KeyedStateBackend:
@@ -45,7 +45,7 @@ class DictShelf(Shelf):
         return restored
 
 
-class RocksShelf(Shelf):
+class RocksStoreFixture(StoreFixture):
     """RocksDB stores of one subtask on one host."""
 
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
@@ -65,9 +65,7 @@ class RocksShelf(Shelf):
     def open(self, base: Snapshot, host: str = "host") -> RocksDBBackend:
         """A store with `base` in it, on a host that may not have its files yet."""
         number = next(self._numbers)
-        return RocksDBBackend(
-            self.folder / f"store-{number}", self.cache(host), base_of(base), self.settings
-        )  # fmt: skip
+        return RocksDBBackend(self.folder / f"store-{number}", self.cache(host), base_of(base), self.settings)
 
     def cache(self, host: str = "host") -> HostCache:
         """The cache of immutable files on a host."""
@@ -80,12 +78,18 @@ class RocksShelf(Shelf):
 
 def base_of(taken: Snapshot, subtask: int = 0) -> Base:
     """The base of a subtask whose key groups stay the same."""
-    state = SubtaskState(subtask=subtask, first_group=0, last_group=127, snapshot="s", files=list(taken.files),
-                         store_manifest=taken.store_manifest)  # fmt: skip
+    state = SubtaskState(
+        subtask=subtask,
+        first_group=0,
+        last_group=127,
+        snapshot="s",
+        files=list(taken.files),
+        store_manifest=taken.store_manifest,
+    )
     return Base.of(state)
 
 
-class Watched(KeyedStateBackend):
+class CountingStore(KeyedStateBackend):
     """Counts what is asked of the store inside."""
 
     def __init__(self, inside: KeyedStateBackend) -> None:
@@ -133,6 +137,6 @@ def address(key: object) -> tuple[bytes, bytes]:
     return struct.pack(">H", 7), encode_key((key,))
 
 
-def switch(state: KeyedState, key: object) -> None:
+def set_key(state: KeyedState, key: object) -> None:
     """Makes `key` current."""
-    state.switch(*address(key))
+    state.set_key(*address(key))

@@ -1,4 +1,4 @@
-"""A function with every kind of state, which does what its rows say and tells what it saw."""
+"""A function with every kind of state, which does the steps of its rows and emits what it saw."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from stateflow import (
     TimeDomain,
     ValueStateDescriptor,
 )
-from stateflow.serializers import decode_key
 from stateflow.testing import BroadcastInput, KeyedInput
 
 KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
@@ -46,7 +45,7 @@ unpack = msgspec.msgpack.decode
 
 
 class Row(msgspec.Struct):
-    """Steps for a key, packed; `number` says which row of the push it is."""
+    """Steps for a key, packed; `number` is that of the row in its push."""
 
     key: str
     number: int
@@ -128,9 +127,7 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
     def open(self, ctx: RuntimeContext) -> None:
         ttl = self.ttls
         self.states: dict[str, Any] = {
-            "value": ctx.get_state(
-                ValueStateDescriptor("value", str, ttl=ttl["value"], default=self.default)
-            ),
+            "value": ctx.get_state(ValueStateDescriptor("value", str, ttl=ttl["value"], default=self.default)),
             "list": ctx.get_list_state(ListStateDescriptor("list", str, ttl=ttl["list"])),
             "map": ctx.get_map_state(MapStateDescriptor("map", str, str, ttl=ttl["map"])),
             "reducing": ctx.get_reducing_state(
@@ -142,7 +139,7 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
             "folding": ctx.get_folding_state(_folding(ttl["folding"])),
         }
         # Functions cannot choose a namespace yet, windows will: this is their way.
-        self.keyed = ctx._state
+        self.keyed = ctx.keyed_state
         self.subtask = ctx.info.subtask
 
     def process_element(self, row: Row, ctx: Context) -> Iterable[Seen]:
@@ -157,11 +154,11 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
             rules.remove(row.word)
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Seen]:
-        (namespace,) = decode_key(self.keyed._entries.namespace)
+        namespace = self.keyed.namespace
         steps = steps_of_timer(namespace, ctx.time_domain().value, timestamp)
         results = [self._do(ctx, *step) for step in steps]
-        told = [namespace, ctx.time_domain().value, timestamp, results]
-        return [Seen(ctx.get_current_key(), self.subtask, -1, pack(told))]
+        seen = [namespace, ctx.time_domain().value, timestamp, results]
+        return [Seen(ctx.get_current_key(), self.subtask, -1, pack(seen))]
 
     def _do(self, ctx: Context, namespace: Any, about: str, verb: str, *arguments: Any) -> Any:
         self.keyed.set_namespace(namespace)
@@ -180,11 +177,7 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
         if verb == "add" and about in CELLS:
             return [state.add(*arguments), state.get()][1]
         result = getattr(state, verb)(*arguments)
-        return (
-            list(result)
-            if verb in ("items", "keys", "values") or (about, verb) == ("list", "get")
-            else result
-        )
+        return list(result) if verb in ("items", "keys", "values") or (about, verb) == ("list", "get") else result
 
     def _set_timer(self, ctx: Context, verb: str, domain: str, time: int) -> None:
         service = ctx.timer_service()
@@ -207,15 +200,15 @@ def steps_of_timer(namespace: Any, domain: str, time: int) -> list[Step]:
         case 0:
             return [(namespace, kind, "value" if kind == "value" else "get") for kind in CELLS]
         case 1:
-            return [(namespace, "list", "add", word), (namespace, "list", "get"),
-                    (namespace, "reducing", "add", word)]  # fmt: skip
+            return [(namespace, "list", "add", word), (namespace, "list", "get"), (namespace, "reducing", "add", word)]
         case _ if time % 4 == SETS_TIMERS and time < LAST_TIMER:
             times = [(domain, time + 40), (other, time + 3), (domain, time - 1)]
-            return [
-                *((namespace, "timer", "register", *each) for each in times),
-                (namespace, "map", "put", word, word),
-            ]
+            return [*((namespace, "timer", "register", *each) for each in times), (namespace, "map", "put", word, word)]
         case 3:
-            return [(namespace, "timer", "delete", domain, time + 1), (namespace, "timer", "delete", other, time),
-                    (namespace, "map", "items"), (namespace, "value", "clear")]  # fmt: skip
+            return [
+                (namespace, "timer", "delete", domain, time + 1),
+                (namespace, "timer", "delete", other, time),
+                (namespace, "map", "items"),
+                (namespace, "value", "clear"),
+            ]
     return []

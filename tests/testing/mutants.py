@@ -9,14 +9,15 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stateflow.checkpoint import redistribution
-from stateflow.runtime import stores
-from stateflow.state.current import CurrentKey
-from stateflow.state.keyed import KeyedState
-from stateflow.state.list_state import ListState
-from stateflow.state.operator_state import OperatorListState, OperatorStateStore
-from stateflow.state.timers import TimerIndex, Timers
-from stateflow.state.ttl import Ttl
+from stateflow.checkpoint.restore import redistribution
+from stateflow.runtime.task import store_cache
+from stateflow.state.kinds.key_context import KeyContext
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.list_state import ListState
+from stateflow.state.kinds.operator_state import OperatorListState, OperatorStateStore
+from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.state.kinds.timers import Timers
+from stateflow.state.kinds.ttl.entry_ttl import Ttl
 
 Mutant = tuple[Any, str, Callable[..., Any]]
 """What is replaced where."""
@@ -51,13 +52,13 @@ def _reads_do_not_renew(self: Ttl, key: bytes, data: bytes) -> None:
 
 
 def _stale_again_and_again(self: Ttl, key: bytes, data: bytes) -> bool:
-    return self.returns_expired if self.expired(data) else True
+    return self.returns_expired if self.is_expired(data) else True
 
 
 def _timers_not_restored(backend: Any, base: Any) -> TimerIndex:
-    if backend not in stores._timers:
-        stores._timers[backend] = TimerIndex()
-    return stores._timers[backend]
+    if backend not in store_cache._timers:
+        store_cache._timers[backend] = TimerIndex()
+    return store_cache._timers[backend]
 
 
 _change_timer = Timers._change
@@ -69,11 +70,11 @@ def _deletions_of_timers_ignored(self: Timers, domain: Any, time: int, exists: b
 
 
 def _timers_of_the_void_namespace(self: Timers, domain: Any, time: int, exists: bool) -> None:
-    self._entries.namespace = b"\x00"
+    self._context.namespace = b"\x00"
     _change_timer(self, domain, time, exists)
 
 
-def _scan_into_other_namespaces(self: CurrentKey, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _scan_into_other_namespaces(self: KeyContext, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     self.write_through()
     return self.backend.scan(prefix)
 
@@ -85,13 +86,13 @@ def _no_namespaces(self: KeyedState, namespace: object) -> None:
 _new_list = ListState.__init__
 
 
-def _order_by_the_newest(self: ListState[Any], entries: CurrentKey, *arguments: Any) -> None:
-    _new_list(self, entries, *arguments)
-    self._epoch = struct.pack(">Q", (1 << 63) - entries.time.epoch)
+def _order_by_the_newest(self: ListState[Any], context: KeyContext, *arguments: Any) -> None:
+    _new_list(self, context, *arguments)
+    self._epoch = struct.pack(">Q", (1 << 63) - context.time.epoch)
 
 
-def _elements_of_batches_collide(self: ListState[Any], entries: CurrentKey, *arguments: Any) -> None:
-    _new_list(self, entries, *arguments)
+def _elements_of_batches_collide(self: ListState[Any], context: KeyContext, *arguments: Any) -> None:
+    _new_list(self, context, *arguments)
     self._epoch = struct.pack(">Q", 0)
 
 
@@ -103,12 +104,12 @@ def _last_ones_first(items: Any, parts: int, first: int = 0) -> list[list[Any]]:
 
 
 def _own_only(self: OperatorListState[Any]) -> Iterator[Any]:
-    return map(self._serializer.decode, list(self._kept))
+    return map(self._serializer.decode, list(self._own))
 
 
-def _nothing_is_taken_back(self: KeyedState) -> None:
+def _no_rollback(self: KeyedState) -> None:
     for state in self._states.values():
-        state.drop()
+        state.discard()
 
 
 def _operator_state_stays(self: OperatorStateStore) -> None:
@@ -116,29 +117,21 @@ def _operator_state_stays(self: OperatorStateStore) -> None:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "an entry lives a millisecond too long": (Ttl, "is_over", _expires_late),
+    "an entry lives a millisecond too long": (Ttl, "is_elapsed", _expires_late),
     "every batch begins all lives anew": (Ttl, "__init__", _since_the_restore),
-    "entries of the first batches live from the first watermark": (
-        Ttl,
-        "__init__",
-        _from_the_first_watermark,
-    ),
+    "entries of the first batches live from the first watermark": (Ttl, "__init__", _from_the_first_watermark),
     "a late timer shortens a life": (Ttl, "write", _forgets_the_life_before),
     "reading does not renew": (Ttl, "_renew", _reads_do_not_renew),
-    "what has expired is read again and again": (Ttl, "admit", _stale_again_and_again),
-    "timers are not restored": (stores, "timers_of", _timers_not_restored),
+    "what has expired is read again and again": (Ttl, "on_read", _stale_again_and_again),
+    "timers are not restored": (store_cache, "timers_of", _timers_not_restored),
     "a deleted timer fires": (Timers, "_change", _deletions_of_timers_ignored),
     "timers forget their namespace": (Timers, "_change", _timers_of_the_void_namespace),
-    "a namespace shows entries of longer ones": (CurrentKey, "scan", _scan_into_other_namespaces),
+    "a namespace shows entries of longer ones": (KeyContext, "scan", _scan_into_other_namespaces),
     "namespaces share their state": (KeyedState, "set_namespace", _no_namespaces),
     "newer elements of a list come first": (ListState, "__init__", _order_by_the_newest),
     "elements of another batch are overwritten": (ListState, "__init__", _elements_of_batches_collide),
     "a split list turns round": (redistribution, "even_split", _last_ones_first),
     "a union list shows a subtask its own": (OperatorListState, "get", _own_only),
-    "what a failing row did to state stays": (KeyedState, "take_back", _nothing_is_taken_back),
-    "what a failing row did to operator state stays": (
-        OperatorStateStore,
-        "take_back",
-        _operator_state_stays,
-    ),
+    "what a failing row did to state stays": (KeyedState, "rollback", _no_rollback),
+    "what a failing row did to operator state stays": (OperatorStateStore, "rollback", _operator_state_stays),
 }

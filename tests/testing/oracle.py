@@ -2,7 +2,7 @@
 
 Written from what is promised: the docstrings of descriptors and states, and docs/differences.md. Where more than one
 answer is allowed, as for entries that have expired and may have been cleaned up, the oracle looks at the answer,
-refuses what is not allowed, and goes on from what the answer tells.
+refuses what is not allowed, and goes on from the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.testing.every_state import KINDS, SETS_TIMERS, Row, Rule, Seen, Ttls,
 
 Update, Visibility = StateTtlConfig.UpdateType, StateTtlConfig.StateVisibility
 Characteristic = StateTtlConfig.TtlTimeCharacteristic
-Place = tuple[str, str, Any]
+StateKey = tuple[str, str, Any]
 """State, key, namespace."""
 Scope = tuple[str, Any]
 """Key, namespace."""
@@ -33,7 +33,7 @@ class Entry:
 
     Attributes:
         time: that the moments are of; None when it was written without a time to live.
-        latest: the moment of writing, as far as one is known: never before that of what it replaced.
+        latest: when it was written, where that is known: never before the entry that it replaced.
         earliest: the same, if what it replaced had been cleaned up by then.
         certain: False once it may have been cleaned up.
     """
@@ -54,8 +54,8 @@ class Oracle:
         since: from when each state has had its time to live; None before there is a time. Nothing lives from an
             earlier moment, except in states that `always` had it.
         is_begun: whether a batch has run.
-        full: whether snapshots are full: then what has expired is gone behind every batch of its subtask.
-        entries: by the place, and within it by a number in a list, by the key in a map.
+        full: whether snapshots are full: then what has expired is gone after every batch of its subtask.
+        entries: by state and scope, and within it by a number in a list, by the key in a map.
         split, union: operator state of each subtask.
         homes: the subtask of each key, as far as it was seen.
     """
@@ -70,7 +70,7 @@ class Oracle:
     since: dict[str, int | None] = field(default_factory=lambda: dict.fromkeys(KINDS))
     always: set[str] = field(default_factory=lambda: set(KINDS))
     is_begun: bool = False
-    entries: dict[Place, dict[Any, Entry]] = field(default_factory=dict)
+    entries: dict[StateKey, dict[Any, Entry]] = field(default_factory=dict)
     timers: dict[Scope, set[Timer]] = field(default_factory=dict)
     split: list[list[str]] = field(default_factory=lambda: [[]])
     union: list[list[str]] = field(default_factory=lambda: [[]])
@@ -87,9 +87,13 @@ class Oracle:
             self,
             entries={at: {k: replace(e) for k, e in of.items()} for at, of in self.entries.items()},
             timers={at: set(of) for at, of in self.timers.items()},
-            split=[list(of) for of in self.split], union=[list(of) for of in self.union],
-            rules=dict(self.rules), homes=dict(self.homes), since=dict(self.since), always=set(self.always),
-        )  # fmt: skip
+            split=[list(of) for of in self.split],
+            union=[list(of) for of in self.union],
+            rules=dict(self.rules),
+            homes=dict(self.homes),
+            since=dict(self.since),
+            always=set(self.always),
+        )
 
     # -- restores -----------------------------------------------------------------------------------------------
 
@@ -120,13 +124,9 @@ class Oracle:
     # -- batches ------------------------------------------------------------------------------------------------
 
     def batch(
-        self,
-        seen: Sequence[Seen],
-        rows: Sequence[Row] = (),
-        rules: Iterable[Rule] = (),
-        until: int | None = None,
+        self, seen: Sequence[Seen], rows: Sequence[Row] = (), rules: Iterable[Rule] = (), until: int | None = None
     ) -> None:
-        """A batch at the present times emitted `seen`: exactly what it had to, and this is what it left behind.
+        """A batch at the present times emitted `seen`: exactly what it had to, and this is what it left.
 
         Args:
             rows: those that do not fail.
@@ -151,7 +151,7 @@ class Oracle:
             row = came[at.key].pop(0)
             assert row.number == at.number, "rows of a key come in their order"
             self._visit(row, at, everybodys, added)
-        assert not any(came.values()), "each row is told of"
+        assert not any(came.values()), "rows that nothing was emitted for"
         self._clean_up({at.subtask for at in seen})
 
     def _visit(self, row: Row, at: Seen, everybodys: Counter[str], added: dict[int, list[str]]) -> None:
@@ -177,13 +177,13 @@ class Oracle:
 
     def _fire(self, seen: list[Seen], until: int | None) -> None:
         """The timers that fired are those that were due, in order of time."""
-        told: dict[Scope, list[list[Any]]] = {}
+        emitted: dict[Scope, list[list[Any]]] = {}
         for at in seen:
             namespace, *rest = unpack(at.results)
-            told.setdefault((at.key, namespace), []).append(rest)
+            emitted.setdefault((at.key, namespace), []).append(rest)
         for scope in [*self.timers]:
             limits = {"event": until, "processing": self.processing_time}
-            found = told.pop(scope, [])
+            found = emitted.pop(scope, [])
             for domain, time in self._due(scope, limits):
                 assert found, f"a timer of {scope} did not fire: {domain} {time}"
                 fired_domain, fired_time, results = found.pop(0)
@@ -195,7 +195,7 @@ class Oracle:
                     self._do(scope, about, verb, arguments, result)
             self.timer_time = None
             assert not found, f"{scope} fired: {found}"
-        assert not told, f"nobody had set: {told}"
+        assert not emitted, f"fired without being set: {emitted}"
 
     def _due(self, scope: Scope, limits: dict[str, int | None]) -> Iterable[Timer]:
         """Event time until nothing is due, then processing time; again when that made something due."""
@@ -218,110 +218,108 @@ class Oracle:
             timer = (arguments[0], arguments[1])
             timers.add(timer) if verb == "register" else timers.discard(timer)
             return
-        place = (about, *scope)
+        scope_key = (about, *scope)
         match about, verb:
             case _, "clear":
-                self.entries[place] = {}
+                self.entries[scope_key] = {}
             case ("list", "get") | ("map", "items" | "keys" | "values"):
                 shown = {"keys": lambda k, v: k, "values": lambda k, v: v, "items": lambda k, v: [k, v]}
-                self._read(place, result, shown.get(verb, lambda k, v: v))
+                self._read(scope_key, result, shown.get(verb, lambda k, v: v))
             case "list", _:
-                self._change_list(place, verb, arguments)
+                self._change_list(scope_key, verb, arguments)
             case "map", _:
-                self._do_to_map(place, verb, arguments, result)
+                self._do_to_map(scope_key, verb, arguments, result)
             case _, "value" | "get":
-                self._read(place, [] if result in (None, self._default(about)) else [result])
+                self._read(scope_key, [] if result in (None, self._default(about)) else [result])
                 assert result is not None or self._default(about) is None
             case "value", _:
-                self.entries[place] = {}
+                self.entries[scope_key] = {}
                 if arguments[0] is not None:
-                    self._write(place, 0, arguments[0])
+                    self._write(scope_key, 0, arguments[0])
             case _:
-                self._add(place, arguments[0], result)
+                self._add(scope_key, arguments[0], result)
 
-    def _change_list(self, place: Place, verb: str, arguments: list[Any]) -> None:
+    def _change_list(self, scope_key: StateKey, verb: str, arguments: list[Any]) -> None:
         if verb == "update":
-            self.entries[place] = {}
+            self.entries[scope_key] = {}
         for word in arguments if verb == "add" else arguments[0]:
             self.appended += 1
-            self._write(place, self.appended, word)
+            self._write(scope_key, self.appended, word)
 
-    def _do_to_map(self, place: Place, verb: str, arguments: list[Any], result: Any) -> None:
-        entries = self.entries.setdefault(place, {})
+    def _do_to_map(self, scope_key: StateKey, verb: str, arguments: list[Any], result: Any) -> None:
+        entries = self.entries.setdefault(scope_key, {})
         match verb:
             case "put":
-                self._write(place, *arguments)
+                self._write(scope_key, *arguments)
             case "put_all":
                 for key, word in arguments[0].items():
-                    self._write(place, key, word)
+                    self._write(scope_key, key, word)
             case "remove":
                 entries.pop(arguments[0], None)
             case "get":
-                self._read(place, [] if result is None else [result], only=arguments[0])
+                self._read(scope_key, [] if result is None else [result], only=arguments[0])
             case "contains":
                 held = [e.value for k, e in entries.items() if k == arguments[0]]
                 assert held or not result
-                self._read(place, held if result else [], only=arguments[0])
+                self._read(scope_key, held if result else [], only=arguments[0])
             case _:
-                self._ask_whether_empty(place, *result)
+                self._ask_whether_empty(scope_key, *result)
 
-    def _ask_whether_empty(self, place: Place, was_empty: bool, items: list[Any]) -> None:
+    def _ask_whether_empty(self, scope_key: StateKey, was_empty: bool, items: list[Any]) -> None:
         """And what there was then. Asking is a read: what had expired is not seen a second time."""
-        name = place[0]
-        stale = [
-            e for e in self.entries[place].values() if self.may_be_expired(name, e) and self._relaxed(name)
-        ]
+        name = scope_key[0]
+        stale = [e for e in self.entries[scope_key].values() if self.may_be_expired(name, e) and self._relaxed(name)]
         assert (items == []) if was_empty else (items or stale)
         assert not (was_empty and any(e.certain for e in stale))
         for entry in stale:
             # The first that was there is gone.
             entry.certain = False
-        self._read(place, items, lambda k, v: [k, v])
+        self._read(scope_key, items, lambda k, v: [k, v])
 
     def _read(
         self,
-        place: Place,
+        scope_key: StateKey,
         result: Sequence[Any],
         shown: Callable[[Any, str], Any] = lambda key, value: value,
         only: Any = None,
     ) -> None:
         """Reads what is there, or only one key of it, in its order; `result` is what was read."""
-        left, entries, name = list(result), self.entries.setdefault(place, {}), place[0]
+        left, entries, name = list(result), self.entries.setdefault(scope_key, {}), scope_key[0]
         for key in sorted(entries) if only is None else [only] if only in entries else []:
             entry = entries[key]
             was_given = left[:1] == [shown(key, entry.value)]
             expired, may_be = self.is_expired(name, entry), self.may_be_expired(name, entry)
             if was_given:
-                assert not expired or self._relaxed(name), f"{place} gives {entry}, which has expired"
+                assert not expired or self._relaxed(name), f"{scope_key} gives {entry}, which has expired"
                 del left[0]
             else:
                 hidden = not entry.certain or (may_be and not self._relaxed(name))
-                assert hidden, f"{place} lacks {entry}: {result}"
+                assert hidden, f"{scope_key} lacks {entry}: {result}"
             if expired or not was_given:
                 del entries[key]
                 continue
             # One that may have expired is given a last time then.
             entry.certain = not (may_be and self._relaxed(name))
             if self._renews(name):
-                self._write(place, key, entry.value)
-        assert not left, f"{place} gives {left} of {result}"
+                self._write(scope_key, key, entry.value)
+        assert not left, f"{scope_key} gives {left} of {result}"
 
-    def _add(self, place: Place, word: str, result: str) -> None:
+    def _add(self, scope_key: StateKey, word: str, result: str) -> None:
         """What is added to goes as far back as what could be read."""
-        first = f"fold+{word}" if place[0] == "folding" else word
-        before = self.entries.get(place, {}).get(0)
+        first = f"fold+{word}" if scope_key[0] == "folding" else word
+        before = self.entries.get(scope_key, {}).get(0)
         if before is None:
             assert result == first
         elif result == first:
-            self._read(place, [])
+            self._read(scope_key, [])
         else:
             assert result == f"{before.value}+{word}"
-            self._read(place, [before.value])
-        self._write(place, 0, result)
+            self._read(scope_key, [before.value])
+        self._write(scope_key, 0, result)
 
-    def _write(self, place: Place, key: Any, value: str) -> None:
+    def _write(self, scope_key: StateKey, key: Any, value: str) -> None:
         """Sets an entry, which lives from now on; in event time at least from where the one before has lived from."""
-        name, of = place[0], self.entries.setdefault(place, {})
+        name, of = scope_key[0], self.entries.setdefault(scope_key, {})
         ttl, now, before = self.ttls[name], self._now(name), of.get(key)
         if ttl is None:
             of[key] = Entry(value)
@@ -358,11 +356,11 @@ class Oracle:
 
     def _clean_up(self, worked: set[int]) -> None:
         """Some of what has expired may be gone; of a full snapshot, all of it is."""
-        for place, of in self.entries.items():
-            ttl = self.ttls[place[0]]
-            expired = [key for key, entry in of.items() if self.may_be_expired(place[0], entry)]
+        for scope_key, of in self.entries.items():
+            ttl = self.ttls[scope_key[0]]
+            expired = [key for key, entry in of.items() if self.may_be_expired(scope_key[0], entry)]
             for key in expired:
-                if self.full and self.homes.get(place[1]) in worked and self.is_expired(place[0], of[key]):
+                if self.full and self.homes.get(scope_key[1]) in worked and self.is_expired(scope_key[0], of[key]):
                     del of[key]
                 elif self.full or (ttl is not None and ttl.background_cleanup):
                     of[key].certain = False
@@ -388,32 +386,32 @@ class Oracle:
 
     # -- seen from outside --------------------------------------------------------------------------------------
 
-    def check_read(self, place: Place, found: Any) -> None:
+    def check_read(self, scope_key: StateKey, found: Any) -> None:
         """State as a function would read it now; looking changes nothing."""
-        name, key, namespace = place
+        name, key, namespace = scope_key
         verb = {"list": "get", "map": "items", "value": "value"}.get(name, "get")
         result = [[k, v] for k, v in found.items()] if name == "map" else found
         looked = self.copy()
         looked._begin_lives()
         looked._do((key, namespace), name, verb, [], result)
 
-    def check_stored(self, found: Iterable[StateEntry]) -> None:
+    def check_hashes(self, found: Iterable[StateEntry]) -> None:
         """All that is stored: what has expired and was not removed may be there."""
-        stored: dict[Place, list[Any]] = {}
+        stored: dict[StateKey, list[Any]] = {}
         for each in found:
             value = "+".join(each.value) if each.state == "aggregating" else each.value
             shown = [each.map_key, value] if each.state == "map" else value
             stored.setdefault((each.state, *each.key, each.namespace), []).append(shown)
-        for place, of in self.entries.items():
-            left = stored.pop(place, [])
+        for scope_key, of in self.entries.items():
+            left = stored.pop(scope_key, [])
             for key in sorted(of):
-                shown = [key, of[key].value] if place[0] == "map" else of[key].value
+                shown = [key, of[key].value] if scope_key[0] == "map" else of[key].value
                 if left[:1] == [shown]:
                     del left[0]
                 else:
-                    assert not of[key].certain, f"{place} has lost {shown}"
-            assert not left, f"{place} has kept {left}"
-        assert not stored, f"nobody wrote {stored}"
+                    assert not of[key].certain, f"{scope_key} has lost {shown}"
+            assert not left, f"{scope_key} has kept {left}"
+        assert not stored, f"stored without being written: {stored}"
 
     def check_timers(self, found: Iterable[PendingTimer]) -> None:
         """The timers that are pending, each once."""
@@ -421,9 +419,7 @@ class Oracle:
         stored = Counter((t.key, t.namespace, domains[t.domain], t.time) for t in found)
         assert stored == Counter((*scope, *timer) for scope, of in self.timers.items() for timer in of)
 
-    def check_operator_state(
-        self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]
-    ) -> None:
+    def check_operator_state(self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]) -> None:
         """What subtasks keep; until a batch has run at another parallelism, those before."""
         assert split == self.split if len(split) == len(self.split) else _flat(split) == _flat(self.split)
         assert sorted(_flat(union)) == sorted(_flat(self.union))
@@ -452,9 +448,7 @@ def _check_order(seen: list[Seen]) -> None:
 
 def _in_force(ttls: Ttls) -> Ttls:
     """Without those that are declared as disabled."""
-    return {
-        name: ttl if ttl and ttl.update_type is not Update.Disabled else None for name, ttl in ttls.items()
-    }
+    return {name: ttl if ttl and ttl.update_type is not Update.Disabled else None for name, ttl in ttls.items()}
 
 
 def _flat(lists: Iterable[list[str]]) -> list[str]:

@@ -74,8 +74,7 @@ LATER = KeyedInput(Row, "key", event_time="at")
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=40),
-    st.sets(st.integers(1, 40), max_size=8),
+    st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=40), st.sets(st.integers(1, 40), max_size=8)
 )
 def test_a_row_finds_what_a_younger_one_than_its_life_wrote_wherever_batches_are_cut(
     steps: list[tuple[int, str]], cuts: set[int]
@@ -113,10 +112,7 @@ def test_a_timer_sees_the_state_of_its_own_time() -> None:
         harness.advance_watermark(0)
         harness.push(Row("a", 100), Row("b", 120))
         half = LIFE // 2
-        assert sorted(harness.advance_watermark(1_000)) == [
-            Seen("a", 100 + half, 100),
-            Seen("b", 120 + half, 120),
-        ]
+        assert sorted(harness.advance_watermark(1_000)) == [Seen("a", 100 + half, 100), Seen("b", 120 + half, 120)]
         assert harness.state("last", key="a") is None
 
 

@@ -17,19 +17,13 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from stateflow import (
-    DeadLetters,
-    FsStateBackend,
-    MemoryStateBackend,
-    RocksDBStateBackend,
-    StateTtlConfig,
-)
-from stateflow.api.backends import StateBackend
+from stateflow import DeadLetters, FsStateBackend, MemoryStateBackend, RocksDBStateBackend, StateTtlConfig
+from stateflow.api.state_backends import StateBackend
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.testing import HarnessSnapshot, KeyedHarness
 from tests.testing.every_state import CELLS, INPUTS, KINDS, RULES, EveryState, Row, Rule, Seen, Step, pack
 from tests.testing.mutants import MUTANTS
-from tests.testing.oracle import Oracle, Place, Scope
+from tests.testing.oracle import Oracle, Scope, StateKey
 
 KEYS = ("a", "b", "", "a\0")
 NAMESPACES = (None, "n", "", "n\0", 0)
@@ -52,9 +46,7 @@ times = st.sampled_from([0, 1, 2, 3, 4, 6, 10, 31, 110, -1, -5])
 steps = st.one_of(
     st.sampled_from([(k, "value" if k == "value" else "get") for k in CELLS]),
     st.sampled_from([(k, "clear") for k in KINDS]),
-    st.sampled_from(
-        [("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD)]
-    ),
+    st.sampled_from([("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD)]),
     st.sampled_from([("value", "update", NO_WORD), ("value", "update", None)]),
     st.just(("list", "add", NO_WORD)),
     st.tuples(st.just("list"), st.sampled_from(["add_all", "update"]), listed),
@@ -85,12 +77,18 @@ visits = st.tuples(
 )
 pushes = st.lists(visits, min_size=1, max_size=4)
 filling = [
-    ("value", "update", NO_WORD), ("list", "add_all", [NO_WORD, NO_WORD]),
+    ("value", "update", NO_WORD),
+    ("list", "add_all", [NO_WORD, NO_WORD]),
     ("map", "put_all", dict.fromkeys(MAP_KEYS, NO_WORD)),
-    ("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD),
-    ("timer", "register", "event", 30), ("timer", "register", "processing", 31), ("timer", "register", "event", 102),
-    ("split", "add"), ("union", "add"),
-]  # fmt: skip
+    ("reducing", "add", NO_WORD),
+    ("aggregating", "add", NO_WORD),
+    ("folding", "add", NO_WORD),
+    ("timer", "register", "event", 30),
+    ("timer", "register", "processing", 31),
+    ("timer", "register", "event", 102),
+    ("split", "add"),
+    ("union", "add"),
+]
 """Steps that leave something in every state."""
 rules = st.lists(st.builds(Rule, st.sampled_from(["x", "y"]), st.integers(0, 2)), max_size=2)
 ttls = st.builds(
@@ -108,9 +106,7 @@ changes = st.dictionaries(st.sampled_from(KINDS), st.none() | ttls, max_size=3) 
 backends = st.sampled_from(BACKENDS)
 parallelisms = st.sampled_from([1, 2, 3, 8])
 durations = st.sampled_from([30, 1, 29, 31, 70, 100])
-passing = (
-    st.tuples(durations, st.just(0)) | st.tuples(st.just(0), durations) | st.tuples(durations, durations)
-)
+passing = st.tuples(durations, st.just(0)) | st.tuples(st.just(0), durations) | st.tuples(durations, durations)
 """In event time and in processing time."""
 
 
@@ -123,7 +119,7 @@ class Kept:
 
 
 class EveryHistory(RuleBasedStateMachine):
-    """Batches, time, failures, snapshots, restores: behind each, the function saw what it had to, and so do we."""
+    """Batches, time, failures, snapshots, restores: after each, the function saw what it had to, and so do we."""
 
     harness: KeyedHarness
 
@@ -155,10 +151,16 @@ class EveryHistory(RuleBasedStateMachine):
         self.oracle.rescale(parallelism)
         self._use(backend)
         self.harness = KeyedHarness(
-            EveryState(declared, default), *INPUTS, output=Seen, backend=self.backend, parallelism=parallelism,
-            on_error=DeadLetters(1000) if letters else "fail", max_parallelism=8,
-            state__ttl_cleanup_entries=cleaned, rocksdb__compact_at_files=2,
-        )  # fmt: skip
+            EveryState(declared, default),
+            *INPUTS,
+            output=Seen,
+            backend=self.backend,
+            parallelism=parallelism,
+            on_error=DeadLetters(1000) if letters else "fail",
+            max_parallelism=8,
+            state__ttl_cleanup_entries=cleaned,
+            rocksdb__compact_at_files=2,
+        )
         if filled:
             places = [(key, namespace) for key in KEYS for namespace in (None, "n")]
             self.push([(key, namespace, filling) for key, namespace in places], [Rule("x", 1)])
@@ -172,10 +174,7 @@ class EveryHistory(RuleBasedStateMachine):
 
     @rule(pushed=pushes, rules=rules)
     def push(self, pushed: list[tuple[str, Any, list[Any]]], rules: list[Rule]) -> None:
-        rows = [
-            self._row(number, key, self._steps(key, ns, done))
-            for number, (key, ns, done) in enumerate(pushed)
-        ]
+        rows = [self._row(number, key, self._steps(key, ns, done)) for number, (key, ns, done) in enumerate(pushed)]
         self.oracle.batch(self.harness.push_both(rows, rules), rows, rules)
         self._look(*pushed[0][:2])
 
@@ -218,11 +217,12 @@ class EveryHistory(RuleBasedStateMachine):
     @rule()
     def read_everything(self) -> None:
         """Then nothing is stored that has expired."""
-        scopes = sorted({place[1:] for place in self.oracle.entries}, key=repr)
-        rows = [self._row(number, key, self._steps(key, namespace, reads))
-                for number, (key, namespace) in enumerate(scopes)]  # fmt: skip
+        scopes = sorted({state_key[1:] for state_key in self.oracle.entries}, key=repr)
+        rows = [
+            self._row(number, key, self._steps(key, namespace, reads)) for number, (key, namespace) in enumerate(scopes)
+        ]
         self.oracle.batch(self.harness.push_both(rows, []), rows)
-        self.oracle.check_stored(self.harness.state_entries())
+        self.oracle.check_hashes(self.harness.state_entries())
 
     @rule()
     def snapshot(self) -> None:
@@ -251,9 +251,7 @@ class EveryHistory(RuleBasedStateMachine):
         ttls = {**self.oracle.ttls, **changes}
         parallelism = parallelism or self.oracle.parallelism
         function = EveryState(ttls, self.oracle.default) if changes else None
-        restored = KeyedHarness.restore(
-            before.snapshot, function, backend=self.backend, parallelism=parallelism
-        )
+        restored = KeyedHarness.restore(before.snapshot, function, backend=self.backend, parallelism=parallelism)
         self.harness.close()
         self.harness = restored
         self.oracle.rescale(parallelism)
@@ -316,12 +314,12 @@ class EveryHistory(RuleBasedStateMachine):
             # It copies and opens every store.
             return
         self.oracle.check_timers(self.harness.timers())
-        self.oracle.check_stored(self.harness.state_entries())
+        self.oracle.check_hashes(self.harness.state_entries())
         split, union = self.harness.operator_state("split"), self.harness.operator_state("union")
         self.oracle.check_operator_state(split, union, self.harness.broadcast_state(RULES))
         kind = KINDS[self.words % len(KINDS)]
-        place: Place = (kind, key, namespace)
-        self.oracle.check_read(place, self.harness.state(kind, key, namespace=namespace))
+        state_key: StateKey = (kind, key, namespace)
+        self.oracle.check_read(state_key, self.harness.state(kind, key, namespace=namespace))
 
 
 def test_there_and_back_without_a_batch_changes_no_operator_state() -> None:

@@ -23,9 +23,9 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.query.state import StateEntry, read_state
-from stateflow.runtime import stores
+from stateflow.runtime.task import store_cache
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.runtime.local_box import Box
+from tests.support.local_jobs import LocalJobs
 
 BATCH = 4
 
@@ -78,8 +78,8 @@ def _by_key(rows: Iterable[dict[str, Any]]) -> dict[Any, list[Note]]:
     return result
 
 
-def _run(folder: Path, events: Sequence[Event]) -> tuple[Box, list[StateEntry]]:
-    box = Box(folder)
+def _run(folder: Path, events: Sequence[Event]) -> tuple[LocalJobs, list[StateEntry]]:
+    box = LocalJobs(folder)
 
     def build(env: StreamExecutionEnvironment) -> None:
         disorder = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5))
@@ -92,7 +92,7 @@ def _run(folder: Path, events: Sequence[Event]) -> tuple[Box, list[StateEntry]]:
     try:
         box.run(build, **{"source.max_rows_per_batch": str(BATCH), "max_parallelism": "128"})
     finally:
-        stores.close_all()
+        store_cache.close_all()
     return box, list(read_state(str(folder / "root"), "operator"))
 
 

@@ -29,8 +29,7 @@ from stateflow import (
     RuntimeContext,
     ValueStateDescriptor,
 )
-from stateflow.api.backends import StateBackend
-from stateflow.runtime.local import LocalExecutor
+from stateflow.api.state_backends import StateBackend
 from stateflow.testing import KeyedHarness, KeyedInput
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
@@ -90,7 +89,7 @@ class _Service(_Timers):
 
 
 class Scripted(KeyedProcessFunction[Row, Seen]):
-    """Does what the rows say, and emits what it sees."""
+    """Does what the rows ask for, and emits what it sees."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.rows = ctx.get_state(ValueStateDescriptor("rows", int, default=0))
@@ -180,16 +179,19 @@ def histories(draw: Callable[..., Any]) -> History:
             batch.append(Row(key, at, number, ";".join(script)))
             number += 1
         batches.append((tuple(batch), draw(st.sampled_from([0, 0, 0, 1, 2]))))
-    return History(
-        draw(st.sampled_from([0, 1, 5, 20])), tuple(batches), draw(st.sampled_from([None, 1, 2, 3]))
-    )
+    return History(draw(st.sampled_from([0, 1, 5, 20])), tuple(batches), draw(st.sampled_from([None, 1, 2, 3])))
 
 
 def _harness(history: History, backend: StateBackend) -> KeyedHarness:
     source = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(milliseconds=history.bound))
-    return KeyedHarness(
-        Scripted(), source, output=Seen, on_error=DeadLetters(budget=1000), backend=backend, parallelism=2
-    )
+    letters = DeadLetters(budget=1000)
+    more = {"parallelism": 2, **_arrow(history.arrow_rows)}
+    return KeyedHarness(Scripted(), source, output=Seen, on_error=letters, backend=backend, **more)
+
+
+def _arrow(rows: int | None) -> dict[str, str]:
+    """The setting that gives tasks so many rows at once; a key's rows then come in several pieces."""
+    return {} if rows is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}
 
 
 def _restored(h: KeyedHarness, parallelism: int) -> KeyedHarness:
@@ -205,8 +207,6 @@ def _check(history: History, backend: StateBackend) -> None:
         if parallelism:
             letters += len(h.dead_letters)
             h = _restored(h, parallelism)
-        # What Spark gives a task; a key's rows then come in several pieces.
-        h._executor = LocalExecutor(history.arrow_rows)
         for each in h.push(*batch):
             seen[each.key].append(each)
         model.batch(batch)
@@ -233,9 +233,7 @@ def _call(seen: Seen) -> tuple[Any, ...]:
 
 
 @example(History(0, (((Row("a", 0, 0, "set 3;fail"), Row("a", 20, 1)), 0),), None))
-@example(
-    History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None)
-)
+@example(History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None))
 @given(histories())
 def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink(history: History) -> None:
     _check(history, MemoryStateBackend())
@@ -255,7 +253,7 @@ def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink_in_many_histories(
 
 
 class Both(KeyedCoProcessFunction[Row, Row, Seen]):
-    """Does what the rows of either stream say; emits their event time."""
+    """Does what the rows of either stream ask for; emits their event time."""
 
     def process_element1(self, row: Row, ctx: Context) -> Iterator[Seen]:
         watermark = ctx.timer_service().current_watermark()
@@ -271,16 +269,14 @@ class Both(KeyedCoProcessFunction[Row, Row, Seen]):
 
 
 @given(histories(), histories())
-def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(
-    first: History, second: History
-) -> None:
+def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: History, second: History) -> None:
     inputs = [
         KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta(milliseconds=of.bound))
         for of in (first, second)
     ]
     fired, shown = dict.fromkeys(KEYS, LOW), dict.fromkeys(KEYS, LOW)
-    with KeyedHarness(Both(), *inputs, output=Seen, on_error=DeadLetters(budget=1000)) as h:
-        h._executor = LocalExecutor(first.arrow_rows)
+    letters = DeadLetters(budget=1000)
+    with KeyedHarness(Both(), *inputs, output=Seen, on_error=letters, **_arrow(first.arrow_rows)) as h:
         for (ones, _), (twos, _) in zip_longest(first.batches, second.batches, fillvalue=((), 0)):
             before = LOW if h.watermark is None else h.watermark
             for seen in h.push_both(ones, twos):
@@ -290,7 +286,7 @@ def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(
                     assert seen.time <= before or seen.time > fired[seen.key]
                 else:
                     assert seen.time <= seen.watermark
-                    # One that is set for a time that has passed says nothing of the rows.
+                    # One that is set for a time that has passed has nothing to do with the rows.
                     fired[seen.key] = max(fired[seen.key], seen.time)
             after = LOW if h.watermark is None else h.watermark
             assert all(watermark <= after for watermark in shown.values())
@@ -314,15 +310,9 @@ def test_with_two_sources_each_holds_back_the_other() -> None:
 
 def test_with_two_sources_what_came_in_an_earlier_arrow_batch_counts() -> None:
     inputs = [KeyedInput(Row, "key", ("at",), event_time="at", out_of_orderness=timedelta())] * 2
-    with KeyedHarness(Both(), *inputs, output=Seen) as h:
-        h._executor = LocalExecutor(arrow_rows=1)
+    with KeyedHarness(Both(), *inputs, output=Seen, **_arrow(1)) as h:
         ones = [Row("a", 10, 0, "set 1"), Row("a", 50)]
-        assert _calls(h.push_both(ones, [Row("a", 60)])) == [
-            ("row", 10),
-            ("row", 50),
-            ("timer", 11),
-            ("row", 60),
-        ]
+        assert _calls(h.push_both(ones, [Row("a", 60)])) == [("row", 10), ("row", 50), ("timer", 11), ("row", 60)]
 
 
 def _calls(seen: Sequence[Seen]) -> list[tuple[str, int]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stateflow.checkpoint.documents import SourceFile, SparkPosition
+from stateflow.checkpoint.log.documents import SourceFile, SparkPosition
 from stateflow.errors import BatchFailed, CorruptFile, DataError, InternalError, MissingFile, StateflowError
-from stateflow.runtime.seeding import (
+from stateflow.runtime.spark.checkpoint_location import (
     SparkLocation,
     driver_location,
     missing_entries,
@@ -22,6 +22,7 @@ from stateflow.runtime.seeding import (
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import data_folder, parse_data
+from tests.support.errors import raises
 
 QUERY = "0d4c1b2a-0000-4000-8000-000000000000"
 OFFSETS = b'v1\n{"batchWatermarkMs":0}\n{"logOffset":7}\n'
@@ -29,18 +30,19 @@ LARGE = b"v1\n" + b'{"path":"file:///data/part.parquet"}\n' * 1000
 FOLDER = data_folder(4, 2, "driver")
 
 
-@pytest.mark.parametrize(("names", "needed"), [
-    ([], []),
-    (["0"], ["0"]),
-    (["10", "9", "2"], ["2", "9", "10"]),
-    (["9.compact", "9", "8", "10", "11"], ["9.compact", "10", "11"]),
-    (["9.compact", "19.compact", "18", "20"], ["19.compact", "20"]),
-    (["9.compact"], ["9.compact"]),
-    (["state.json", "0", "initial"], ["0", "initial", "state.json"]),
-])  # fmt: skip
-def test_of_a_source_s_log_the_newest_compaction_and_what_came_after(
-    names: list[str], needed: list[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("names", "needed"),
+    [
+        ([], []),
+        (["0"], ["0"]),
+        (["10", "9", "2"], ["2", "9", "10"]),
+        (["9.compact", "9", "8", "10", "11"], ["9.compact", "10", "11"]),
+        (["9.compact", "19.compact", "18", "20"], ["19.compact", "20"]),
+        (["9.compact"], ["9.compact"]),
+        (["state.json", "0", "initial"], ["0", "initial", "state.json"]),
+    ],
+)
+def test_of_a_source_s_log_the_newest_compaction_and_what_came_after(names: list[str], needed: list[str]) -> None:
     assert needed_entries(names) == needed
     assert needed_entries(names[::-1]) == needed
 
@@ -48,10 +50,18 @@ def test_of_a_source_s_log_the_newest_compaction_and_what_came_after(
 def _written_by_spark(folder: Path) -> None:
     """A location as Spark leaves it in the middle of batch 7."""
     files = {
-        "metadata": b'{"id":"x"}', "offsets/5": b"old", "offsets/6": b"before", "offsets/7": OFFSETS, "commits/6": b"c",
-        "sources/0/5": b"five", "sources/0/6.compact": LARGE, "sources/0/7": b"seven", "sources/0/.7.crc": b"crc",
-        "sources/0/8.tmp": b"half", "sources/1/0": b"first offset",
-    }  # fmt: skip
+        "metadata": b'{"id":"x"}',
+        "offsets/5": b"old",
+        "offsets/6": b"before",
+        "offsets/7": OFFSETS,
+        "commits/6": b"c",
+        "sources/0/5": b"five",
+        "sources/0/6.compact": LARGE,
+        "sources/0/7": b"seven",
+        "sources/0/.7.crc": b"crc",
+        "sources/0/8.tmp": b"half",
+        "sources/1/0": b"first offset",
+    }
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,14 +99,18 @@ def test_what_is_captured_seeds_a_location_that_captures_the_same(tmp_path: Path
     assert [f.path for f in position.source_files] == ["0/6.compact", "0/7", "1/0"]
 
     again = SparkLocation(tmp_path / "deep" / "second", storage)
-    again.seed(position, QUERY)
+    again.create(position, QUERY)
     found = {str(p.relative_to(again.folder)): p.read_bytes() for p in again.folder.rglob("*") if p.is_file()}
     metadata = found.pop("metadata")
     assert json.loads(metadata) == {"id": QUERY}
     assert found == {
-        "offsets/6": b"before", "offsets/7": OFFSETS, "commits/7": position.commit, "sources/0/6.compact": LARGE,
-        "sources/0/7": b"seven", "sources/1/0": b"first offset",
-    }  # fmt: skip
+        "offsets/6": b"before",
+        "offsets/7": OFFSETS,
+        "commits/7": position.commit,
+        "sources/0/6.compact": LARGE,
+        "sources/0/7": b"seven",
+        "sources/1/0": b"first offset",
+    }
     assert stat.S_IMODE(again.folder.stat().st_mode) == 0o700
 
     stored = storage.list("")
@@ -113,9 +127,7 @@ def test_a_large_log_is_a_file_and_a_small_one_is_in_the_manifest(tmp_path: Path
     assert handle is not None and files["0/6.compact"].content is None
     assert storage.get(handle.key) == LARGE
     parsed = parse_data(handle.key)
-    assert parsed is not None and (parsed.generation, parsed.ordinal) == (4, 2), (
-        "so that garbage collection knows it"
-    )
+    assert parsed is not None and (parsed.generation, parsed.ordinal) == (4, 2), "so that garbage collection knows it"
 
 
 def test_the_first_batch_has_nothing_before_it(tmp_path: Path) -> None:
@@ -124,55 +136,58 @@ def test_the_first_batch_has_nothing_before_it(tmp_path: Path) -> None:
     position = SparkLocation(tmp_path, MemoryStorage()).capture(0, FOLDER)
     assert (position.batch_id, position.previous_offsets, position.source_files) == (0, None, [])
     again = SparkLocation(tmp_path / "again", MemoryStorage())
-    again.seed(position, QUERY)
+    again.create(position, QUERY)
     assert sorted(p.name for p in (again.folder / "offsets").iterdir()) == ["0"]
 
 
 def test_a_job_without_a_checkpoint_starts_in_an_empty_folder(tmp_path: Path) -> None:
     location = SparkLocation(tmp_path / "new", MemoryStorage())
-    location.seed(None, QUERY)
+    location.create(None, QUERY)
     assert list(location.folder.iterdir()) == []
 
 
 def test_a_batch_that_spark_has_not_planned_is_an_internal_error(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="batch=7"):
+    with raises(InternalError, batch=7):
         SparkLocation(tmp_path, MemoryStorage()).capture(7, FOLDER)
 
 
 def _position(*files: SourceFile) -> SparkPosition:
-    return SparkPosition(
-        batch_id=0, offsets=OFFSETS, previous_offsets=None, commit=b"c", source_files=list(files)
-    )
+    return SparkPosition(batch_id=0, offsets=OFFSETS, previous_offsets=None, commit=b"c", source_files=list(files))
 
 
-@pytest.mark.parametrize("path", [
-    "", "x", "/etc/x", "../x", "0/../../x", "0/..", "0/./1", "0//1", "0/", "a/b/c/d/e", "0/x\0y", "..",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path", ["", "x", "/etc/x", "../x", "0/../../x", "0/..", "0/./1", "0//1", "0/", "a/b/c/d/e", "0/x\0y", ".."]
+)
 def test_a_path_outside_the_location_is_refused(tmp_path: Path, path: str) -> None:
     location = SparkLocation(tmp_path / "root" / "location", MemoryStorage())
-    with pytest.raises(CorruptFile) as refused:
-        location.seed(_position(SourceFile(path=path, content=b"x")), QUERY)
-    assert refused.value.facts == {"path": path}
+    with raises(CorruptFile, path=path):
+        location.create(_position(SourceFile(path=path, content=b"x")), QUERY)
     assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == [
-        "root/location/commits/0", "root/location/metadata", "root/location/offsets/0",
-    ]  # fmt: skip
+        "root/location/commits/0",
+        "root/location/metadata",
+        "root/location/offsets/0",
+    ]
 
 
 HANDLE = FileHandle(key=f"{FOLDER}sources-0-1", size=3, sha256="0" * 64)
 
 
-@pytest.mark.parametrize(("handle", "error"), [
-    (HANDLE, CorruptFile), (msgspec.structs.replace(HANDLE, size=4), CorruptFile),
-    (msgspec.structs.replace(HANDLE, key="data/gone"), MissingFile),
-    (msgspec.structs.replace(HANDLE, key="../outside"), DataError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("handle", "error"),
+    [
+        (HANDLE, CorruptFile),
+        (msgspec.structs.replace(HANDLE, size=4), CorruptFile),
+        (msgspec.structs.replace(HANDLE, key="data/gone"), MissingFile),
+        (msgspec.structs.replace(HANDLE, key="../outside"), DataError),
+    ],
+)
 def test_a_stored_log_that_is_not_what_was_recorded_is_refused(
     tmp_path: Path, handle: FileHandle, error: type[StateflowError]
 ) -> None:
     storage = MemoryStorage()
     storage.put_new(HANDLE.key, b"abc")
-    with pytest.raises(error) as refused:
-        SparkLocation(tmp_path / "x", storage).seed(_position(SourceFile(path="0/1", handle=handle)), QUERY)
+    with raises(error) as refused:
+        SparkLocation(tmp_path / "x", storage).create(_position(SourceFile(path="0/1", handle=handle)), QUERY)
     assert handle.key in refused.value.facts.values()
 
 
@@ -181,8 +196,9 @@ def test_each_source_has_its_own_line() -> None:
     position = msgspec.structs.replace(_position(), offsets=offsets)
     found = source_positions(position, [("files", "reads files"), ("topic", "reads a topic")])
     assert [(p.uid, p.description, p.offset) for p in found] == [
-        ("files", "reads files", '{"logOffset":7}'), ("topic", "reads a topic", '{"topic":{"0":3}}'),
-    ]  # fmt: skip
+        ("files", "reads files", '{"logOffset":7}'),
+        ("topic", "reads a topic", '{"topic":{"0":3}}'),
+    ]
 
 
 # --- Whose location it is
@@ -191,11 +207,11 @@ def test_each_source_has_its_own_line() -> None:
 def test_a_paused_driver_leaves_a_newer_run_s_location_alone(tmp_path: Path) -> None:
     """It was stopped after its CLAIM, and goes on when another run on this host has claimed the job and works."""
     newer = driver_location(tmp_path, "job", 6)
-    SparkLocation(newer, MemoryStorage()).seed(None, QUERY)
+    SparkLocation(newer, MemoryStorage()).create(None, QUERY)
     (newer / "offsets").mkdir()
     (newer / "offsets" / "0").write_bytes(OFFSETS)
     paused = driver_location(tmp_path, "job", 5)
-    SparkLocation(paused, MemoryStorage()).seed(None, QUERY)
+    SparkLocation(paused, MemoryStorage()).create(None, QUERY)
     assert (newer / "offsets" / "0").read_bytes() == OFFSETS
     assert paused != newer
     # The next run removes both: each of them is fenced.
@@ -209,26 +225,27 @@ def test_a_paused_driver_leaves_a_newer_run_s_location_alone(tmp_path: Path) -> 
 def _logs(offsets: list[str], names: list[str]) -> SparkPosition:
     text = "v1\n{}\n" + "".join(f"{line}\n" for line in offsets)
     files = [SourceFile(path=name, content=b"x") for name in names]
-    return SparkPosition(
-        batch_id=3, offsets=text.encode(), previous_offsets=None, commit=b"", source_files=files
-    )
+    return SparkPosition(batch_id=3, offsets=text.encode(), previous_offsets=None, commit=b"", source_files=files)
 
 
-@pytest.mark.parametrize(("offsets", "names", "missing"), [
-    (["-"], [], []),
-    (['{"logOffset":2}'], ["0/0", "0/1", "0/2"], []),
-    (['{"logOffset":2}'], ["0/0", "0/1", "0/2", "0/3"], []),
-    (['{"logOffset":11}'], ["0/9.compact", "0/10", "0/11"], []),
-    (['{"logOffset":9}'], ["0/9.compact"], []),
-    (['{"logOffset":2}'], ["0/0", "0/2"], ["0/1"]),
-    (['{"logOffset":2}'], ["0/2"], ["0/0", "0/1"]),
-    (['{"logOffset":2}'], [], ["0/0", "0/1", "0/2"]),
-    (['{"logOffset":11}'], ["0/9.compact", "0/11"], ["0/10"]),
-    (['{"logOffset":11}'], ["0/10", "0/11"], [f"0/{n}" for n in range(10)]),
-    (["-", '{"logOffset":1}'], ["0/0", "1/1"], ["1/0"]),
-    # Sources of other kinds have offsets of their own, and at most an entry with their first one.
-    (['{"topic":{"0":7}}', "5", '{"logOffset":0,"x":1}'], ["0/0"], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("offsets", "names", "missing"),
+    [
+        (["-"], [], []),
+        (['{"logOffset":2}'], ["0/0", "0/1", "0/2"], []),
+        (['{"logOffset":2}'], ["0/0", "0/1", "0/2", "0/3"], []),
+        (['{"logOffset":11}'], ["0/9.compact", "0/10", "0/11"], []),
+        (['{"logOffset":9}'], ["0/9.compact"], []),
+        (['{"logOffset":2}'], ["0/0", "0/2"], ["0/1"]),
+        (['{"logOffset":2}'], ["0/2"], ["0/0", "0/1"]),
+        (['{"logOffset":2}'], [], ["0/0", "0/1", "0/2"]),
+        (['{"logOffset":11}'], ["0/9.compact", "0/11"], ["0/10"]),
+        (['{"logOffset":11}'], ["0/10", "0/11"], [f"0/{n}" for n in range(10)]),
+        (["-", '{"logOffset":1}'], ["0/0", "1/1"], ["1/0"]),
+        # Sources of other kinds have offsets of their own, and at most an entry with their first one.
+        (['{"topic":{"0":7}}', "5", '{"logOffset":0,"x":1}'], ["0/0"], []),
+    ],
+)
 def test_a_file_source_s_log_has_no_gap(offsets: list[str], names: list[str], missing: list[str]) -> None:
     assert missing_entries(_logs(offsets, names)) == missing
 
@@ -236,10 +253,8 @@ def test_a_file_source_s_log_has_no_gap(offsets: list[str], names: list[str], mi
 def test_an_incomplete_log_is_neither_committed_nor_begun_with(tmp_path: Path) -> None:
     _written_by_spark(tmp_path / "first")
     (tmp_path / "first/sources/0/7").unlink()
-    with pytest.raises(BatchFailed, match="not complete") as failed:
+    with raises(BatchFailed, batch=7, missing=["0/7"]):
         SparkLocation(tmp_path / "first", MemoryStorage()).capture(7, FOLDER)
-    assert failed.value.facts["missing"] == ["0/7"]
     stored = _logs(['{"logOffset":2}'], ["0/0", "0/2"])
-    with pytest.raises(CorruptFile) as corrupt:
-        SparkLocation(tmp_path / "second", MemoryStorage()).seed(stored, QUERY)
-    assert corrupt.value.facts["missing"] == ["0/1"]
+    with raises(CorruptFile, batch=3, missing=["0/1"]):
+        SparkLocation(tmp_path / "second", MemoryStorage()).create(stored, QUERY)

@@ -1,8 +1,10 @@
-"""Settings: layers, values, and what is said about wrong ones."""
+"""Settings: layers, values, and the errors of wrong ones."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.config import parse_assignments, parse_duration, read_toml, resolve
+from stateflow.config.settings import CheckpointSettings, RunSettings, Settings
+from stateflow.config.sources import parse_assignments, parse_duration, read_toml, resolve
+from stateflow.config.state_settings import StateSettings
 from stateflow.errors import ConfigError
-from stateflow.settings import CheckpointSettings, RunSettings, Settings, StateSettings
+from tests.support.errors import raises
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
@@ -46,71 +50,120 @@ def test_parameters_and_settings_of_spark_are_passed_on_as_texts() -> None:
     assert found.spark.conf == {"spark.executor.memory": "2g"}
 
 
-@pytest.mark.parametrize(("given", "found"), [
-    (("a=b",), {"a": "b"}), (("a.b=c=d", "x="), {"a.b": "c=d", "x": ""}), ((" a = b",), {"a": " b"}), ((), {}),
-    (("a=1", "a=2"), {"a": "2"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (("a=b",), {"a": "b"}),
+        (("a.b=c=d", "x="), {"a.b": "c=d", "x": ""}),
+        ((" a = b",), {"a": " b"}),
+        ((), {}),
+        (("a=1", "a=2"), {"a": "2"}),
+    ],
+)
 def test_an_assignment_is_a_name_and_a_value(given: tuple[str, ...], found: dict[str, str]) -> None:
     assert parse_assignments(given) == found
 
 
 @pytest.mark.parametrize("text", ["a", "", "=b"])
 def test_an_assignment_without_name_or_value_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="key=value") as refused:
+    with raises(ConfigError, given=text):
         parse_assignments((text,))
-    assert refused.value.facts == {"given": text}
 
 
 # -- values -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "duration"), [
-    ("500ms", timedelta(milliseconds=500)), ("90s", timedelta(seconds=90)), ("10m", timedelta(minutes=10)),
-    ("2h", timedelta(hours=2)), ("1d", timedelta(days=1)), ("1.5h", timedelta(minutes=90)),
-    (" 3 s ", timedelta(seconds=3)), ("10 min", timedelta(minutes=10)), ("1 Day", timedelta(days=1)),
-    ("250 millis", timedelta(milliseconds=250)), ("2 hours", timedelta(hours=2)), (".5sec", timedelta(seconds=0.5)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "duration"),
+    [
+        ("500ms", timedelta(milliseconds=500)),
+        ("90s", timedelta(seconds=90)),
+        ("10m", timedelta(minutes=10)),
+        ("2h", timedelta(hours=2)),
+        ("1d", timedelta(days=1)),
+        ("1.5h", timedelta(minutes=90)),
+        (" 3 s ", timedelta(seconds=3)),
+        ("10 min", timedelta(minutes=10)),
+        ("1 Day", timedelta(days=1)),
+        ("250 millis", timedelta(milliseconds=250)),
+        ("2 hours", timedelta(hours=2)),
+        (".5sec", timedelta(seconds=0.5)),
+    ],
+)
 def test_a_duration_has_a_unit(text: str, duration: timedelta) -> None:
     assert parse_duration(text) == duration
     assert resolve({"run.max_duration": text}).run.max_duration == duration
     assert resolve({"run.max_duration": duration}).run.max_duration == duration
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("parallelism", "two"), ("parallelism", "2.0"), ("parallelism", 2.0), ("parallelism", True), ("parallelism", None),
-    ("parallelism", "0"), ("run.max_batches", -1), ("checkpoints.retained", 0), ("checkpoints.collect_every", "0"),
-    ("rocksdb.compact_at_files", ""), ("run.max_duration", "90"), ("run.max_duration", 90), ("run.max_duration", "s"),
-    ("run.max_duration", "-1s"), ("run.max_duration", "0s"), ("run.max_duration", "infs"), ("run.max_duration", "nans"),
-    ("run.max_duration", "1 min 5 s"), ("run.max_duration", "5 minits"), ("run.max_duration", "٣s"),
-    ("checkpoints.min_pause", "-1s"), ("checkpoints.min_pause", "0"),
-    ("run.max_duration", timedelta()), ("storage.shared", "maybe"), ("storage.shared", 2), ("run", 5), ("job", "x"),
-    ("spark.conf", "x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("parallelism", "two"),
+        ("parallelism", "2.0"),
+        ("parallelism", 2.0),
+        ("parallelism", True),
+        ("parallelism", None),
+        ("parallelism", "0"),
+        ("run.max_batches", -1),
+        ("checkpoints.retained", 0),
+        ("checkpoints.collect_every", "0"),
+        ("rocksdb.compact_at_files", ""),
+        ("run.max_duration", "90"),
+        ("run.max_duration", 90),
+        ("run.max_duration", "s"),
+        ("run.max_duration", "-1s"),
+        ("run.max_duration", "0s"),
+        ("run.max_duration", "infs"),
+        ("run.max_duration", "nans"),
+        ("run.max_duration", "1 min 5 s"),
+        ("run.max_duration", "5 minits"),
+        ("run.max_duration", "٣s"),
+        ("checkpoints.min_pause", "-1s"),
+        ("checkpoints.min_pause", "0"),
+        ("run.max_duration", timedelta()),
+        ("storage.shared", "maybe"),
+        ("storage.shared", 2),
+        ("run", 5),
+        ("job", "x"),
+        ("spark.conf", "x"),
+    ],
+)
 def test_a_value_that_does_not_fit_is_refused_by_the_setting_s_name(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match="does not fit") as refused:
+    with raises(ConfigError) as refused:
         resolve({name: value})
     assert refused.value.facts == {"name": name, "value": value}
-    assert refused.value.hint.startswith("it must be ")
+    assert refused.value.hint
 
 
-@pytest.mark.parametrize("name", [
-    "paralelism", "run.batches", "run", "run.", "", ".", "run.max_batches.x", "parallelism.x", "checkpoints..retained",
-    "Parallelism", "spark.x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "paralelism",
+        "run.batches",
+        "run",
+        "run.",
+        "",
+        ".",
+        "run.max_batches.x",
+        "parallelism.x",
+        "checkpoints..retained",
+        "Parallelism",
+        "spark.x",
+    ],
+)
 def test_an_unknown_setting_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with raises(ConfigError, name=name):
         resolve({name: "1"})
-    assert refused.value.facts["name"] == name
 
 
 def test_an_unknown_setting_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="known here: drain, max_batches, max_duration"):
+    with raises(ConfigError) as refused:
         resolve({"run.batches": 1})
+    assert {f.name for f in dataclasses.fields(RunSettings)} <= set(re.findall(r"\w+", refused.value.hint))
 
 
-@pytest.mark.parametrize("name", [
-    "checkpoints.min_pause", "restart.fixed_delay.delay", "restart.failure_rate.delay",
-])  # fmt: skip
+@pytest.mark.parametrize("name", ["checkpoints.min_pause", "restart.fixed_delay.delay", "restart.failure_rate.delay"])
 def test_a_pause_may_be_zero(name: str) -> None:
     group, _, field = name.rpartition(".")
     found: Any = resolve({name: "0s"})
@@ -119,11 +172,16 @@ def test_a_pause_may_be_zero(name: str) -> None:
     assert getattr(found, field) == timedelta()
 
 
-@pytest.mark.parametrize(("name", "given", "found"), [
-    ("checkpoints.mode", "EXACTLY_ONCE", "exactly-once"), ("checkpoints.mode", "At_Least-Once", "at-least-once"),
-    ("restart.strategy", "FAILURE_RATE", "failure-rate"), ("state.backend", "RocksDB", "rocksdb"),
-    ("rocksdb.compaction", "LEVELED", "leveled"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "given", "found"),
+    [
+        ("checkpoints.mode", "EXACTLY_ONCE", "exactly-once"),
+        ("checkpoints.mode", "At_Least-Once", "at-least-once"),
+        ("restart.strategy", "FAILURE_RATE", "failure-rate"),
+        ("state.backend", "RocksDB", "rocksdb"),
+        ("rocksdb.compaction", "LEVELED", "leveled"),
+    ],
+)
 def test_a_word_may_be_written_as_flink_s_constants_are(name: str, given: str, found: str) -> None:
     group, _, field = name.partition(".")
     assert getattr(getattr(resolve({name: given}), group), field) == found
@@ -131,9 +189,9 @@ def test_a_word_may_be_written_as_flink_s_constants_are(name: str, given: str, f
 
 @pytest.mark.parametrize("settings", [{"parallelism": 200, "max_parallelism": 100}, {"max_parallelism": 1}])
 def test_parallelism_is_at_most_max_parallelism(settings: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="parallelism is out of range") as refused:
+    wanted = settings.get("parallelism", Settings().parallelism)
+    with raises(ConfigError, value=wanted, max_parallelism=settings["max_parallelism"]):
         resolve(settings)
-    assert refused.value.facts["max_parallelism"] == settings["max_parallelism"]
 
 
 @pytest.mark.parametrize("value", ["true", "yes", "1", "TRUE", True, 1])
@@ -147,9 +205,7 @@ def test_no(value: Any) -> None:
 
 
 @given(
-    st.dictionaries(
-        st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3
-    )
+    st.dictionaries(st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3)
 )
 def test_whatever_is_set_is_taken_or_refused_as_a_setting(layer: dict[str, Any]) -> None:
     try:
@@ -183,21 +239,23 @@ def test_a_toml_file_may_have_backend_as_a_value_and_its_part(tmp_path: Path) ->
 
 
 def test_a_backend_that_there_is_not_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no such state backend") as refused:
+    with raises(ConfigError, name="state.backend", value="hashmap") as refused:
         resolve({"state.backend": "hashmap"})
-    assert refused.value.facts == {"name": "state.backend", "value": "hashmap"}
-    assert refused.value.hint == "known: rocksdb, filesystem, memory"
+    assert {"rocksdb", "filesystem", "memory"} <= set(re.findall(r"\w+", refused.value.hint))
 
 
-@pytest.mark.parametrize(("name", "limit"), [
-    ("state.inline_below_bytes", 1 << 20), ("state.memory_limit_bytes", 24 << 20),
-    ("shuffle.sort_memory_bytes", 1 << 31),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("state.inline_below_bytes", 1 << 20),
+        ("state.memory_limit_bytes", 24 << 20),
+        ("shuffle.sort_memory_bytes", 1 << 31),
+    ],
+)
 def test_what_is_one_piece_has_a_limit_that_no_setting_lifts(name: str, limit: int) -> None:
     resolve({name: limit})
-    with pytest.raises(ConfigError, match="too large") as refused:
+    with raises(ConfigError, name=name, value=limit + 1, limit=limit):
         resolve({name: limit + 1})
-    assert refused.value.facts == {"name": name, "value": limit + 1, "limit": limit}
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 100_000))
@@ -210,20 +268,20 @@ def test_all_subtasks_together_put_no_more_into_a_manifest_than_it_holds(below: 
 # -- files --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("content", "says"), [(b"a = ", "no TOML"), (b"\xff", "no TOML")])
-def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+@pytest.mark.parametrize("content", [b"a = ", b"\xff"])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "settings.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=says) as refused:
+    with raises(ConfigError, path=str(file)) as refused:
         read_toml(file)
-    assert refused.value.facts["path"] == str(file)
+    assert refused.value.facts["reason"]
 
 
 def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
-    for path, says in ((tmp_path / "none.toml", "not there"), (tmp_path, "cannot be read")):
-        with pytest.raises(ConfigError, match=says) as refused:
-            read_toml(path)
-        assert refused.value.facts["path"] == str(path)
+    with raises(ConfigError, path=str(tmp_path / "none.toml")):
+        read_toml(tmp_path / "none.toml")
+    with raises(ConfigError, path=str(tmp_path), reason=os.strerror(errno.EISDIR)):
+        read_toml(tmp_path)
 
 
 # -- what people read ---------------------------------------------------------------------------------------------

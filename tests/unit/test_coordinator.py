@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.coordinator import CheckpointCoordinator, Due, NotDue, Outcome
-from stateflow.config import resolve
-from stateflow.settings import CheckpointSettings
+from stateflow.checkpoint.barrier.coordinator import CheckpointCoordinator, Due, NotDue, Outcome
+from stateflow.config.settings import CheckpointSettings
+from stateflow.config.sources import resolve
+from stateflow.errors import ConfigError
+from tests.support.errors import raises
 
 SECOND = timedelta(seconds=1)
 
@@ -53,27 +55,28 @@ def test_of_two_intervals_the_first_that_is_over_counts() -> None:
 def test_a_pause_is_kept_between_two_checkpoints() -> None:
     settings = CheckpointSettings(interval_batches=2, min_pause=10 * SECOND)
     assert verdicts(settings, [1, 2, 3, 4, 11.9, 12]) == [
-        NotDue.INTERVAL, Due.INTERVAL, NotDue.INTERVAL, NotDue.MINIMUM_PAUSE, NotDue.MINIMUM_PAUSE, Due.INTERVAL,
-    ]  # fmt: skip
+        NotDue.INTERVAL,
+        Due.INTERVAL,
+        NotDue.INTERVAL,
+        NotDue.MINIMUM_PAUSE,
+        NotDue.MINIMUM_PAUSE,
+        Due.INTERVAL,
+    ]
 
 
 def test_what_is_asked_for_waits_for_neither() -> None:
     settings = CheckpointSettings(interval=100 * SECOND, min_pause=100 * SECOND)
     coordinator = CheckpointCoordinator(settings, 0.0)
-    assert coordinator.at_barrier(1, 1, asked=True) is Due.ASKED
+    assert coordinator.at_barrier(1, 1, requested=True) is Due.REQUESTED
     coordinator.completed(1, 1)
     assert coordinator.at_barrier(2, 2) is NotDue.INTERVAL
-    assert coordinator.at_barrier(3, 3, asked=True) is Due.ASKED
+    assert coordinator.at_barrier(3, 3, requested=True) is Due.REQUESTED
 
 
 def test_as_many_are_pending_as_may_be_and_what_is_asked_for_besides() -> None:
     coordinator = CheckpointCoordinator(CheckpointSettings(max_in_flight=2), 0.0)
-    assert [coordinator.at_barrier(n, n) for n in (1, 2, 3)] == [
-        Due.INTERVAL,
-        Due.INTERVAL,
-        NotDue.TOO_MANY_PENDING,
-    ]
-    assert coordinator.at_barrier(4, 4, asked=True) is Due.ASKED
+    assert [coordinator.at_barrier(n, n) for n in (1, 2, 3)] == [Due.INTERVAL, Due.INTERVAL, NotDue.TOO_MANY_PENDING]
+    assert coordinator.at_barrier(4, 4, requested=True) is Due.REQUESTED
     assert coordinator.pending == [1, 2, 4]
     coordinator.completed(1, 5)
     coordinator.completed(2, 5)
@@ -106,9 +109,9 @@ def test_the_end_of_a_checkpoint_is_taken_in_once() -> None:
 def test_a_checkpoint_is_overdue_when_its_time_is_over_and_it_has_not_ended() -> None:
     coordinator = CheckpointCoordinator(CheckpointSettings(timeout=60 * SECOND), 0.0)
     coordinator.at_barrier(1, 10)
-    assert [coordinator.overdue(1, now) for now in (10, 69.9, 70)] == [False, False, True]
+    assert [coordinator.is_overdue(1, now) for now in (10, 69.9, 70)] == [False, False, True]
     coordinator.aborted(1)
-    assert not coordinator.overdue(1, 100)
+    assert not coordinator.is_overdue(1, 100)
 
 
 @pytest.mark.parametrize("tolerable", [0, 1, 3])
@@ -128,7 +131,7 @@ def test_failures_one_after_the_other_are_too_many_behind_those_that_are_borne(t
 def test_a_run_that_is_shut_down_takes_no_checkpoints() -> None:
     coordinator = CheckpointCoordinator(CheckpointSettings(), 0.0)
     coordinator.shut_down()
-    assert coordinator.at_barrier(1, 1, asked=True) is NotDue.SHUT_DOWN
+    assert coordinator.at_barrier(1, 1, requested=True) is NotDue.SHUT_DOWN
 
 
 @given(
@@ -157,11 +160,11 @@ def test_no_interval_is_overrun_but_for_the_pause_and_no_pause_is_cut_short(
 
 @pytest.mark.parametrize("name", ["interval_batches", "interval", "min_pause", "timeout", "max_in_flight"])
 def test_an_interval_of_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
+    with raises(ConfigError, name=f"checkpoints.{name}", value="0"):
         resolve({f"checkpoints.{name}": "0"})
 
 
 def test_no_failure_at_all_may_be_borne_and_less_than_that_is_refused() -> None:
     assert resolve({"checkpoints.tolerable_failures": "0"}).checkpoints.tolerable_failures == 0
-    with pytest.raises(ValueError, match=r"a whole number from 0 up"):
+    with raises(ConfigError, name="checkpoints.tolerable_failures", value="-1"):
         resolve({"checkpoints.tolerable_failures": "-1"})

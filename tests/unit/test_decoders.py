@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 import pytest
 
-from stateflow.decoders import json_decoder, msgpack_decoder, value_decoder
+from stateflow.types.decoders import json_decoder, msgpack_decoder, value_decoder
 
 _TWO_THREADS = """
 import threading
 import msgspec
-from stateflow.decoders import json_decoder, msgpack_decoder, value_decoder
+from stateflow.types.decoders import json_decoder, msgpack_decoder, value_decoder
 
 begun, second = threading.Event(), threading.Event()
 
@@ -67,7 +67,7 @@ def test_a_type_is_whole_for_whoever_asks_while_it_is_looked_at(how: str) -> Non
 
 
 def test_without_them_it_is_not() -> None:
-    """When this fails msgspec has mended it, and `stateflow.decoders` may go."""
+    """When this fails msgspec has fixed it, and `stateflow.types.decoders` may go."""
     assert _of_two_threads("bare", 60).returncode != 0
 
 

@@ -66,15 +66,12 @@ _STATES = {
     'ctx.get_reducing_state(ReducingStateDescriptor("s", Add(), int))': "ReducingState[int]",
     'ctx.get_reducing_state(ReducingStateDescriptor("s", lambda a, b: a + b, int))': "ReducingState[int]",
     'ctx.get_reducing_state(ReducingStateDescriptor("s", lambda a, b: a or b, int | None))': "ReducingState[Any]",
-    'ctx.get_aggregating_state(AggregatingStateDescriptor("s", Mean(), list[int]))':
-        "AggregatingState[int, list[int], float]",
+    'ctx.get_aggregating_state(AggregatingStateDescriptor("s", Mean(), list[int]))': (
+        "AggregatingState[int, list[int], float]"
+    ),
     'ctx.get_folding_state(FoldingStateDescriptor("s", 0, longest, int))': "AggregatingState[str, int, int]",
-}  # fmt: skip
-_REFUSED = [
-    'ValueStateDescriptor("s", int, unknown=1)',
-    "ValueStateDescriptor(1, int)",
-    'MapStateDescriptor("s", str)',
-]
+}
+_REFUSED = ['ValueStateDescriptor("s", int, unknown=1)', "ValueStateDescriptor(1, int)", 'MapStateDescriptor("s", str)']
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from stateflow import errors
-from stateflow.checkpoint.reports import Failure
+from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.errors import StateflowError
+from tests.support.errors import ReportedError, reported_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,10 +84,14 @@ def test_codes_exit_codes_and_retries_are_stable() -> None:
 
 
 def test_the_runbook_says_the_same() -> None:
-    rows = re.findall(
-        r"^\| `([a-z-]+)` \| (\d+) \| (yes|no) \|", (ROOT / "docs/runbook.md").read_text(), re.M
-    )
+    rows = re.findall(r"^\| `([a-z-]+)` \| (\d+) \| (yes|no) \|", (ROOT / "docs/runbook.md").read_text(), re.M)
     assert {(code, int(exit_code), retry == "yes") for code, exit_code, retry in rows} == set(STABLE.values())
+
+
+def test_a_printed_error_is_read_back_with_its_facts() -> None:
+    facts = {"path": "/a 'b'", "count": -3, "seconds": 0.3, "tiny": 1e-07, "on": True, "none": None}
+    shown = f"error [storage]: {errors.StorageError('it failed', hint='retry', **facts)}"
+    assert reported_error(shown) == ReportedError("storage", facts)
 
 
 def test_no_error_exits_with_success() -> None:
@@ -113,11 +118,7 @@ def test_an_error_reads_as_sentence_facts_and_hint(cls: type[StateflowError]) ->
 def test_an_error_comes_from_a_task_as_what_it_was(cls: type[StateflowError]) -> None:
     again = Failure.of(cls("a thing is wrong", hint="mend it", name="x", number=3)).to_error()
     assert type(again) is cls
-    assert (again.message, again.hint, again.facts) == (
-        "a thing is wrong",
-        "mend it",
-        {"name": "x", "number": "3"},
-    )
+    assert (again.message, again.hint, again.facts) == ("a thing is wrong", "mend it", {"name": "x", "number": "3"})
 
 
 def test_the_builtin_families_hold() -> None:
@@ -134,7 +135,5 @@ def test_messages_are_lower_case_sentences_without_an_end() -> None:
         found += re.findall(rf'\b(?:{names})\(\s*f?"([^"]+)"', path.read_text())
     assert len(found) > 50
     # Names keep their capitals.
-    proper = ("RocksDB", "Spark", "Delta", "Python", "Java")
-    assert [
-        m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")
-    ] == []
+    proper = ("RocksDB", "Spark", "PySpark", "Delta", "Python", "Java", "HDFS")
+    assert [m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")] == []

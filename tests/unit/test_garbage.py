@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import EntryKind, LogEntry, Pin
-from stateflow.checkpoint.garbage import find_garbage, is_past
+from stateflow.checkpoint.gc.reachability import find_garbage, is_past
+from stateflow.checkpoint.log.documents import EntryKind, LogEntry, Pin
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import data_folder, log_entry, parse_data, probe, spark_location
-from tests.unit.kit import entry, ref
+from tests.support.graphs import entry, ref
 
 GENERATION, ORDINAL, SEQ = 10, 4, 17
 """A run that claimed at 10 and has committed four barriers; three ADMIN entries have come in between."""
@@ -33,17 +33,20 @@ def _verdict(key: str, head: LogEntry = HEAD, live: frozenset[str] = frozenset()
     return "garbage" if found.garbage == (BlobInfo(key, 5),) else "kept"
 
 
-@pytest.mark.parametrize(("generation", "ordinal", "verdict"), [
-    (GENERATION, ORDINAL, "garbage"),      # an attempt that lost against the one that was committed
-    (GENERATION, ORDINAL - 1, "garbage"),
-    (GENERATION, 0, "garbage"),
-    (GENERATION, ORDINAL + 1, "kept"),     # the batch that is on its way
-    (GENERATION, ORDINAL + 9, "kept"),
-    (GENERATION - 1, 0, "garbage"),        # a fenced run's
-    (GENERATION - 1, 99, "garbage"),
-    (GENERATION + 1, 0, "kept"),           # a run that claimed after this head was read
-    (SEQ, SEQ, "kept"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("generation", "ordinal", "verdict"),
+    [
+        (GENERATION, ORDINAL, "garbage"),  # an attempt that lost against the one that was committed
+        (GENERATION, ORDINAL - 1, "garbage"),
+        (GENERATION, 0, "garbage"),
+        (GENERATION, ORDINAL + 1, "kept"),  # the batch that is on its way
+        (GENERATION, ORDINAL + 9, "kept"),
+        (GENERATION - 1, 0, "garbage"),  # a fenced run's
+        (GENERATION - 1, 99, "garbage"),
+        (GENERATION + 1, 0, "kept"),  # a run that claimed after this head was read
+        (SEQ, SEQ, "kept"),
+    ],
+)
 def test_a_file_that_no_kept_checkpoint_names(generation: int, ordinal: int, verdict: str) -> None:
     assert _verdict(_data(generation, ordinal)) == verdict
 
@@ -89,12 +92,15 @@ OLD = frozenset(map(log_entry, (3, 14)))
 """Of checkpoints whose manifest only their own entry names."""
 
 
-@pytest.mark.parametrize(("head", "since"), [
-    (HEAD, 17),    # a COMMIT is its own checkpoint
-    (CLAIM, 17),   # a run of an older version walks over all entries from the present checkpoint on
-    (ADMIN, 17),
-    (FIRST, 1),    # no checkpoint yet: nothing goes
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("head", "since"),
+    [
+        (HEAD, 17),  # a COMMIT is its own checkpoint
+        (CLAIM, 17),  # a run of an older version walks over all entries from the present checkpoint on
+        (ADMIN, 17),
+        (FIRST, 1),  # no checkpoint yet: nothing goes
+    ],
+)
 def test_entries_that_stay(head: LogEntry, since: int) -> None:
     named = replace(head, run="nonce")
     numbers = range(1, head.seq + 1)
@@ -111,9 +117,10 @@ def test_what_came_after_the_head_was_read_stays() -> None:
 # -- the rest -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("generation", "verdict"), [
-    (1, "garbage"), (GENERATION - 1, "garbage"), (GENERATION, "kept"), (GENERATION + 1, "kept"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("generation", "verdict"),
+    [(1, "garbage"), (GENERATION - 1, "garbage"), (GENERATION, "kept"), (GENERATION + 1, "kept")],
+)
 def test_locations_and_probes_of_older_runs_go(generation: int, verdict: str) -> None:
     assert _verdict(f"{spark_location(generation)}/offsets/3") == verdict
     assert _verdict(probe(generation, "abc")) == verdict
@@ -126,10 +133,22 @@ def test_location_and_probe_of_a_run_that_has_ended_go() -> None:
         assert _verdict(probe(generation, "abc"), ended) == verdict
 
 
-@pytest.mark.parametrize("key", [
-    "data/notes.txt", "data/1/2-a/x", f"{_data(GENERATION, 1)}/deeper", "log/1", f"{log_entry(1)}.bak", "spark/x",
-    "probe/readme", f"data/{'9' * 21}/0000000001-a/x", "log/" + "\u0660" * 19 + "\u0661", f"{_data(1, 1)}~", "data/",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data/notes.txt",
+        "data/1/2-a/x",
+        f"{_data(GENERATION, 1)}/deeper",
+        "log/1",
+        f"{log_entry(1)}.bak",
+        "spark/x",
+        "probe/readme",
+        f"data/{'9' * 21}/0000000001-a/x",
+        "log/" + "\u0660" * 19 + "\u0661",
+        f"{_data(1, 1)}~",
+        "data/",
+    ],
+)
 def test_a_name_that_stateflow_does_not_write_is_left_alone_and_told(key: str) -> None:
     assert _verdict(key) == "unknown"
 

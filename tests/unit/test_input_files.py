@@ -6,7 +6,7 @@ import pytest
 
 from stateflow.api.input_files import reason_in, unreadable_in
 from stateflow.errors import BatchFailed, CorruptInput
-from stateflow.runtime.spark_failures import as_ours
+from stateflow.runtime.spark.errors import to_stateflow_error
 
 _HEAD = (
     "An error occurred while calling o129.collectToPython.\n"
@@ -15,9 +15,7 @@ _HEAD = (
 )
 
 
-def _text(
-    *causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.parquet", more: str = ""
-) -> str:
+def _text(*causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.parquet", more: str = "") -> str:
     return _HEAD.format(kind=kind, file=file, more=more) + "".join(
         f"Caused by: {cause}\n\tat some.Class.method(Class.java:1)\n" for cause in causes
     )
@@ -27,16 +25,18 @@ def _text(
     "causes",
     [
         ("java.lang.RuntimeException: file:/data/p 2.parquet is not a Parquet file. Expected magic number at tail",),
-        ("java.io.IOException: can not read class org.apache.parquet.format.FileMetaData: Required field 'version'",
-         "shaded.parquet.org.apache.thrift.protocol.TProtocolException: Required field 'version'"),
+        (
+            "java.io.IOException: can not read class org.apache.parquet.format.FileMetaData: Required field 'version'",
+            "shaded.parquet.org.apache.thrift.protocol.TProtocolException: Required field 'version'",
+        ),
         ("org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records",),
         ("java.io.EOFException: Unexpected end of input stream",),
         ("java.util.zip.ZipException: invalid block type",),
         (),
     ],
-)  # fmt: skip
+)
 def test_bytes_that_do_not_decode_are_a_corrupt_file(causes: tuple[str, ...]) -> None:
-    error = as_ours(RuntimeError(_text(*causes)))
+    error = to_stateflow_error(RuntimeError(_text(*causes)))
     assert type(error) is CorruptInput and not error.retryable
     assert error.facts["file"] == "/data/p 2.parquet"
     assert not causes or error.facts["reason"] == causes[-1]
@@ -56,7 +56,7 @@ def test_bytes_that_do_not_decode_are_a_corrupt_file(causes: tuple[str, ...]) ->
 )
 def test_storage_rights_and_memory_are_no_corrupt_file(cause: str) -> None:
     # Whatever is wrapped around it.
-    error = as_ours(RuntimeError(_text("java.io.IOException: can not read class", cause)))
+    error = to_stateflow_error(RuntimeError(_text("java.io.IOException: can not read class", cause)))
     assert type(error) is BatchFailed and error.retryable
     assert error.facts["file"] == "/data/p 2.parquet"
 
@@ -64,15 +64,13 @@ def test_storage_rights_and_memory_are_no_corrupt_file(cause: str) -> None:
 def test_a_file_that_vanished_after_it_was_listed_is_tried_again() -> None:
     text = _text(kind="FILE_NOT_EXIST", file="s3a://bucket/in/a.json", more="File does not exist.")
     found = unreadable_in(text)
-    assert found is not None and found.is_gone and not found.is_corrupt
+    assert found is not None and found.was_deleted and not found.is_corrupt
     error = found.error()
     assert error.retryable and error.facts == {"file": "s3a://bucket/in/a.json"}
 
 
 def test_another_type_than_declared_is_named() -> None:
-    text = _text(
-        kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more="Data type mismatches when reading Parquet column <x>."
-    )
+    text = _text(kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more="Data type mismatches when reading Parquet column <x>.")
     found = unreadable_in(text)
     assert found is not None and found.is_corrupt and "column <x>" in found.reason
 
@@ -81,10 +79,14 @@ def test_other_errors_name_no_file() -> None:
     assert unreadable_in("org.apache.spark.SparkException: Job aborted. reading file x. done") is None
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("An error occurred while calling o500.load.\n: java.X: no such format\n\tat a.b", "java.X: no such format"),
-    ("An error occurred while calling o500.load.", "An error occurred while calling o500.load."),
-    ("\n [PATH_NOT_FOUND] none \nmore", "[PATH_NOT_FOUND] none"), ("", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("An error occurred while calling o500.load.\n: java.X: no such format\n\tat a.b", "java.X: no such format"),
+        ("An error occurred while calling o500.load.", "An error occurred while calling o500.load."),
+        ("\n [PATH_NOT_FOUND] none \nmore", "[PATH_NOT_FOUND] none"),
+        ("", ""),
+    ],
+)
 def test_the_reason_of_an_error_of_spark(text: str, reason: str) -> None:
     assert reason_in(RuntimeError(text)) == reason

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.checkpoint.files import write_bytes
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError, WrongJobRoot
 from stateflow.storage import MemoryStorage, PutResult
-from stateflow.storage.paths import FORMAT
+from stateflow.storage.paths import FORMAT, log_entry
+from tests.support.errors import raises
 
 NEW = NewJob("flights", 128, {"mean": ["bigint"]})
 
@@ -43,17 +44,17 @@ def test_lost_requests_are_repeated(lost: int) -> None:
 
 
 def test_a_storage_that_loses_every_request_is_worth_another_try() -> None:
-    with pytest.raises(StorageError, match="made the job root") as told:
+    with raises(StorageError, key=FORMAT) as refused:
         _make(Deaf(100))
-    assert told.value.retryable
+    assert refused.value.retryable
 
 
 def test_the_root_of_another_job_is_left_as_it_is() -> None:
     storage = MemoryStorage()
     made = _make(storage)
-    with pytest.raises(WrongJobRoot, match="another job"):
+    with raises(WrongJobRoot, found="flights", wanted="trains"):
         _make(storage, NewJob("trains", 128, {}))
-    with pytest.raises(WrongJobRoot, match="other types"):
+    with raises(WrongJobRoot, uid="mean", found=["bigint"], wanted=["string"]):
         _make(storage, NewJob("flights", 128, {"mean": ["string"]}))
     assert _make(storage).job == made.job
 
@@ -63,15 +64,14 @@ def test_a_max_parallelism_that_is_not_set_is_that_of_the_root() -> None:
     unset = NewJob("flights", None, {})
     _make(storage)
     assert _make(storage, unset).job.max_parallelism == 128
-    with pytest.raises(WrongJobRoot) as refused:
+    with raises(WrongJobRoot, found=128, wanted=64):
         _make(storage, NewJob("flights", 64, {}))
-    assert refused.value.facts == {"found": 128, "wanted": 64}
     assert _make(MemoryStorage(), unset).job.max_parallelism == 4096
 
 
 def test_nothing_is_made_by_looking() -> None:
     storage = MemoryStorage()
-    with pytest.raises(ConfigError, match="there is no job here"):
+    with raises(ConfigError, storage=storage.uri):
         JobRoot.open(storage, ManualClock())
     assert storage.list("") == []
 
@@ -97,7 +97,7 @@ def test_an_entry_that_is_there_and_may_go_again_is_not_acknowledged() -> None:
     storage = Unsynced()
     root = _make(storage)
     storage.fails = True
-    with pytest.raises(StorageError, match="file system failed"):
+    with raises(StorageError, path=log_entry(1)):
         root.claim()
     storage.fails = False
     # It may as well have stayed: the next run decides by looking.
@@ -107,5 +107,5 @@ def test_an_entry_that_is_there_and_may_go_again_is_not_acknowledged() -> None:
 def test_a_file_that_is_there_and_may_go_again_is_not_confirmed() -> None:
     storage = Unsynced()
     storage.fails = True
-    with pytest.raises(StorageError, match="file system failed"):
+    with raises(StorageError, path="data/a"):
         write_bytes(storage, "data/a", b"x")

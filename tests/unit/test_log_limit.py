@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.documents import EntryKind, LogEntry
-from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.log import Appended, CheckpointLog, Head
+from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head
+from stateflow.checkpoint.log.documents import EntryKind, LogEntry
+from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import TooLarge
 from stateflow.storage import MemoryStorage
-from tests.unit.kit import JOB, entry
+from tests.support.graphs import JOB, entry
 
 INPUTS, INPUTS_OF_TEST_ALL = 300, 100_000
 

@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import LogEntry, Manifest, OutputPart, PendingOutput, SourcePosition
-from stateflow.checkpoint.entries import Commit, Settled, Settlement, pending_of
-from stateflow.checkpoint.envelope import LIMIT, seal
-from stateflow.checkpoint.files import write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, Head
-from stateflow.checkpoint.output import OutputLists, OutputSizes
-from stateflow.checkpoint.retained import Retention
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.documents import LogEntry, Manifest, OutputPart, PendingOutput, SourcePosition
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import write_manifest
+from stateflow.checkpoint.log.outputs import OutputLists, OutputSizes
+from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.sealed_json import LIMIT, seal
+from stateflow.checkpoint.log.transitions import Commit, Settled, Settlement, pending_of
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile, MissingFile, TooLarge
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import DATA, data_folder
+from tests.support.errors import raises
 
 FILES = 60_000
 INPUTS_OF_TEST, INPUTS_OF_TEST_ALL = 300, 100_000
@@ -45,19 +46,23 @@ class Job:
 
     def opened(self) -> JobRoot:
         root = JobRoot.create_or_open(self.storage, ManualClock(), NewJob("job", 4, {}), "a test")
-        root.output.sizes = self.sizes
+        root.outputs.sizes = self.sizes
         return root
 
     def commit(
         self, files: list[Committable], settled: Settled = frozenset(), sources: list[SourcePosition] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         entry = self.head.entry
         ordinal, folder = entry.ordinal + 1, data_folder(entry.generation, entry.ordinal + 1, "driver")
-        handle = write_manifest(self.storage, folder, Manifest(
-            job_uuid=self.root.job.job_uuid, generation=entry.generation, ordinal=ordinal, operators=[], sources=[],
-        ))  # fmt: skip
+        handle = write_manifest(
+            self.storage,
+            folder,
+            Manifest(
+                job_uuid=self.root.job.job_uuid, generation=entry.generation, ordinal=ordinal, operators=[], sources=[]
+            ),
+        )
         given = [PendingOutput(checkpoint_id=0, sink="out", committables=files)]
-        output = self.root.output.stored(folder, "output-1", given)
+        output = self.root.outputs.store(folder, "output-1", given)
         new = Commit(ordinal, handle, sources or [], output, settled=settled)
         outcome = self.root.commit(self.head, new, Retention(1))
         assert isinstance(outcome, Appended)
@@ -69,7 +74,7 @@ class Job:
 
 
 def _read(root: JobRoot, head: Head) -> dict[int, list[Committable]]:
-    return {p.checkpoint_id: root.output.read(p) for p in pending_of(head)}
+    return {p.checkpoint_id: root.outputs.read(p) for p in pending_of(head)}
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +105,7 @@ def test_entries_that_carry_it_on_name_the_same_objects_until_it_is_settled() ->
     job.commit(_files(100))
     Collector(job.opened()).collect()
     assert job.lists[: len(names)] == names
-    assert _read(job.opened(), job.head) == {
-        first: _files(100), first + 1: _files(3), job.head.entry.seq: _files(100)
-    }  # fmt: skip
+    assert _read(job.opened(), job.head) == {first: _files(100), first + 1: _files(3), job.head.entry.seq: _files(100)}
     everything: Settled = frozenset((p.checkpoint_id, p.sink) for p in pending_of(job.head))
     ended = job.root.settle(job.head, Settlement(settled=everything))
     assert isinstance(ended, Appended) and ended.head.entry.pending == []
@@ -116,10 +119,10 @@ def test_a_list_that_is_gone_or_damaged_is_named() -> None:
     one, two = job.lists
     data = job.storage.get(one)
     job.storage.delete([one])
-    with pytest.raises(MissingFile, match=one):
+    with raises(MissingFile, key=one):
         _read(job.opened(), job.head)
     job.storage.put_new(one, data.replace(b"f0", b"g0"))
-    with pytest.raises(CorruptFile, match=one):
+    with raises(CorruptFile, file=one):
         _read(job.opened(), job.head)
     assert two in job.lists
 
@@ -130,7 +133,7 @@ def check_lists(stats: list[int], sizes: OutputSizes) -> None:
     largest = max((len(msgspec.json.encode(f)) for f in files), default=0)
     storage = MemoryStorage()
     output = [PendingOutput(checkpoint_id=0, sink=sink, committables=files) for sink in ("a", "b")]
-    stored = OutputLists(storage, sizes).stored(data_folder(1, 1, "driver"), "output-1", output)
+    stored = OutputLists(storage, sizes).store(data_folder(1, 1, "driver"), "output-1", output)
     assert [OutputLists(storage).read(p) for p in stored] == [files, files]
     assert sum(len(msgspec.json.encode(f)) for p in stored for f in p.committables or []) <= sizes.inline
     framed = len(seal(OutputPart(committables=[]))[0]) + len(files)
@@ -159,8 +162,7 @@ def test_an_entry_that_is_too_large_even_so_is_refused_and_nothing_is_lost() -> 
     job.commit(_files(1))
     before = job.root.log.read_head()
     huge = SourcePosition(uid="rows", description="d", offset="7" * LIMIT)
-    with pytest.raises(TooLarge) as refused:
+    with raises(TooLarge, document=LogEntry.__name__, limit=LIMIT):
         job.commit(_files(1), sources=[huge])
-    assert (refused.value.facts["document"], refused.value.facts["limit"]) == (LogEntry.__name__, LIMIT)
     assert job.opened().log.read_head() == before
     job.commit(_files(1))

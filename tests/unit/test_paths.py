@@ -10,14 +10,13 @@ from stateflow.errors import ConfigError, DataError
 from stateflow.ids import check_name
 from stateflow.storage import paths
 from stateflow.storage.paths import DataKey
+from tests.support.errors import raises
 
 seqs = st.integers(0, 10**20 - 1)
 ordinals = st.integers(0, 10**10 - 1)
 attempts = st.from_regex(r"[A-Za-z0-9]{1,64}", fullmatch=True)
 names = st.from_regex(r"[A-Za-z0-9._-]{1,200}", fullmatch=True).filter(lambda name: name not in (".", ".."))
-anything = st.text(max_size=60) | st.from_regex(
-    r"(log|data|spark|probe)/[0-9]{19,21}(/.{0,9})?", fullmatch=True
-)
+anything = st.text(max_size=60) | st.from_regex(r"(log|data|spark|probe)/[0-9]{19,21}(/.{0,9})?", fullmatch=True)
 
 
 @given(seqs, seqs)
@@ -52,25 +51,60 @@ def test_a_name_has_one_reading_and_that_builds_it_again(key: str) -> None:
         assert key.startswith((f"{paths.spark_location(generation)}/", paths.probe(generation, "")))
 
 
-@pytest.mark.parametrize("key", [
-    "log/" + "1" * 19, "log/" + "1" * 21, "log/" + "1" * 19 + "x", " log/" + "1" * 20, "log/" + "1" * 20 + "\n",
-    "log/" + "٣" * 20, "LOG/" + "1" * 20, "data/" + "1" * 20 + "/1-a/x", "data/" + "1" * 20 + "/0000000001-/x",
-    "data/" + "1" * 20 + "/0000000001-a/", "data/" + "1" * 20 + "/0000000001-a/b/c",
-    "data/" + "1" * 20 + "/0000000001-a_b/c",
-    "spark/" + "1" * 20, "spark/" + "1" * 20 + "/", "history/" + "1" * 20 + "-checkpoint.json", "FORMAT", "",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "log/" + "1" * 19,
+        "log/" + "1" * 21,
+        "log/" + "1" * 19 + "x",
+        " log/" + "1" * 20,
+        "log/" + "1" * 20 + "\n",
+        "log/" + "٣" * 20,
+        "LOG/" + "1" * 20,
+        "data/" + "1" * 20 + "/1-a/x",
+        "data/" + "1" * 20 + "/0000000001-/x",
+        "data/" + "1" * 20 + "/0000000001-a/",
+        "data/" + "1" * 20 + "/0000000001-a/b/c",
+        "data/" + "1" * 20 + "/0000000001-a_b/c",
+        "spark/" + "1" * 20,
+        "spark/" + "1" * 20 + "/",
+        "history/" + "1" * 20 + "-checkpoint.json",
+        "FORMAT",
+        "",
+    ],
+)
 def test_nothing_else_is_ours(key: str) -> None:
     assert (paths.entry_seq(key), paths.parse_data(key), paths.owned_generation(key)) == (None, None, None)
 
 
-@pytest.mark.parametrize("key", [
-    "", "/", "/etc/passwd", "..", "../x", "a/../b", "a/..", "./a", "a/./b", "a//b", "a/", "a\0b", "a b", "a\n", "ü",
-    "a/" * 8 + "a", "x" * 201, "~/x", "a\\b", "%2e%2e/x",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../b",
+        "a/..",
+        "./a",
+        "a/./b",
+        "a//b",
+        "a/",
+        "a\0b",
+        "a b",
+        "a\n",
+        "ü",
+        "a/" * 8 + "a",
+        "x" * 201,
+        "~/x",
+        "a\\b",
+        "%2e%2e/x",
+    ],
+)
 def test_a_stored_name_that_could_lead_elsewhere_is_refused(key: str) -> None:
-    with pytest.raises(DataError) as refused:
+    with raises(DataError, key=key):
         paths.check_key(key)
-    assert refused.value.facts == {"key": key}
 
 
 @pytest.mark.parametrize("name", ["a", "0", "orders-v1.2_x", "A" * 100])

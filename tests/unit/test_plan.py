@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from stateflow import OutputTag
-from stateflow.api.graph import maker_of
-from stateflow.api.streams import DataStream
-from stateflow.checkpoint.barrier import Participant
+from stateflow.api.graph.traversal import producer_of
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.checkpoint.barrier.pending_barrier import Participant
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.runtime.exchange import reads_once
-from stateflow.runtime.plan import JobPlan, plan_job
-from tests.unit.kit import Nothing, Nowhere, Pass, Row, environment
+from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
+from stateflow.runtime.spark.shuffle import reads_once
+from tests.support.graphs import Nothing, Nowhere, Pass, Row, environment
 
 
 def _keyed(stream: DataStream, uid: str) -> DataStream:
@@ -21,16 +21,11 @@ def _rows(env: StreamExecutionEnvironment) -> DataStream:
 
 
 def _shape(plan: JobPlan) -> list[list[tuple[str, int, bool, list[str]]]]:
-    """Per level and unit: uid, first target, whether it feeds another unit, its sinks."""
+    """Per level and chain: uid, first target, whether it forwards rows, its sinks."""
     return [
         [
-            (
-                u.uid,
-                u.first_target,
-                any(o.feeds for o in u.outlets),
-                [s.uid for o in u.outlets for s in o.sinks],
-            )
-            for u in level.units
+            (u.uid, u.first_target, any(o.is_forwarded for o in u.outputs), [s.uid for o in u.outputs for s in o.sinks])
+            for u in level.chains
         ]
         for level in plan.levels
     ]
@@ -65,8 +60,8 @@ def test_what_an_operator_emits_is_the_next_level_s_input() -> None:
     _keyed(first.transform(lambda df: df), "second").sink_to(Nowhere(), uid="b")
     plan = plan_job(env.graph, 2)
     assert _shape(plan) == [[("first", 0, True, ["a"])], [("second", 0, False, ["b"])]]
-    (outlet,) = plan.levels[0].fed
-    assert outlet.node is env.graph.operators[0]
+    (output,) = plan.levels[0].forwarded
+    assert output.node is env.graph.operators[0]
     assert [level.number for level in plan.levels] == [1, 2]
 
 
@@ -89,7 +84,7 @@ def test_targets_of_a_level_are_counted_through_without_gaps() -> None:
         _keyed(rows, f"op{number}")
     plan = plan_job(env.graph, 3)
     (level,) = plan.levels
-    taken = [unit.first_target + subtask for unit in level.units for subtask in range(level.parallelism)]
+    taken = [chain.first_target + subtask for chain in level.chains for subtask in range(level.parallelism)]
     assert taken == list(range(level.targets))
 
 
@@ -100,9 +95,13 @@ def test_every_subtask_reports_and_has_heard_every_task_before() -> None:
     rows.sink_to(Nowhere(), uid="b")
     before = frozenset({("a", 0), ("a", 1), ("b", 0), ("b", 1)})
     assert plan_job(env.graph, 2).participants() == [
-        Participant("a", 0), Participant("a", 1), Participant("b", 0), Participant("b", 1),
-        Participant("c", 0, before), Participant("c", 1, before),
-    ]  # fmt: skip
+        Participant("a", 0),
+        Participant("a", 1),
+        Participant("b", 0),
+        Participant("b", 1),
+        Participant("c", 0, before),
+        Participant("c", 1, before),
+    ]
 
 
 def test_a_side_output_and_row_functions_behind_an_operator_run_in_its_task() -> None:
@@ -114,8 +113,8 @@ def test_a_side_output_and_row_functions_behind_an_operator_run_in_its_task() ->
     _keyed(side, "second")
     plan = plan_job(env.graph, 2)
     assert _shape(plan) == [[("op", 0, True, ["late", "out"])], [("second", 0, False, [])]]
-    assert [maker_of(o.node)[1] for o in plan.levels[0].units[0].outlets] == ["late", ""]
-    assert [o.feeds for o in plan.levels[0].units[0].outlets] == [True, False]
+    assert [producer_of(o.node)[1] for o in plan.levels[0].chains[0].outputs] == ["late", ""]
+    assert [o.is_forwarded for o in plan.levels[0].chains[0].outputs] == [True, False]
 
 
 def test_rows_are_relayed_over_every_level_that_they_have_no_work_in() -> None:
@@ -126,13 +125,13 @@ def test_rows_are_relayed_over_every_level_that_they_have_no_work_in() -> None:
     _keyed(second.union(rows), "third")
     rows.union(second).sink_to(Nowhere(), uid="out")
     plan = plan_job(env.graph, 2)
-    assert [[(u.uid, u.is_relay) for u in level.units] for level in plan.levels] == [
+    assert [[(u.uid, u.is_relay) for u in level.chains] for level in plan.levels] == [
         [("first", False), ("~relay-1-0", True)],
         [("second", False), ("~relay-2-1", True)],
         [("third", False), ("out", False)],
     ]
     assert [len(p.upstream) for p in plan.participants()] == [0] * 4 + [4] * 4 + [4] * 4
-    assert plan.first_units == {"first"}
+    assert plan.row_counting_chains == {"first"}
 
 
 def test_rows_of_each_source_are_counted_once() -> None:
@@ -141,7 +140,7 @@ def test_rows_of_each_source_are_counted_once() -> None:
     _keyed(rows, "a")
     _keyed(rows.union(more), "b")
     more.sink_to(Nowhere(), uid="c")
-    assert plan_job(env.graph, 2).first_units == {"a", "c"}
+    assert plan_job(env.graph, 2).row_counting_chains == {"a", "c"}
 
 
 def test_sources_are_in_order_of_uids_whatever_the_order_in_the_job_file_is() -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.redistribution import Assigned, Written, assign, even_split
-from stateflow.keygroups import subtask_of
+from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign, even_split
 from stateflow.state.handles import OperatorContent
+from stateflow.types.key_groups import subtask_of
 
 M = 13
 ELEMENTS = st.lists(st.binary(max_size=2), max_size=7)
@@ -18,36 +18,37 @@ LISTS = st.dictionaries(st.sampled_from(["a", "b"]), ELEMENTS.filter(bool), max_
 
 
 @st.composite
-def written(draw: st.DrawFn) -> Written:
+def written(draw: st.DrawFn) -> WrittenState:
     """As the subtasks of an operator write: raw pieces where their key groups belong, broadcast state in one."""
     parallelism = draw(st.integers(1, M))
     broadcasts = draw(
-        st.dictionaries(
-            st.sampled_from("xy"), st.dictionaries(st.binary(max_size=2), st.binary()), max_size=2
-        )
+        st.dictionaries(st.sampled_from("xy"), st.dictionaries(st.binary(max_size=2), st.binary()), max_size=2)
     )
     groups = draw(st.sets(st.integers(0, M - 1)))
     contents = {
         subtask: OperatorContent(
-            lists=draw(LISTS), unions=draw(LISTS), raw=draw(ELEMENTS), broadcasts=broadcasts if subtask == 0 else {},
+            lists=draw(LISTS),
+            unions=draw(LISTS),
+            raw=draw(ELEMENTS),
+            broadcasts=broadcasts if subtask == 0 else {},
             raw_keyed=[(g, bytes([g])) for g in sorted(groups) if subtask_of(g, parallelism, M) == subtask],
         )
         for subtask in range(parallelism)
-    }  # fmt: skip
+    }
     left_out = draw(st.sets(st.integers(1, M), max_size=2))
-    return Written({s: c for s, c in contents.items() if s not in left_out}, parallelism)
+    return WrittenState({s: c for s, c in contents.items() if s not in left_out}, parallelism)
 
 
-def _all(before: Written, parallelism: int) -> list[Assigned]:
+def _all(before: WrittenState, parallelism: int) -> list[AssignedState]:
     return [assign(before, subtask, parallelism, M) for subtask in range(parallelism)]
 
 
-def _in_order(before: Written, kind: str, name: str) -> list[bytes]:
+def _in_order(before: WrittenState, kind: str, name: str) -> list[bytes]:
     return [e for s in sorted(before.contents) for e in getattr(before.contents[s], kind).get(name, [])]
 
 
 @given(written(), st.integers(1, M))
-def test_an_even_split_keeps_every_element_and_their_order(before: Written, parallelism: int) -> None:
+def test_an_even_split_keeps_every_element_and_their_order(before: WrittenState, parallelism: int) -> None:
     found = _all(before, parallelism)
     for kind in ("lists", "unions"):
         for name in "ab":
@@ -60,16 +61,14 @@ def test_an_even_split_keeps_every_element_and_their_order(before: Written, para
 
 
 @given(written())
-def test_at_the_same_parallelism_everybody_keeps_its_own(before: Written) -> None:
+def test_at_the_same_parallelism_everybody_keeps_its_own(before: WrittenState) -> None:
     found = _all(before, before.parallelism)
     assert {s: each.own for s, each in enumerate(found) if s in before.contents} == dict(before.contents)
-    assert all(
-        found[s].own == OperatorContent() for s in range(before.parallelism) if s not in before.contents
-    )
+    assert all(found[s].own == OperatorContent() for s in range(before.parallelism) if s not in before.contents)
 
 
 @given(written(), st.integers(1, M))
-def test_a_union_gives_everybody_everything(before: Written, parallelism: int) -> None:
+def test_a_union_gives_everybody_everything(before: WrittenState, parallelism: int) -> None:
     for each in _all(before, parallelism):
         assert {n: e for n, e in each.unions.items() if e} == {
             n: _in_order(before, "unions", n) for n in "ab" if _in_order(before, "unions", n)
@@ -77,7 +76,7 @@ def test_a_union_gives_everybody_everything(before: Written, parallelism: int) -
 
 
 @given(written(), st.integers(1, M))
-def test_broadcast_state_is_everybody_s_and_kept_once(before: Written, parallelism: int) -> None:
+def test_broadcast_state_is_everybody_s_and_kept_once(before: WrittenState, parallelism: int) -> None:
     wanted = before.contents[0].broadcasts
     found = _all(before, parallelism)
     assert all(each.broadcasts == wanted for each in found)
@@ -86,11 +85,11 @@ def test_broadcast_state_is_everybody_s_and_kept_once(before: Written, paralleli
 
 def test_any_one_copy_of_a_broadcast_state_will_do() -> None:
     contents = {1: OperatorContent(broadcasts={"x": {b"k": b"v"}}), 2: OperatorContent()}
-    assert assign(Written(contents, 3), 0, 5, M).broadcasts == {"x": {b"k": b"v"}}
+    assert assign(WrittenState(contents, 3), 0, 5, M).broadcasts == {"x": {b"k": b"v"}}
 
 
 @given(written(), st.integers(1, M))
-def test_raw_keyed_pieces_go_with_their_key_groups(before: Written, parallelism: int) -> None:
+def test_raw_keyed_pieces_go_with_their_key_groups(before: WrittenState, parallelism: int) -> None:
     found = _all(before, parallelism)
     pieces = [(subtask_of(g, parallelism, M), g) for c in before.contents.values() for g, _ in c.raw_keyed]
     assert Counter((s, g) for s, each in enumerate(found) for g, _ in each.own.raw_keyed) == Counter(pieces)
@@ -100,9 +99,9 @@ def test_raw_keyed_pieces_go_with_their_key_groups(before: Written, parallelism:
 
 
 @given(written(), st.integers(1, M), st.integers(1, M))
-def test_rescaling_twice_loses_nothing(before: Written, second: int, third: int) -> None:
-    between = Written({s: each.own for s, each in enumerate(_all(before, second))}, second)
-    after = Written({s: each.own for s, each in enumerate(_all(between, third))}, third)
+def test_rescaling_twice_loses_nothing(before: WrittenState, second: int, third: int) -> None:
+    between = WrittenState({s: each.own for s, each in enumerate(_all(before, second))}, second)
+    after = WrittenState({s: each.own for s, each in enumerate(_all(between, third))}, third)
     for kind in ("lists", "unions"):
         for name in "ab":
             assert _in_order(after, kind, name) == _in_order(before, kind, name)
@@ -110,12 +109,10 @@ def test_rescaling_twice_loses_nothing(before: Written, second: int, third: int)
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, M))
-def test_no_subtask_gets_more_of_all_lists_together_than_another(
-    lengths: list[int], parallelism: int
-) -> None:
+def test_no_subtask_gets_more_of_all_lists_together_than_another(lengths: list[int], parallelism: int) -> None:
     lists = {chr(97 + at): [b"x"] * length for at, length in enumerate(lengths) if length}
     unions = {"u": [b"u"] * sum(lengths[:2])}
-    before = Written({0: OperatorContent(lists=lists, unions=unions, raw=[b"r"] * len(lengths))}, M + 1)
+    before = WrittenState({0: OperatorContent(lists=lists, unions=unions, raw=[b"r"] * len(lengths))}, M + 1)
     shares = [each.own for each in _all(before, parallelism)]
     totals = [sum(map(len, [*s.lists.values(), *s.unions.values(), s.raw])) for s in shares]
     assert max(totals) - min(totals) <= 1

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint import replay
-from stateflow.checkpoint.documents import Ancestry, WentBack
-from stateflow.checkpoint.history import ABORTED, CheckpointRecord
+from stateflow.checkpoint.log.documents import Ancestry, RestoreStep
+from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
+from stateflow.checkpoint.restore import replay
 
 
 def head(line: list[int], restores: dict[int, int] | None = None, **entry: Any) -> Any:
     """A job whose kept checkpoints are these, and which went back from one entry to another."""
-    went = [WentBack(seq=seq, base=base) for seq, base in (restores or {}).items()]
+    went = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
     facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*line, *(restores or {})]), **entry}
     return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(since=1, restores=went), **facts))
 
@@ -27,9 +27,18 @@ def count(
 
 def record(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
     return CheckpointRecord(
-        checkpoint_id=number, generation=1, ordinal=number, committed_at="", duration_ms=1, increment_bytes=0,
-        full_bytes=0, files=0, rows_in=rows, rows_out={}, status=status,
-    )  # fmt: skip
+        checkpoint_id=number,
+        generation=1,
+        ordinal=number,
+        committed_at="",
+        duration_ms=1,
+        increment_bytes=0,
+        full_bytes=0,
+        files=0,
+        rows_in=rows,
+        rows_out={},
+        status=status,
+    )
 
 
 def test_what_came_after_the_checkpoint_counts() -> None:
@@ -45,9 +54,7 @@ def test_what_a_restore_has_undone_does_not_count_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "known"),
-    [([2, 3, 5], [2, 5]), ([2, 3, 5], [3, 5]), ([3, 5], [])],
-    ids=["gap", "trimmed", "none"],
+    ("line", "known"), [([2, 3, 5], [2, 5]), ([2, 3, 5], [3, 5]), ([3, 5], [])], ids=["gap", "trimmed", "none"]
 )
 def test_where_a_record_is_missing_it_is_not_known(line: list[int], known: list[int]) -> None:
     assert count(line, 2, [record(number) for number in known]) is None

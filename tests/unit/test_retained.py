@@ -10,21 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint import entries
-from stateflow.checkpoint.collector import Collector
-from stateflow.checkpoint.documents import EntryRef, Manifest
-from stateflow.checkpoint.entries import Author, Commit, Kept
-from stateflow.checkpoint.envelope import seal
-from stateflow.checkpoint.files import write_manifest
-from stateflow.checkpoint.job_format import NewJob
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Appended, Head
-from stateflow.checkpoint.retained import Retention, SegmentSizes, inline_retained, oldest_kept
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log import transitions
+from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.documents import EntryRef, Manifest
+from stateflow.checkpoint.log.job_format import NewJob
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import write_manifest
+from stateflow.checkpoint.log.retained import Retention, SegmentSizes, inline_retained, oldest_kept
+from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.transitions import Author, Commit, Kept
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import DATA, LOG, data_folder, log_entry
-from tests.unit.kit import JOB, handle
+from tests.support.errors import raises
+from tests.support.graphs import JOB, handle
 
 HOUR = timedelta(hours=1)
 
@@ -34,10 +35,7 @@ def _hour(hour: int) -> str:
 
 
 def _refs(*hours: int | None) -> list[EntryRef]:
-    return [
-        EntryRef(id=n, sha256=f"sha{n}", at="" if hour is None else _hour(hour))
-        for n, hour in enumerate(hours, 1)
-    ]
+    return [EntryRef(id=n, sha256=f"sha{n}", at="" if hour is None else _hour(hour)) for n, hour in enumerate(hours, 1)]
 
 
 @dataclass
@@ -54,7 +52,7 @@ class Job:
 
     def opened(self) -> JobRoot:
         root = JobRoot.create_or_open(self.storage, ManualClock(), NewJob("job", 4, {}), "a test")
-        root.retained.sizes = self.sizes
+        root.checkpoints.retained.sizes = self.sizes
         return root
 
     def commit(self, number: int, max_age: timedelta | None = None) -> None:
@@ -62,7 +60,7 @@ class Job:
         ordinal, folder = entry.ordinal + 1, data_folder(entry.generation, entry.ordinal + 1, "driver")
         manifest = Manifest(
             job_uuid=self.root.job.job_uuid, generation=entry.generation, ordinal=ordinal, operators=[], sources=[]
-        )  # fmt: skip
+        )
         handle = write_manifest(self.storage, folder, manifest)
         outcome = self.root.commit(self.head, Commit(ordinal, handle, []), Retention(number, max_age))
         assert isinstance(outcome, Appended)
@@ -70,7 +68,7 @@ class Job:
         self.expected = [*self.expected, self.head.entry.seq][-number:]
 
     def retain(self, keep: int) -> None:
-        self.head = self.root.retain(keep)
+        self.head = self.root.admin.retain(keep)
         self.expected = self.expected[-keep:]
 
     def restart(self) -> None:
@@ -79,23 +77,26 @@ class Job:
     def go_back(self, to: int) -> None:
         if self.expected:
             to %= len(self.expected)
-            ref = self.root.line(self.head)[to]
+            ref = self.root.checkpoints.restorable(self.head)[to]
             self.head = self.root.adopt(self.head, self.root.adoption(self.head, ref))
             self.expected = self.expected[: to + 1]
 
 
-_STEPS = st.lists(st.one_of(
-    st.tuples(st.just("commit"), st.sampled_from([1, 3, 20, 50])), st.tuples(st.just("commit"), st.just(50)),
-    st.tuples(st.just("retain"), st.integers(1, 30)), st.tuples(st.just("go_back"), st.integers(0, 40)),
-    st.tuples(st.just("restart"), st.none()),
-), max_size=60)  # fmt: skip
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.sampled_from([1, 3, 20, 50])),
+        st.tuples(st.just("commit"), st.just(50)),
+        st.tuples(st.just("retain"), st.integers(1, 30)),
+        st.tuples(st.just("go_back"), st.integers(0, 40)),
+        st.tuples(st.just("restart"), st.none()),
+    ),
+    max_size=60,
+)
 
 
 @settings(deadline=None)
 @given(_STEPS, st.integers(0, 4), st.integers(1, 5))
-def test_it_is_the_plain_list_whatever_happens(
-    steps: list[tuple[str, int | None]], inline: int, segment: int
-) -> None:
+def test_it_is_the_plain_list_whatever_happens(steps: list[tuple[str, int | None]], inline: int, segment: int) -> None:
     job = Job(sizes=SegmentSizes(inline, segment))
     for number in range(25):
         job.commit(50)
@@ -105,16 +106,14 @@ def test_it_is_the_plain_list_whatever_happens(
         getattr(job, name)(*(() if argument is None else (argument,)))
         # Known as this process remembers it, and as another one reads it.
         for root in (job.root, job.opened()):
-            assert [ref.id for ref in root.line(root.head())] == job.expected
+            assert [ref.id for ref in root.checkpoints.restorable(root.head())] == job.expected
     collector = Collector(job.opened())
     collector.collect()
     head = job.opened().head()
-    kept = [ref.manifest.key for ref in job.opened().line(head) if ref.manifest]
-    segments = [handle.key for handle in job.root.retained.objects(head.entry)]
+    kept = [ref.manifest.key for ref in job.opened().checkpoints.restorable(head) if ref.manifest]
+    segments = [handle.key for handle in job.root.checkpoints.retained.segment_handles(head.entry)]
     assert [blob.key for blob in job.storage.list(DATA)] == sorted({*kept, *segments})
-    assert {blob.key for blob in job.storage.list(LOG)} <= {
-        log_entry(n) for n in (head.entry.seq, head.checkpoint_id)
-    }
+    assert {blob.key for blob in job.storage.list(LOG)} <= {log_entry(n) for n in (head.entry.seq, head.checkpoint_id)}
     assert len(head.entry.retained) <= inline + 1
 
 
@@ -138,7 +137,7 @@ def test_an_entry_is_as_small_with_three_thousand_as_with_ten() -> None:
         storage.delete([log_entry(job.head.entry.seq - 1)])
     assert max(entry_sizes[2_000:]) <= 1.2 * max(entry_sizes[:16])
     assert written[-1] - written[1_999] <= 1.2 * (written[1_999] - written[999])
-    assert [ref.id for ref in job.opened().line(job.head)] == job.expected
+    assert [ref.id for ref in job.opened().checkpoints.restorable(job.head)] == job.expected
 
 
 def test_a_list_that_cannot_be_stored_stays_in_the_entry() -> None:
@@ -159,7 +158,7 @@ def test_a_list_that_cannot_be_stored_stays_in_the_entry() -> None:
     storage.refuses = False
     job.commit(50)
     assert job.head.entry.retained == []
-    assert [ref.id for ref in job.opened().line(job.head)] == job.expected
+    assert [ref.id for ref in job.opened().checkpoints.restorable(job.head)] == job.expected
 
 
 def test_a_reader_of_an_old_head_takes_the_newest_one_when_its_list_was_collected() -> None:
@@ -169,8 +168,8 @@ def test_a_reader_of_an_old_head_takes_the_newest_one_when_its_list_was_collecte
     late, stale = job.opened(), job.head
     job.commit(2)
     Collector(job.opened()).collect()
-    with pytest.raises(MissingFile):
-        late.line(stale)
+    with raises(MissingFile):
+        late.checkpoints.restorable(stale)
     reads = iter([stale, job.head])
     late.log.read_head = lambda: next(reads)  # type: ignore[method-assign]
     assert late.head() == job.head
@@ -188,16 +187,19 @@ def test_so_many_are_retained_as_are_asked_for_and_the_newest(number: int, older
     assert kept == refs[len(refs) - len(kept) :]
 
 
-@pytest.mark.parametrize(("hours", "oldest"), [
-    ((1, 2, 3, 4), 3), ((1,), None), ((), None),
-    ((1, 2, 2, 3, 4), 4),
-    ((1, 2), 2),        # at most half of them, and the last one next time
-    ((None, 1), 1),     # nobody knows its time: it is never too old
-    ((4, 1, 4), 1),     # a clock that went back takes nothing from between
-])  # fmt: skip
-def test_old_ones_go_by_the_time_of_their_own_commit(
-    hours: tuple[int | None, ...], oldest: int | None
-) -> None:
+@pytest.mark.parametrize(
+    ("hours", "oldest"),
+    [
+        ((1, 2, 3, 4), 3),
+        ((1,), None),
+        ((), None),
+        ((1, 2, 2, 3, 4), 4),
+        ((1, 2), 2),  # at most half of them, and the last one next time
+        ((None, 1), 1),  # nobody knows its time: it is never too old
+        ((4, 1, 4), 1),  # a clock that went back takes nothing from between
+    ],
+)
+def test_old_ones_go_by_the_time_of_their_own_commit(hours: tuple[int | None, ...], oldest: int | None) -> None:
     assert oldest_kept(_refs(*hours), Retention(9, 3 * HOUR), _hour(6), _hour(6)) == oldest
 
 
@@ -208,14 +210,12 @@ def _commits(times: list[timedelta], number: int = 10, max_age: timedelta = time
     def author(at: timedelta) -> Author:
         return Author("w", "n", (begin + at).isoformat())
 
-    base = Head(entries.claim(JOB, None, author(times[0]), None), "sha")
+    base = Head(transitions.claim(JOB, None, author(times[0]), None), "sha")
     for ordinal, at in enumerate(times, start=1):
         line = [*inline_retained(base.entry), *([base.checkpoint] if base.checkpoint else [])]
         oldest = oldest_kept(line, Retention(number, max_age), author(at).at, base.entry.at)
         new = Commit(ordinal, handle(1, ordinal), [])
-        base = Head(
-            entries.commit(JOB, base, author(at), new, Kept(oldest or base.entry.seq + 1)), f"sha{ordinal}"
-        )
+        base = Head(transitions.commit(JOB, base, author(at), new, Kept(oldest or base.entry.seq + 1)), f"sha{ordinal}")
     return [ref.id for ref in base.entry.retained]
 
 
@@ -244,9 +244,9 @@ def test_a_run_looks_at_the_clock_of_the_entry_before_as_well() -> None:
         job.commit(50, HOUR)
     job.root.clock.sleep(timedelta(days=30))
     job.commit(50, HOUR)
-    assert len(job.root.line(job.head)) == 4, "one jump drops none"
+    assert len(job.root.checkpoints.restorable(job.head)) == 4, "one jump drops none"
     job.commit(50, HOUR)
-    assert len(job.root.line(job.head)) == 3, "half of the four go, the new one comes"
+    assert len(job.root.checkpoints.restorable(job.head)) == 3, "half of the four go, the new one comes"
 
 
 # -- what older versions wrote --------------------------------------------------------------------------------------
@@ -256,10 +256,15 @@ def _as_older_versions(job: Job) -> Head:
     """The newest entry as they would have it: references without a manifest, times apart, no run's nonce."""
     entry = job.head.entry
     old = replace(
-        entry, run="", retained=[EntryRef(id=r.id, sha256=r.sha256) for r in entry.retained],
-        times={str(ref.id): ref.at for ref in job.root.line(job.head)}, seq=entry.seq + 1, parent=job.head.sha256,
-        checkpoint=EntryRef(id=entry.seq, sha256=job.head.sha256), kind=entries.EntryKind.ADMIN,
-    )  # fmt: skip
+        entry,
+        run="",
+        retained=[EntryRef(id=r.id, sha256=r.sha256) for r in entry.retained],
+        times={str(ref.id): ref.at for ref in job.root.checkpoints.restorable(job.head)},
+        seq=entry.seq + 1,
+        parent=job.head.sha256,
+        checkpoint=EntryRef(id=entry.seq, sha256=job.head.sha256),
+        kind=transitions.EntryKind.ADMIN,
+    )
     data, digest = seal(old)
     assert job.storage.put_new(log_entry(old.seq), data) is PutResult.CREATED
     return Head(old, digest)
@@ -272,15 +277,15 @@ def test_checkpoints_of_older_versions_are_kept_with_their_entries_until_they_go
     old = list(job.expected)
     job.head = _as_older_versions(job)
     root = job.root = job.opened()
-    root.retained.sizes = SegmentSizes(1, 2)
+    root.checkpoints.retained.sizes = SegmentSizes(1, 2)
     job.restart()
     job.commit(4)
-    assert all(ref.at for ref in root.line(job.head)), "their times are in the references now"
+    assert all(ref.at for ref in root.checkpoints.restorable(job.head)), "their times are in the references now"
     Collector(root).collect()
     entry_keys = {blob.key for blob in job.storage.list(LOG)}
     assert entry_keys == {log_entry(n) for n in [*old[1:], job.head.entry.seq]}
-    for ref in root.line(job.head):
-        assert root.manifest_of(ref).job_uuid == root.job.job_uuid
+    for ref in root.checkpoints.restorable(job.head):
+        assert root.checkpoints.manifest_of(ref).job_uuid == root.job.job_uuid
     job.go_back(1)
     for _ in range(4):
         job.commit(4)
@@ -296,8 +301,8 @@ def test_a_slot_that_was_written_again_is_not_the_checkpoint_of_an_older_version
     head = _as_older_versions(job)
     (ref,) = head.entry.retained
     job.storage.delete([log_entry(ref.id)])
-    with pytest.raises(MissingFile):
-        job.opened().manifest_of(ref)
+    with raises(MissingFile, file=log_entry(ref.id)):
+        job.opened().checkpoints.manifest_of(ref)
     job.storage.put_new(log_entry(ref.id), seal(replace(head.entry, seq=ref.id))[0])
-    with pytest.raises(CorruptFile):
-        job.opened().manifest_of(ref)
+    with raises(CorruptFile, file=log_entry(ref.id)):
+        job.opened().checkpoints.manifest_of(ref)

@@ -23,15 +23,14 @@ from hypothesis import strategies as st
 
 import stateflow
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
-from stateflow.scalars import NUMPY
-from stateflow.serializers import ValueSerializer, decode_key, decode_untyped, describe_type, encode_key
+from stateflow.types.arrow_types import NUMPY, SUPPORTED
+from stateflow.types.serializers import ValueSerializer, decode_key, decode_untyped, describe_type, encode_key
+from tests.support.errors import raises
 
 UTC = datetime.UTC
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
-texts = st.text(max_size=6) | st.sampled_from(
-    ["", "\0", "\0\0", "a", "a\0", "a\0b", "ab", "\x01", "é", "\U0010ffff"]
-)
+texts = st.text(max_size=6) | st.sampled_from(["", "\0", "\0\0", "a", "a\0", "a\0b", "ab", "\x01", "é", "\U0010ffff"])
 blobs = st.binary(max_size=6) | st.sampled_from([b"", b"\0", b"\0\xff", b"\xff", b"\xff\0", b"a"])
 floats = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, -5e-324])
 moments = st.datetimes(datetime.datetime(2, 1, 1), datetime.datetime(9998, 12, 31))
@@ -47,8 +46,15 @@ keys = st.lists(parts, max_size=3).map(tuple)
 # -- keys ---------------------------------------------------------------------------------------------------------
 
 RANKS: list[tuple[type, ...]] = [
-    (type(None),), (bytes,), (str,), (int,), (float,), (bool,), (datetime.date,), (datetime.datetime,),
-]  # fmt: skip
+    (type(None),),
+    (bytes,),
+    (str,),
+    (int,),
+    (float,),
+    (bool,),
+    (datetime.date,),
+    (datetime.datetime,),
+]
 
 
 def _rank(part: object) -> int:
@@ -115,9 +121,7 @@ def test_a_moment_comes_back_with_or_without_zone() -> None:
 
 
 @given(keys, keys)
-def test_entries_of_a_key_lie_below_its_prefix_and_nowhere_else(
-    a: tuple[Any, ...], b: tuple[Any, ...]
-) -> None:
+def test_entries_of_a_key_lie_below_its_prefix_and_nowhere_else(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
     """What keyed state relies on: keys of as many parts, none of them null, are no prefixes of one another."""
     if len(a) == len(b) and not _same(a, b):
         assert not (encode_key(a) + b"\0").startswith(encode_key(b) + b"\0")
@@ -153,13 +157,26 @@ class _Text(str):
     pass
 
 
-@pytest.mark.parametrize("part", [
-    1 << 63, -(1 << 63) - 1, "\ud800", decimal.Decimal(1), (1,), [1], {1: 1}, _Text("a"), datetime.time(1),
-    object(), 1j,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "part",
+    [
+        1 << 63,
+        -(1 << 63) - 1,
+        "\ud800",
+        decimal.Decimal(1),
+        (1,),
+        [1],
+        {1: 1},
+        _Text("a"),
+        datetime.time(1),
+        object(),
+        1j,
+    ],
+)
 def test_what_cannot_be_part_of_a_key_is_refused(part: Any) -> None:
-    with pytest.raises(StateError, match="cannot be part of a key"):
+    with raises(StateError) as refused:
         encode_key(("a", part))
+    assert "value" in refused.value.facts
 
 
 # -- values -------------------------------------------------------------------------------------------------------
@@ -188,18 +205,39 @@ class Colour(enum.Enum):
 
 _east = datetime.timezone(datetime.timedelta(hours=2))
 VALUES: list[tuple[Any, Any]] = [
-    (int, 0), (int, -(1 << 63)), (int, (1 << 64) - 1), (float, 1.5), (float, -math.inf), (bool, True), (str, "a\0é"),
-    (bytes, b"\0\xff"), (list[int], [1, 2]), (dict[str, int], {"a": 1}), (dict[int, str], {1: "a"}),
-    (tuple[int, str], (1, "a")), (tuple[int, ...], (1, 2, 3)), (set[str], {"a"}), (frozenset[int], frozenset({1})),
-    (int | None, None), (int | str, "a"), (decimal.Decimal, decimal.Decimal("1.500")),
-    (datetime.date, datetime.date(1969, 1, 1)), (datetime.time, datetime.time(1, 2, 3)),
+    (int, 0),
+    (int, -(1 << 63)),
+    (int, (1 << 64) - 1),
+    (float, 1.5),
+    (float, -math.inf),
+    (bool, True),
+    (str, "a\0é"),
+    (bytes, b"\0\xff"),
+    (list[int], [1, 2]),
+    (dict[str, int], {"a": 1}),
+    (dict[int, str], {1: "a"}),
+    (tuple[int, str], (1, "a")),
+    (tuple[int, ...], (1, 2, 3)),
+    (set[str], {"a"}),
+    (frozenset[int], frozenset({1})),
+    (int | None, None),
+    (int | str, "a"),
+    (decimal.Decimal, decimal.Decimal("1.500")),
+    (datetime.date, datetime.date(1969, 1, 1)),
+    (datetime.time, datetime.time(1, 2, 3)),
     (datetime.datetime, datetime.datetime(2026, 1, 1, 1, 2, 3, 4)),
     (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=UTC)),
-    (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=_east)), (datetime.timedelta, datetime.timedelta(1, 2, 3)),
-    (Stats, Stats(1, 2.5, {"a": [1]})), (Point, Point(1, 2.5)), (Tree, Tree(1, [Tree(2), Tree(3, [Tree(4)])])),
-    (list[Point], [Point(1), Point(2)]), (Colour, Colour.RED), (Literal["a", "b"], "b"), (Any, {"a": [1, None, b"x"]}),
+    (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=_east)),
+    (datetime.timedelta, datetime.timedelta(1, 2, 3)),
+    (Stats, Stats(1, 2.5, {"a": [1]})),
+    (Point, Point(1, 2.5)),
+    (Tree, Tree(1, [Tree(2), Tree(3, [Tree(4)])])),
+    (list[Point], [Point(1), Point(2)]),
+    (Colour, Colour.RED),
+    (Literal["a", "b"], "b"),
+    (Any, {"a": [1, None, b"x"]}),
     (float, 3),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=str)
@@ -211,24 +249,48 @@ def test_a_value_comes_back(kind: Any, value: Any) -> None:
         assert isinstance(again, kind)
 
 
-@pytest.mark.parametrize(("written", "value", "read"), [
-    (str, "a", int), (int, 1, str), (int, 1, Stats), (Point, Point(1), Stats), (Stats, Stats(1), Point),
-    (list[str], ["a"], list[int]), (float, 1.5, int), (int | None, None, int), (bool, True, int), (str, "x", Colour),
-])  # fmt: skip
-def test_a_value_of_another_type_is_told_with_the_declared_one(written: Any, value: Any, read: Any) -> None:
+@pytest.mark.parametrize(
+    ("written", "value", "read"),
+    [
+        (str, "a", int),
+        (int, 1, str),
+        (int, 1, Stats),
+        (Point, Point(1), Stats),
+        (Stats, Stats(1), Point),
+        (list[str], ["a"], list[int]),
+        (float, 1.5, int),
+        (int | None, None, int),
+        (bool, True, int),
+        (str, "x", Colour),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_the_declared_one(written: Any, value: Any, read: Any) -> None:
     data = ValueSerializer[Any](written).encode(value)
-    with pytest.raises(CorruptFile, match="not of the declared type") as refused:
+    with raises(CorruptFile, declared=describe_type(read)):
         ValueSerializer[Any](read).decode(data)
-    assert refused.value.facts["declared"] == describe_type(read)
 
 
-@pytest.mark.parametrize(("kind", "value"), [
-    (int, "a"), (int, 1.5), (int, True), (int, 1 << 64), (str, "\ud800"), (Stats, Point(1)), (Stats, Stats("many")),  # type: ignore[arg-type]
-    (Stats, Stats(1, "x")), (Point, Point(1.5)), (dict[str, int], {"a": None}), (Any, object()), (Any, Path("x")),  # type: ignore[arg-type]
-    (list[Any], [lambda: None]), (int, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (int, "a"),
+        (int, 1.5),
+        (int, True),
+        (int, 1 << 64),
+        (str, "\ud800"),
+        (Stats, Point(1)),
+        (Stats, Stats("many")),  # type: ignore[arg-type]
+        (Stats, Stats(1, "x")),
+        (Point, Point(1.5)),
+        (dict[str, int], {"a": None}),
+        (Any, object()),
+        (Any, Path("x")),  # type: ignore[arg-type]
+        (list[Any], [lambda: None]),
+        (int, None),
+    ],
+)
 def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_written(kind: Any, value: Any) -> None:
-    with pytest.raises(StateError, match="cannot be stored") as refused:
+    with raises(StateError, value=repr(value)) as refused:
         ValueSerializer[Any](kind).encode(value)
     assert describe_type(kind) in refused.value.hint
 
@@ -236,13 +298,12 @@ def test_a_value_that_could_not_be_read_again_is_refused_when_it_is_written(kind
 def test_a_value_that_holds_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    with pytest.raises(StateError, match="cannot be stored"):
+    with raises(StateError, value=repr(loop)):
         ValueSerializer[Any](list).encode(loop)
 
 
 SERIALIZERS: list[ValueSerializer[Any]] = [
-    ValueSerializer(kind)
-    for kind in (Any, int, str, Stats, Point, Tree, dict[str, int], set[int], datetime.datetime)
+    ValueSerializer(kind) for kind in (Any, int, str, Stats, Point, Tree, dict[str, int], set[int], datetime.datetime)
 ]
 
 
@@ -265,9 +326,7 @@ def test_any_bytes_are_a_value_or_a_corrupt_file(data: bytes) -> None:
 
 
 @given(st.sampled_from(VALUES), st.data())
-def test_a_flipped_bit_is_another_value_or_a_corrupt_file(
-    kind_and_value: tuple[Any, Any], data: st.DataObject
-) -> None:
+def test_a_flipped_bit_is_another_value_or_a_corrupt_file(kind_and_value: tuple[Any, Any], data: st.DataObject) -> None:
     kind, value = kind_and_value
     serializer: ValueSerializer[Any] = ValueSerializer(kind)
     encoded = bytearray(serializer.encode(value))
@@ -279,18 +338,44 @@ def test_a_flipped_bit_is_another_value_or_a_corrupt_file(
         pass
 
 
-@pytest.mark.parametrize("kind", [Path, list[Path], dict[str, int | Path], Callable, type, re.Pattern])
-def test_a_type_that_cannot_be_stored_is_refused_by_name(kind: Any) -> None:
-    with pytest.raises(JobDefinitionError, match="cannot be stored") as refused:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Path,
+        list[Path],
+        dict[str, int | Path],
+        Callable,
+        type,
+        re.Pattern,
+        np.float16,
+        np.datetime64,
+        np.ndarray,
+        pa.float16(),
+        pa.timestamp("ns"),
+        pa.struct([]),
+        pa.int64,
+        complex,
+        msgspec.Raw,
+        msgspec.msgpack.Ext,
+    ],
+)
+def test_a_type_that_cannot_be_stored_is_refused_by_name_with_what_can_be(kind: Any) -> None:
+    with raises(JobDefinitionError, type=repr(kind)) as refused:
         ValueSerializer(kind)
-    assert refused.value.facts["type"] == repr(kind)
+    assert refused.value.hint == SUPPORTED
 
 
-@pytest.mark.parametrize(("kind", "text"), [
-    (int, "int"), (dict[str, list[int | None]], "dict[str, list[union[int, none]]]"), (Any, "any"),
-    (Stats, "Stats(flights: int, mean: union[float, none], names: dict[str, list[int]])"),
-    (Point, "Point(x: int, y: float)"), (Tree, "Tree(value: int, children: list[Tree])"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (int, "int"),
+        (dict[str, list[int | None]], "dict[str, list[union[int, none]]]"),
+        (Any, "any"),
+        (Stats, "Stats(flights: int, mean: union[float, none], names: dict[str, list[int]])"),
+        (Point, "Point(x: int, y: float)"),
+        (Tree, "Tree(value: int, children: list[Tree])"),
+    ],
+)
 def test_a_type_is_described_stably(kind: Any, text: str) -> None:
     """Manifests keep it."""
     assert describe_type(kind) == text
@@ -313,7 +398,7 @@ SCALARS: list[tuple[Any, list[Any], list[Any]]] = [
     (pa.decimal128(5, 2), [decimal.Decimal("1.50")], ["x"]),
     (pa.list_(pa.int8()), [[1, 2]], [[200]]),
     (float, [np.float64(1.5)], [np.datetime64("2026-01-01")]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "values", "refused"), SCALARS, ids=lambda v: str(v)[:40])
@@ -327,19 +412,8 @@ def test_scalars_of_numpy_and_arrow_come_back_and_their_ranges_hold(
         if kind in NUMPY:
             assert type(again) is kind
     for value in refused:
-        with pytest.raises(StateError, match="cannot be stored"):
+        with raises(StateError, value=repr(value)):
             serializer.encode(value)
-
-
-@pytest.mark.parametrize("kind", [
-    np.float16, np.datetime64, np.ndarray, pa.float16(), pa.timestamp("ns"), pa.struct([]), pa.int64, complex,
-    msgspec.Raw, msgspec.msgpack.Ext,
-])  # fmt: skip
-def test_the_error_has_the_list_of_what_can_be_stored(kind: Any) -> None:
-    with pytest.raises(JobDefinitionError, match="cannot be stored") as refused:
-        ValueSerializer(kind)
-    for said in ("numpy", "decimal128", "Serializer", "dataclass"):
-        assert said in refused.value.hint
 
 
 # -- no code in data ----------------------------------------------------------------------------------------------
@@ -359,10 +433,6 @@ def test_no_module_can_load_objects_that_run_code() -> None:
             elif isinstance(node, ast.Name | ast.Attribute):
                 names = [node.id if isinstance(node, ast.Name) else node.attr]
             found += [(path.name, name) for name in names if FORBIDDEN & set(name.split("."))]
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in ("eval", "exec")
-            ):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                 found.append((path.name, node.func.id))
     assert found == []

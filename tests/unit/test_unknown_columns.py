@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from stateflow import WatermarkStrategy
-from stateflow.api.functions import Context, KeyedProcessFunction
+from stateflow.api.functions.process import Context, KeyedProcessFunction
 from stateflow.environment import StreamExecutionEnvironment, declare
-from stateflow.errors import StateflowError
-from stateflow.runtime.assembly import load_job
+from stateflow.errors import JobDefinitionError
+from stateflow.runtime.job.loader import load_job
 from stateflow.similar_names import closest_first, did_you_mean
-from tests.unit.kit import Nowhere
+from tests.support.errors import raises
+from tests.support.graphs import Nowhere
 
 
 class Order(msgspec.Struct):
@@ -38,25 +39,26 @@ def _kept(rows: Any) -> Any:
     return rows.key_by("customer_id").process(Keep(), output=Order, uid="keep")
 
 
-@pytest.mark.parametrize(("call", "called", "stream"), [
-    (lambda rows: rows.key_by("custmer_id"), "key_by", "orders"),
-    (lambda rows: rows.key_by("time", order_by=["custmer_id"]), "order_by", "orders"),
-    (lambda rows: rows.filter(lambda row: True).key_by("custmer_id"), "key_by", "orders"),
-    (lambda rows: _kept(rows).key_by("custmer_id"), "key_by", "keep"),
-    (lambda rows: _kept(rows).union(rows).key_by("custmer_id"), "key_by", "keep, orders"),
-    (lambda rows: rows.assign_timestamps_and_watermarks(LATE), "assign_timestamps_and_watermarks", "orders"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "called", "stream"),
+    [
+        (lambda rows: rows.key_by("custmer_id"), "key_by", "orders"),
+        (lambda rows: rows.key_by("time", order_by=["custmer_id"]), "order_by", "orders"),
+        (lambda rows: rows.filter(lambda row: True).key_by("custmer_id"), "key_by", "orders"),
+        (lambda rows: _kept(rows).key_by("custmer_id"), "key_by", "keep"),
+        (lambda rows: _kept(rows).union(rows).key_by("custmer_id"), "key_by", "keep, orders"),
+        (lambda rows: rows.assign_timestamps_and_watermarks(LATE), "assign_timestamps_and_watermarks", "orders"),
+    ],
+)
 def test_the_error_names_the_call_and_the_line(call: Callable[[Any], Any], called: str, stream: str) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
         call(env.from_collection([], Order, uid="orders"))
 
-    with pytest.raises(StateflowError) as raised:
+    where = f"{__file__}:{call.__code__.co_firstlineno}"
+    facts = {"column": "custmer_id", "row_class": "Order", "called": called, "stream": stream, "where": where}
+    with raises(JobDefinitionError, **facts) as refused:
         declare(build, "job", ())
-    facts = raised.value.facts
-    assert (facts["column"], facts["row_class"]) == ("custmer_id", "Order")
-    assert (facts["called"], facts["stream"]) == (called, stream)
-    assert facts["where"] == f"{__file__}:{call.__code__.co_firstlineno}"
-    assert raised.value.hint.endswith("customer_id, order_id, amount, time")
+    assert "customer_id, order_id, amount, time" in refused.value.hint
 
 
 def test_an_aggregate_over_an_unknown_column_names_the_operator() -> None:
@@ -64,20 +66,19 @@ def test_an_aggregate_over_an_unknown_column_names_the_operator() -> None:
         rows = env.from_collection([], Order, uid="orders").key_by("customer_id")
         rows.aggregate_columns({"total": ("sum", "amuont")}, output=Order, uid="totals").sink_to(Nowhere())
 
-    with pytest.raises(StateflowError) as raised:
+    with raises(JobDefinitionError, operator="totals"):
         declare(build, "job", ())
-    assert raised.value.facts["operator"] == "totals"
 
 
 def test_an_error_at_the_top_of_a_job_file_names_its_line(tmp_path: Path) -> None:
     job = tmp_path / "top_level_mistake.py"
     job.write_text("from stateflow import FileSource\n\nROWS = FileSource('in', schema=int)\n")
-    with pytest.raises(StateflowError) as raised:
+    with raises(JobDefinitionError, where=f"{job}:3"):
         load_job(job)
-    assert raised.value.facts["where"] == f"{job}:3"
 
 
 def test_names_like_the_wrong_one_come_first() -> None:
     assert closest_first("ORDR", ["time", "order", "orders", "x"]) == ["order", "orders", "time", "x"]
-    assert did_you_mean("jsn", ["csv", "json"]) == "did you mean 'json'?"
-    assert did_you_mean("zzz", ["csv", "json"]) == "known are csv, json"
+    alike = did_you_mean("jsn", ["csv", "json"])
+    assert "json" in alike and "csv" not in alike
+    assert "csv, json" in did_you_mean("zzz", ["csv", "json"])

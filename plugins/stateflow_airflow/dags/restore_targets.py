@@ -1,8 +1,8 @@
-"""Points that a job can go back to, as suggestions in a trigger form.
+"""Restore targets of a job, as suggestions in a trigger form.
 
-Airflow calls this each time it parses a DAG file, so it reads one small file and two folders of a job root on this
-machine's file system, and nothing of any other storage. It does not import stateflow, which would cost more than all
-else in a DAG file. What it cannot read it leaves out: a suggestion is a convenience, and the plan checks the target.
+Airflow calls this each time it parses a DAG file. It reads one small file and two folders of a job root in this
+machine's file system, and never another storage. It does not import stateflow, which would take longer than the rest of
+a DAG file. It skips what it cannot read: suggestions are optional, and the plan checks the target.
 """
 
 from __future__ import annotations
@@ -16,67 +16,70 @@ from urllib.parse import unquote, urlsplit
 
 LATEST = "latest"
 _NEWEST = 20
-"""As many savepoints, and as many checkpoints, are suggested."""
-_ENTRIES = 5_000
-"""A folder with more entries is not looked at."""
-_LOG_BYTES = 1 << 18
+"""Number of savepoints, and number of checkpoints, that are suggested."""
+_MAX_ENTRY_BYTES = 1 << 18
 """A larger log entry is not read."""
-_GIVEN_UP = 64
-"""The document of a savepoint that was given up is a few words."""
+_MAX_ABANDONED_BYTES = 64
+"""The document of an abandoned savepoint has at most this size."""
 
 
-def suggested_targets(job_root: str) -> list[str]:
-    """``latest``, then names of savepoints and ids of checkpoints, newest first."""
-    folder = _local(job_root)
+def suggested_targets(job_root: str, *, most_entries: int = 5_000) -> list[str]:
+    """Returns ``latest``, then names of savepoints and ids of checkpoints, each newest first.
+
+    Args:
+        job_root: path or URI of the job root.
+        most_entries: a folder with more entries is skipped, since finding the newest would take too long.
+    """
+    folder = _local_folder(job_root)
     if folder is None:
         return [LATEST]
-    return [LATEST, *_savepoints(folder / "savepoints"), *_checkpoints(folder / "log")]
+    savepoints = _savepoints(folder / "savepoints", most_entries)
+    return [LATEST, *savepoints, *_checkpoints(folder / "log", most_entries)]
 
 
-def _local(job_root: str) -> Path | None:
-    """The job root's folder; None in any storage but a file system."""
+def _local_folder(job_root: str) -> Path | None:
+    """Returns the job root's folder; None if it is not in a file system."""
     if "://" not in job_root:
         return Path(job_root)
     parts = urlsplit(job_root)
     return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in ("", "localhost") else None
 
 
-def _savepoints(folder: Path) -> list[str]:
-    """Folders of complete savepoints: names that are never ambiguous."""
+def _savepoints(folder: Path, most: int) -> list[str]:
+    """Returns folder names of complete savepoints; unlike savepoint names, they are unique."""
     found = []
-    for name in _names(folder):
+    for name in _entry_names(folder, most):
         try:
             document = os.stat(f"{folder}/{name}/_savepoint")
         except OSError:
             continue
-        if document.st_size > _GIVEN_UP and not (folder / name / "_disposed").exists():
+        if document.st_size > _MAX_ABANDONED_BYTES and not (folder / name / "_disposed").exists():
             found.append((document.st_mtime, name))
     return [name for _, name in heapq.nlargest(_NEWEST, found)]
 
 
-def _checkpoints(folder: Path) -> list[str]:
-    """Ids of the kept checkpoints that the newest entry of the log lists itself: of more than sixteen, older ones are
-    in objects of their own, which are not read here."""
-    newest = max((name for name in _names(folder) if name.isdecimal()), default="")
+def _checkpoints(folder: Path, most: int) -> list[str]:
+    """Returns ids of the retained checkpoints that the newest log entry lists.
+
+    If more than sixteen are retained, the older ones are listed in separate objects, which are not read here.
+    """
+    newest = max((name for name in _entry_names(folder, most) if name.isdecimal()), default="")
     try:
         path = folder / newest
-        if not newest or path.stat().st_size > _LOG_BYTES:
+        if not newest or path.stat().st_size > _MAX_ENTRY_BYTES:
             return []
         entry = json.loads(path.read_bytes().split(b"\n", 1)[0])
-        kept = [int(ref["id"]) for ref in entry["retained"]]
-        own = (
-            int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
-        )
+        retained = [int(ref["id"]) for ref in entry["retained"]]
+        own = int(entry["seq"]) if entry["kind"] == "commit" else int((entry["checkpoint"] or {"id": 0})["id"])
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return [str(number) for number in heapq.nlargest(_NEWEST, {*kept, own} - {0})]
+    return [str(number) for number in heapq.nlargest(_NEWEST, {*retained, own} - {0})]
 
 
-def _names(folder: Path) -> list[str]:
-    """Of a folder with too many entries, none: it is not known which of them are the newest."""
+def _entry_names(folder: Path, most: int) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in itertools.islice(entries, _ENTRIES + 1)]
+            names = [entry.name for entry in itertools.islice(entries, most + 1)]
     except OSError:
-        return []  # no run has made it yet, or this machine does not see it
-    return names if len(names) <= _ENTRIES else []
+        return []  # not created yet, or not visible from this machine
+    return names if len(names) <= most else []

@@ -1,4 +1,4 @@
-"""Copies a growing log file, line by line."""
+"""Copies a growing log file line by line."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, Self
 
-_AT_ONCE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class LogFollower:
-    """Hands the lines of `path` to `emit` as they are completed.
+    """Passes each completed line of a file to a callback.
 
     Args:
-        path: a file that exists and that another process appends to.
-        emit: called with every line, without its end.
-        skip_to_last: begin at most this many bytes before the file's present end; None for its beginning.
+        path: an existing file to which another process appends.
+        emit: called with each line, without its end.
+        skip_to_last: start at most this many bytes before the current end of the file; None to start at its beginning.
     """
 
     def __init__(self, path: Path, emit: Callable[[str], object], skip_to_last: int | None = None) -> None:
         self._file: BinaryIO = path.open("rb")
         self._emit = emit
-        self._rest = b""
+        self._incomplete = b""
         if skip_to_last is not None:
             self._skip(path.stat().st_size - skip_to_last)
 
@@ -31,14 +31,14 @@ class LogFollower:
 
     def __exit__(self, *_: object) -> None:
         self.copy()
-        if self._rest:
-            self._emit_all([self._rest])
+        if self._incomplete:
+            self._emit_all([self._incomplete])
         self._file.close()
 
     def copy(self) -> None:
-        """Emits every line that has been completed since the last call."""
-        while data := self._file.read(_AT_ONCE):
-            *lines, self._rest = (self._rest + data).split(b"\n")
+        """Emits every line that was completed since the last call."""
+        while data := self._file.read(_CHUNK_BYTES):
+            *lines, self._incomplete = (self._incomplete + data).split(b"\n")
             self._emit_all(lines)
 
     def _emit_all(self, lines: Iterable[bytes]) -> None:
@@ -52,7 +52,7 @@ class LogFollower:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log file, for an error message."""
+    """Returns the last `count` lines of a log file, for an error message."""
     lines: deque[str] = deque(maxlen=count)
     with LogFollower(path, lines.append, skip_to_last=64 * 1024):
         pass

@@ -1,8 +1,9 @@
-"""What a run said about its end, in the file that it writes last."""
+"""The result of a run, from the file that the program writes at its end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,54 +23,55 @@ RETURNED = (
     "quarantined_count",
     "quarantined",
 )
-"""The part of a result that tasks downstream get as XCom."""
+"""Keys of a result that the task returns as XCom."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result file of one run."""
+    """The result of one run; `values` is the JSON document in the result file."""
 
-    values: dict[str, Any]
+    values: Mapping[str, Any]
 
     @property
     def finished(self) -> bool:
-        """Whether the run did all that it was asked for."""
+        """Whether the run completed."""
         return bool(self.values.get("status") == "finished")
 
-    def returned(self) -> dict[str, Any]:
-        """What the task returns to Airflow."""
+    def returned(self) -> dict[str, object]:
+        """Returns what the task returns to Airflow."""
         return with_offsets({name: self.values.get(name) for name in RETURNED})
 
     def failure(self) -> StateflowTaskFailed:
-        """The error that ended a run which did not finish."""
+        """Returns the failure for the error that ended the run."""
         error = self.values.get("error") or {}
         return failure(
             error.get("code", "internal"),
-            error.get("message", "the run failed and did not say why"),
+            error.get("message", "the run failed without an error message"),
             error.get("hint", ""),
+            error.get("facts"),
             retryable=bool(error.get("retryable", True)),
         )
 
 
-def with_offsets(returned: dict[str, Any]) -> dict[str, Any]:
-    """What a task returns, with its sources' positions as values instead of JSON in texts; None for a source that had
-    nothing yet."""
-    offsets = returned.get("offsets") or {}
-    return {**returned, "offsets": {uid: _position(text) for uid, text in offsets.items()}}
+def with_offsets(returned: Mapping[str, object]) -> dict[str, object]:
+    """Returns a task's return value with source positions decoded from JSON; None for a source without a position."""
+    offsets = returned.get("offsets")
+    positions = {uid: _position(text) for uid, text in offsets.items()} if isinstance(offsets, Mapping) else {}
+    return {**returned, "offsets": positions}
 
 
-def _position(text: Any) -> Any:
+def _position(text: object) -> object:
     if text == "-":
         return None
     try:
         return json.loads(text) if isinstance(text, str) else text
     except ValueError:
-        # A source's own notation.
+        # The source's own, non-JSON format.
         return text
 
 
 def read_result(path: Path) -> RunResult | None:
-    """The result in `path`; None when the run ended, or was ended, before it could write one."""
+    """Returns the result in `path`; None if the program ended before it wrote one."""
     try:
         return RunResult(json.loads(path.read_text()))
     except FileNotFoundError:

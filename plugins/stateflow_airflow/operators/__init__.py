@@ -1,1 +1,1 @@
-"""Operators; import them from their modules, or from here."""
+"""Airflow operators, one module per subject."""

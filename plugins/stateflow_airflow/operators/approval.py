@@ -1,18 +1,20 @@
-"""The question between a restore's plan and its execution."""
+"""The operator that asks a user to approve the plan of a restore."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.exceptions import HITLRejectException
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import timezone
 
-from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed
-from stateflow_airflow.plans import as_proposal
+from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, translate_errors
+from stateflow_airflow.operators.restore_plan import parse_plan
+from stateflow_airflow.operators.task_requests import request_id, requester
+from stateflow_airflow.operators.template_values import checked_root
 from stateflow_airflow.retry import RetryByErrorCode
-from stateflow_airflow.task_requests import asker, check_root, request_id, told_as_failures
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -22,26 +24,27 @@ require_supported()
 
 
 class StateflowApprovalOperator(ApprovalOperator):
-    """Asks a person whether a restore's plan is carried out.
+    """Asks a user to approve or reject the plan of a restore.
 
-    **Approve**: the tasks after this one run. **Reject**, or no answer within `response_timeout`: the task fails with
-    the code ``rejected`` and is not retried, so that the DAG run fails, and the job's history gets a record of kind
-    ``rejection`` with who rejected what and why; a retry of the task adds no second one. The job is not changed.
+    **Approve**: the downstream tasks run. **Reject**, or no answer within `response_timeout`: the task fails with the
+    code ``rejected`` and is not retried, so the DAG run fails. The job's history gets a record of kind ``rejection``
+    with the user and the reason; a retry of the task adds no second one. The job is not changed.
 
-    **Returns** (XCom), also of a rejection: ``chosen_options``, ``params_input``, ``responded_at`` and
+    **Returns** (XCom), also for a rejection: ``chosen_options``, ``params_input``, ``responded_at`` and
     ``responded_by_user``.
 
     Args:
         job_root: the job's root. Templated.
-        plan: what `StateflowRestorePlanOperator` returned (``plan.output``). Templated.
-        other arguments: as Airflow's ApprovalOperator has them. A param `note` is the reason that the history gets.
+        plan: the output of `StateflowRestorePlanOperator` (``plan.output``). Templated.
+
+    Other arguments are those of Airflow's ApprovalOperator. A param `note` is recorded as the reason.
     """
 
     template_fields: Sequence[str] = ("subject", "body", "job_root", "plan")
     template_fields_renderers = {"plan": "json"}
     ui_color = "#fdf1cf"
 
-    def __init__(self, *, job_root: str, plan: Any, **kwargs: Any) -> None:
+    def __init__(self, *, job_root: str, plan: object, **kwargs: Any) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
         kwargs.setdefault("defaults", self.REJECT)
         super().__init__(fail_on_reject=True, **kwargs)
@@ -49,52 +52,71 @@ class StateflowApprovalOperator(ApprovalOperator):
         self.plan = plan
 
     def execute(self, context: Context) -> None:
-        """Asks; the question says until when it waits for an answer."""
+        """Asks the question, with the time until which it can be answered."""
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
-            waits = f"**Waits for an answer** until {until:%Y-%m-%d %H:%M} UTC; none by then counts as a rejection."
-            self.body = f"{self.body or ''}\n\n{waits}"
+            deadline = f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection."
+            self.body = f"{self.body or ''}\n\n{deadline}"
         super().execute(context)
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Returns the answer when it is an approval, and raises PermanentFailure for a rejection."""
+        """Returns the answer if it is an approval. Raises PermanentFailure for a rejection."""
         try:
             return super().execute_complete(context, event)
         except HITLRejectException:
-            # Airflow stores what a task returns, and this one does not return.
+            # Airflow stores the return value of a task only, and this task raises.
             answer = {key: event.get(key) for key in ("chosen_options", "params_input", "responded_by_user")}
             at = event["responded_at"].isoformat(timespec="milliseconds")
             context["ti"].xcom_push(key="return_value", value={**answer, "responded_at": at})
+            rejected = Answer.of(answer)
             try:
-                self._record(context, answer, at)
+                self._record(context, rejected, at)
             except StateflowTaskFailed as error:
-                # A retry would ask the person again, who has decided.
-                self.log.error("The job's history has no record of this rejection: %s", error)
-            raise self._failure(answer) from None
+                # Only logged: a retry would ask the user again, who has decided.
+                self.log.error("Could not record the rejection in the job's history: %s", error)
+            raise rejected.failure() from None
 
-    def _record(self, context: Context, answer: Mapping[str, Any], at: str) -> None:
-        with told_as_failures():
-            from stateflow.recovery import Rejection, record_rejection
+    def _record(self, context: Context, answer: Answer, at: str) -> None:
+        with translate_errors():
+            from stateflow.operations import Rejection, record_rejection
 
-            proposal = as_proposal(self.plan)
-            request = request_id(context, proposal.digest)
-            rejection = Rejection(request, _who(answer) or "nobody", _why(answer), at, asker(context))
-            record_rejection(check_root(self.job_root), proposal, rejection)
+            plan = parse_plan(self.plan)
+            request = request_id(context, plan.digest)
+            rejection = Rejection(request, answer.user or "nobody", answer.reason, at, requester(context))
+            record_rejection(checked_root(self.job_root), plan, rejection)
 
-    def _failure(self, answer: Mapping[str, Any]) -> PermanentFailure:
-        who, why = _who(answer), _why(answer)
+
+@dataclass(frozen=True)
+class Answer:
+    """A user's answer to the question.
+
+    Attributes:
+        user: name or id; empty if no user answered in time.
+        note: what the user entered; may be empty.
+    """
+
+    user: str
+    note: str
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Answer:
+        """Returns the answer in Airflow's document."""
+        user = answer.get("responded_by_user") or {}
+        note = (answer.get("params_input") or {}).get("note") or ""
+        return cls(str(user.get("name") or user.get("id") or ""), str(note).strip())
+
+    @property
+    def reason(self) -> str:
+        """Why the plan was rejected; may be empty."""
+        return self.note if self.user else "no answer in time"
+
+    def failure(self) -> PermanentFailure:
+        """Returns the failure of the task after a rejection."""
+        rejected = f"{self.user} rejected the plan"
+        message = (f"{rejected}: {self.reason}" if self.reason else rejected) if self.user else self.reason
         return PermanentFailure(
             "rejected",
-            f"{who} rejected the plan: {why}" if who and why else f"{who} rejected the plan" if who else why,
+            message,
             "nothing was changed; for another target, trigger the DAG again",
+            {"by": self.user, "note": self.note},
         )
-
-
-def _who(answer: Mapping[str, Any]) -> str:
-    user = answer.get("responded_by_user") or {}
-    return str(user.get("name") or user.get("id") or "")
-
-
-def _why(answer: Mapping[str, Any]) -> str:
-    note = str((answer.get("params_input") or {}).get("note") or "").strip()
-    return note if _who(answer) else "no answer in time"

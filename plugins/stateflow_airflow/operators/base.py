@@ -1,4 +1,8 @@
-"""What operators on a job root have in common."""
+"""Base classes of operators on a job root.
+
+Constructors of operators have more parameters than other functions of this project: Airflow passes each as a keyword
+argument, and renders templates in the attribute of the same name (`template_fields`).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from stateflow_airflow.retry import RetryByErrorCode
 
 
 class JobRootOperator(BaseOperator):
-    """Works on a job root. Unless the task says something else, the error decides whether it is tried again."""
+    """An operator on a job root. By default, the error code decides whether the task is retried."""
 
     def __init__(self, *, job_root: str, **kwargs: Any) -> None:
         kwargs.setdefault("retry_policy", RetryByErrorCode())
@@ -20,11 +24,9 @@ class JobRootOperator(BaseOperator):
 
 
 class JobOperator(JobRootOperator):
-    """Needs the job file too, with the settings of the job's runs."""
+    """An operator that also loads the job file, with the settings of the job's runs."""
 
-    def __init__(
-        self, *, job: str, job_root: str, settings: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *, job: str, job_root: str, settings: Mapping[str, object] | None = None, **kwargs: Any) -> None:
         super().__init__(job_root=job_root, **kwargs)
         self.job = job
         self.settings = dict(settings or {})

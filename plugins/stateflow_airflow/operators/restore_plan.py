@@ -1,45 +1,47 @@
-"""A restore's plan: as Markdown, for the person who has to approve it, and read back from an XCom."""
+"""The plan of a restore: rendered as Markdown for its approver, and parsed from an XCom."""
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
-    from stateflow.checkpoint.proposal import Proposal, SinkChange, SourceChange, StateChange
+    from stateflow.checkpoint.restore.plan_document import RestorePlan, SinkChange, SourceChange, StateChange
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def as_markdown(plan: Proposal, notes: Sequence[str] = ()) -> str:
-    """The plan in a few tables, and what a person should know before approving it.
+def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
+    """Returns the plan as Markdown tables, with warnings for the approver.
 
     Args:
-        notes: what else there is to know, in Markdown.
+        plan: the plan.
+        notes: further notes, in Markdown.
     """
-    from stateflow.checkpoint.proposal import replayed
+    from stateflow.checkpoint.restore.plan_document import describe_replay
 
     parts = [
-        f"**{plan.job}** goes from checkpoint {plan.checkpoint_id} back to **{_cell(plan.label)}**, of "
+        f"**{plan.job}** is restored from checkpoint {plan.checkpoint_id} to **{_cell(plan.label)}**, taken at "
         f"{plan.target_at[:19].replace('T', ' ')} UTC.",
-        _made_with(plan),
-        _table(("state of", "what", "size now", "size then", "parallelism"), map(_state, plan.states)),
-        _table(("source", "now", "then", "files read since then", "still there"), map(_source, plan.sources)),
-        _table(("sink", "table", "now", "then", "rows since then", "rows restored"), map(_sink, plan.sinks)),
-        _cell(replayed(plan)),
+        _job_file(plan),
+        _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),
+        _table(("source", "now", "at target", "files read since", "still available"), map(_source, plan.sources)),
+        _table(("sink", "table", "now", "at target", "rows removed", "rows restored"), map(_sink, plan.sinks)),
+        _cell(describe_replay(plan)),
         _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _made_with(plan: Proposal) -> str:
+def _job_file(plan: RestorePlan) -> str:
     if not plan.job_file:
         return ""
     at = plan.job_file_changed_at[:19].replace("T", " ")
-    return f"**Job file**: {_cell(plan.job_file)}, of {at} UTC"
+    return f"**Job file**: {_cell(plan.job_file)}, changed at {at} UTC"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:
@@ -54,15 +56,15 @@ def _state(change: StateChange) -> tuple[str, ...]:
 
 
 def _source(change: SourceChange) -> tuple[str, ...]:
-    held = {True: "yes", False: "**no**", None: "cannot tell"}[change.held]
+    held = {True: "yes", False: "**no**", None: "unknown"}[change.held]
     files = "-" if change.files is None else f"{change.files:,}"
     return change.uid, _short(change.now), _short(change.then), files, held
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
     if change.mode == "keep":
-        return change.uid, change.table, f"version {change.now}", "kept as it is", "kept", "0"
-    then = "as it is" if change.then is None else f"version {change.then}"
+        return change.uid, change.table, f"version {change.now}", "unchanged", "0", "0"
+    then = "unchanged" if change.then is None else f"version {change.then}"
     return (
         change.uid,
         change.table,
@@ -73,13 +75,10 @@ def _sink(change: SinkChange) -> tuple[str, ...]:
     )
 
 
-def _warnings(plan: Proposal) -> list[str]:
-    from stateflow.checkpoint.proposal import cautions
+def _warnings(plan: RestorePlan) -> list[str]:
+    from stateflow.checkpoint.restore.plan_document import cautions
 
-    return [
-        f"**{_cell(c.about)}**: {_cell(c.says)}" if c.about else _sentence(_cell(c.says))
-        for c in cautions(plan)
-    ]
+    return [f"**{_cell(c.about)}**: {_cell(c.text)}" if c.about else _sentence(_cell(c.text)) for c in cautions(plan)]
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -118,20 +117,25 @@ def _size(count: float) -> str:
     return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
-def as_proposal(plan: Any) -> Proposal:
-    """What `StateflowRestorePlanOperator` returned, its plan, or that as JSON. Raises PermanentFailure."""
+def parse_plan(plan: object) -> RestorePlan:
+    """Returns the plan in what `StateflowRestorePlanOperator` returned, in its key ``plan``, or in either as JSON.
+
+    Raises:
+        PermanentFailure: `plan` is not a plan.
+    """
     import msgspec
 
-    from stateflow.checkpoint.proposal import Proposal
-    from stateflow.decoders import json_decoder
+    from stateflow.checkpoint.restore.plan_document import RestorePlan
+    from stateflow.types.decoders import json_decoder
 
     try:
         document = json.loads(plan) if isinstance(plan, str) else plan
         if isinstance(document, Mapping) and "markdown" in document:
             document = document["plan"]
-        return json_decoder(Proposal).decode(msgspec.json.encode(document))
+        return json_decoder(RestorePlan).decode(msgspec.json.encode(document))
     except (ValueError, KeyError, TypeError) as error:
         raise misconfigured(
-            f"this is not a restore's plan: {error}",
-            "give what StateflowRestorePlanOperator returned; its task may have been cleared since",
+            f"not the plan of a restore: {error}",
+            "pass the output of StateflowRestorePlanOperator; its task may have been cleared since",
+            plan=reprlib.repr(plan),
         ) from error

@@ -1,4 +1,4 @@
-"""Deletes periodic savepoints that had their time, and what no checkpoint needs, while the job runs or not."""
+"""The operator that deletes old periodic savepoints and unreferenced files."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.failures import translate_errors
 from stateflow_airflow.operators.base import JobRootOperator
-from stateflow_airflow.task_requests import as_age, as_count, as_truth, asker, check_root, told_as_failures
+from stateflow_airflow.operators.task_requests import requester
+from stateflow_airflow.operators.template_values import checked_root, to_bool, to_count, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from stateflow.checkpoint.retention import SavepointRule
-    from stateflow.ops import GarbageReport, PruneReport
+    from stateflow.checkpoint.savepoints.retention import SavepointRule
+    from stateflow.operations import GarbageReport, PruneReport
 
 require_supported()
 
 
 class StateflowRetentionOperator(JobRootOperator):
-    """Deletes periodic savepoints that are too many or too old, then the garbage of one job root.
+    """Deletes periodic savepoints beyond the limits, then the garbage of one job root.
 
-    It needs no Spark and no lock: nothing that a running job could still need is ever garbage. The newest periodic
-    savepoint stays, whatever its age; those that a person took, or that a stop or an upgrade left, are never deleted.
-    What is to go is in the task's log before anything is deleted.
+    It needs no Spark and no lock, and may run concurrently with the job: it never deletes a file that a running job
+    could still need. It always keeps the newest periodic savepoint, and all savepoints that a user, a stop or an
+    upgrade created. It logs the savepoints to delete before it deletes anything.
 
     **Returns** (XCom) ``job``, ``head_seq``, ``retained`` (checkpoint ids), ``files``, ``bytes_freed``,
-    ``dry_run``, ``unknown`` (names below the job root that stateflow does not recognise, and leaves alone),
+    ``dry_run``, ``unknown`` (names below the job root that stateflow does not recognize and does not delete),
     ``savepoints_deleted``, ``savepoints_kept`` (names) and ``savepoints_bytes_freed``.
 
     Args:
-        job_root: the job's root, as in `StateflowRunOperator`. Templated.
-        retain: keep this many of the newest checkpoints from now on; None for what the job's own runs
-            decided. Templated.
-        savepoints: keep this many of the newest periodic savepoints; None for all. Templated.
-        savepoints_max_age: delete older periodic ones; a timedelta, or a text like 30d. Templated.
-        preview: a dry run: only say what would be deleted. Templated.
+        job_root: the job's root, see `StateflowRunOperator`. Templated.
+        retain: number of newest checkpoints to keep from now on; None for the setting of the job's runs. Templated.
+        savepoints: number of newest periodic savepoints to keep; None for all. Templated.
+        savepoints_max_age: age above which periodic savepoints are deleted; a timedelta, or a text such as ``30d``.
+            Templated.
+        preview: whether to only report what would be deleted. Templated.
     """
 
     template_fields: Sequence[str] = ("job_root", "retain", "savepoints", "savepoints_max_age", "preview")
@@ -58,20 +60,20 @@ class StateflowRetentionOperator(JobRootOperator):
         self.savepoints_max_age = savepoints_max_age
         self.preview = preview
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Deletes once."""
-        from stateflow.checkpoint.retention import SavepointRule
-        from stateflow.ops import collect_garbage
+    def execute(self, context: Context) -> dict[str, object]:
+        """Deletes what is beyond the limits, or reports it."""
+        from stateflow.checkpoint.savepoints.retention import SavepointRule
+        from stateflow.operations import collect_garbage
 
-        preview = as_truth("preview", self.preview)
-        retain = as_count("retain", self.retain, "checkpoints")
-        keep = as_count("savepoints", self.savepoints, "savepoints")
-        with told_as_failures():
-            root = check_root(self.job_root)
-            rule = SavepointRule(keep, as_age("savepoints_max_age", self.savepoints_max_age))
-            pruned = self._prune(root, rule, asker(context), preview)
+        preview = to_bool("preview", self.preview)
+        retain = to_count("retain", self.retain, "checkpoints")
+        keep = to_count("savepoints", self.savepoints, "savepoints")
+        with translate_errors():
+            root = checked_root(self.job_root)
+            rule = SavepointRule(keep, to_duration("savepoints_max_age", self.savepoints_max_age))
+            pruned = self._prune(root, rule, requester(context), preview)
             report = collect_garbage(root, retain=retain, dry_run=preview)
-        self._tell(report)
+        self._log_report(report)
         return {
             "job": report.job,
             "head_seq": report.head_seq,
@@ -86,23 +88,25 @@ class StateflowRetentionOperator(JobRootOperator):
         }
 
     def _prune(self, root: str, rule: SavepointRule, by: str, preview: bool) -> PruneReport:
-        from stateflow.ops import prune_savepoints
+        from stateflow.operations import prune_savepoints
 
         planned = prune_savepoints(root, rule, dry_run=True)
         self.log.info(
-            "%s: periodic savepoints to delete: %s; savepoints kept: %s",
-            planned.job, ", ".join(planned.deleted) or "none", ", ".join(planned.kept) or "none",
-        )  # fmt: skip
+            "%s: periodic savepoints to delete: %s; savepoints to keep: %s",
+            planned.job,
+            ", ".join(planned.deleted) or "none",
+            ", ".join(planned.kept) or "none",
+        )
         return planned if preview else prune_savepoints(root, rule, by=by)
 
-    def _tell(self, report: GarbageReport) -> None:
+    def _log_report(self, report: GarbageReport) -> None:
         self.log.info(
-            "%s: %d files with %d bytes %s deleted; checkpoints kept: %s",
+            "%s: %s %d files with %d bytes; checkpoints kept: %s",
             report.job,
+            "would delete" if report.dry_run else "deleted",
             report.files,
             report.bytes_freed,
-            "would be" if report.dry_run else "were",
             ", ".join(map(str, report.retained)) or "none",
         )
         if report.unknown:
-            self.log.warning("Not recognised and left alone: %s", ", ".join(report.unknown))
+            self.log.warning("Not recognized and not deleted: %s", ", ".join(report.unknown))

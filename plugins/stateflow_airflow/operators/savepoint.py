@@ -1,4 +1,4 @@
-"""Savepoints of a job, while it runs and while it does not, and the end of a run with one."""
+"""Operators that take a savepoint of a job, or stop it with a savepoint."""
 
 from __future__ import annotations
 
@@ -11,25 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import misconfigured, translate_errors
+from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.base import JobOperator
-from stateflow_airflow.results import with_offsets
+from stateflow_airflow.operators.task_requests import default_name, request_id, requester
+from stateflow_airflow.operators.template_values import checked_root, job_code, to_bool
 from stateflow_airflow.spark import SparkSubmit
-from stateflow_airflow.task_requests import (
-    as_truth,
-    asker,
-    check_root,
-    default_name,
-    job_code,
-    request_id,
-    told_as_failures,
-)
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from stateflow.recovery import SavepointAsk, SavepointReport
+    from stateflow.operations import SavepointReport, SavepointRequest
 
 require_supported()
 
@@ -37,23 +30,23 @@ _ORIGINS = ("manual", "periodic", "upgrade", "stop")
 
 
 class StateflowSavepointOperator(JobOperator):
-    """Takes a savepoint: at the next barrier of the job's run, or from its newest checkpoint when there is no run.
+    """Takes a savepoint: at the next barrier of an active run, otherwise from the newest checkpoint.
 
-    It needs no Spark, and no slot of the job's pool: a run goes on meanwhile. A try after this one, whatever ended it,
-    gives the same savepoint; a task that is killed takes its request back.
+    It needs no Spark and no slot of the job's pool; an active run continues. A retry returns the same savepoint, and a
+    task that is killed withdraws its request.
 
     **Returns** (XCom) ``id``, ``name``, ``path``, ``job``, ``checkpoint_id``, ``offsets``, ``bytes``, ``origin``,
-    ``made_at`` and ``taken_by`` (``run`` or ``head``). Each asset in `outlets` gets an event with the first three and
-    the checkpoint's id.
+    ``made_at`` and ``taken_by`` (``run`` or ``head``). Each asset in `outlets` receives an event with the first three
+    and the checkpoint's id.
 
     Args:
-        job_root: the job's root, as in `StateflowRunOperator`. Templated.
-        name: of the savepoint; empty for its origin and the time of the DAG run. Templated.
-        origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic ones only. Templated.
-        reason: why; kept with it. Templated.
-        by: who; empty for who triggered the DAG run. Templated.
-        job: absolute path of the job file. Needed only when a run died before it published its output. Templated.
-        settings: as in `StateflowRunOperator`; only with `job`. Templated.
+        job_root: the job's root, see `StateflowRunOperator`. Templated.
+        name: of the savepoint; by default, its origin and the time of the DAG run. Templated.
+        origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic savepoints only. Templated.
+        reason: stored with the savepoint. Templated.
+        by: the user to record; by default, the user who triggered the DAG run. Templated.
+        job: absolute path of the job file. Required only if a run died before it published its output. Templated.
+        settings: see `StateflowRunOperator`; only with `job`. Templated.
         timeout: how long to wait for the run's next barrier.
     """
 
@@ -61,7 +54,7 @@ class StateflowSavepointOperator(JobOperator):
     template_fields_renderers = {"settings": "json"}
     ui_color = "#dff2e1"
 
-    def __init__(  # noqa: PLR0913 - an operator takes what a task needs, by name
+    def __init__(  # noqa: PLR0913 - one keyword argument per templated field
         self,
         *,
         job_root: str,
@@ -70,7 +63,7 @@ class StateflowSavepointOperator(JobOperator):
         reason: str = "",
         by: str = "",
         job: str = "",
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         timeout: timedelta = timedelta(minutes=10),
         **kwargs: Any,
     ) -> None:
@@ -82,17 +75,21 @@ class StateflowSavepointOperator(JobOperator):
         self.timeout = timeout
         self._request = ""
 
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Takes it, or finds what an earlier try has taken."""
-        self._request = self._id(context)
-        with told_as_failures():
-            ask = self._ask(context)
-            made = self._make(ask)
-            how = self._how(made, ask)
+    def execute(self, context: Context) -> dict[str, object]:
+        """Takes the savepoint, or finds the one that an earlier try took."""
+        self._request = self._request_id(context)
+        with translate_errors():
+            request = self._savepoint_request(context)
+            made = self._make(request)
+            how = self._taken_by(made, request)
         self.log.info(
-            "Savepoint %s of checkpoint %d, %d bytes, taken %s, in %s",
-            made.name, made.checkpoint_id, made.bytes, how, made.path,
-        )  # fmt: skip
+            "Savepoint %s of checkpoint %d, %d bytes, taken %s, stored in %s",
+            made.name,
+            made.checkpoint_id,
+            made.bytes,
+            how,
+            made.path,
+        )
         for asset in self.outlets:
             if isinstance(asset, Asset):
                 context["outlet_events"][asset].extra.update(
@@ -100,70 +97,69 @@ class StateflowSavepointOperator(JobOperator):
                 )
         return with_offsets(asdict(made))
 
-    def _how(self, made: SavepointReport, ask: SavepointAsk) -> str:
-        from stateflow.recovery import why_no_run
+    def _taken_by(self, made: SavepointReport, request: SavepointRequest) -> str:
+        from stateflow.operations import why_no_run
 
         if made.taken_by == "run":
             return "by the run"
-        return f"from the newest checkpoint: {why_no_run(self.job_root, ask)}"
+        return f"from the newest checkpoint: {why_no_run(self.job_root, request)}"
 
     def on_kill(self) -> None:
-        """Takes the request back: a run that has not begun with it does not make what nobody waits for."""
+        """Withdraws the request, so that the run does not take a savepoint that no task waits for."""
         if self._request:
-            from stateflow.recovery import withdraw
+            from stateflow.operations import withdraw
 
-            with told_as_failures():
+            with translate_errors():
                 withdraw(self.job_root, self._request)
 
-    def _id(self, context: Context) -> str:
+    def _request_id(self, context: Context) -> str:
         return request_id(context)
 
-    def _make(self, ask: SavepointAsk) -> SavepointReport:
-        from stateflow.recovery import create_savepoint
+    def _make(self, request: SavepointRequest) -> SavepointReport:
+        from stateflow.operations import create_savepoint
 
-        return create_savepoint(check_root(self.job_root), ask)
+        return create_savepoint(checked_root(self.job_root), request)
 
-    def _ask(self, context: Context) -> SavepointAsk:
-        from stateflow.checkpoint.documents import Origin
-        from stateflow.recovery import SavepointAsk
+    def _savepoint_request(self, context: Context) -> SavepointRequest:
+        from stateflow.checkpoint.log.documents import Origin
+        from stateflow.operations import SavepointRequest
 
         if self.origin not in _ORIGINS:
             raise misconfigured(
-                f"{self.origin!r} is no origin of a savepoint", f"it is one of {', '.join(_ORIGINS)}"
+                f"origin={self.origin!r} is not a savepoint origin",
+                f"pass one of {', '.join(_ORIGINS)}",
+                origin=self.origin,
             )
-        return SavepointAsk(
+        return SavepointRequest(
             name=self.name or default_name(self.origin, context, self._request),
             origin=Origin(self.origin),
-            by=self.by or asker(context),
+            by=self.by or requester(context),
             reason=self.reason,
-            request=self._request,
+            request_id=self._request,
             code=job_code(self.job, self.settings) if self.job else None,
             timeout=self.timeout,
         )
 
 
 class StateflowStopOperator(StateflowSavepointOperator):
-    """Ends the job's run after its next checkpoint, with a savepoint of exactly that checkpoint.
+    """Stops the job's run after its next checkpoint, with a savepoint of exactly that checkpoint.
 
-    The run's own task ends well. Without a run it takes the savepoint from the newest checkpoint. Returns, and
-    announces to `outlets`, what `StateflowSavepointOperator` does. A try after this one gives the same
-    savepoint. A task that is cleared stops the job once more; with a name of its own it gives the savepoint that it has
-    made, unless the job has gone on since: then the name is taken.
+    The run's own task succeeds. If no run is active, it takes the savepoint from the newest checkpoint. It returns and
+    sends to `outlets` the same as `StateflowSavepointOperator`. A retry returns the same savepoint. A task that is
+    cleared stops the job again; if it has a `name`, it returns the savepoint that it took before, or fails because the
+    name is in use if the job has a newer checkpoint.
+
+    `origin` is ``stop`` or ``upgrade``; ``manual`` is treated as ``stop``. Other arguments are those of
+    `StateflowSavepointOperator`.
 
     Args:
-        origin: ``stop`` or ``upgrade``; ``manual`` counts as *stop*. Templated.
-        drain: whether every event-time timer fires before the savepoint. Only for the last run. Without a run this
-            needs `job`: the task runs the job itself, and reads no input. Templated.
-        spark: as in `StateflowRunOperator`, for a job on Spark that is drained without a run. Without it, Spark starts
-            as its configuration on the worker says.
+        drain: whether every event-time timer fires before the savepoint; for the last run only. If no run is active,
+            this requires `job`: the task runs the job itself and reads no input. Templated.
+        spark: see `StateflowRunOperator`; used if the task itself runs a job on Spark to drain it. By default, Spark
+            starts with its configuration on the worker.
     """
 
-    template_fields: Sequence[str] = (
-        *StateflowSavepointOperator.template_fields,
-        "drain",
-        "conf",
-        "env_vars",
-    )
+    template_fields: Sequence[str] = (*StateflowSavepointOperator.template_fields, "drain", "conf", "env_vars")
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json"}
     ui_color = "#f7e3d4"
 
@@ -175,30 +171,32 @@ class StateflowStopOperator(StateflowSavepointOperator):
         self.conf = dict(spark.conf) if spark else {}
         self.env_vars = dict(spark.env_vars) if spark else {}
 
-    def _id(self, context: Context) -> str:
-        # Airflow raises max_tries when a task is cleared, and at no other time.
+    def _request_id(self, context: Context) -> str:
+        # Airflow raises max_tries when a task is cleared, and only then.
         return request_id(context, context["ti"].max_tries)
 
-    def _ask(self, context: Context) -> SavepointAsk:
+    def _savepoint_request(self, context: Context) -> SavepointRequest:
         from dataclasses import replace
 
-        if self.origin == "manual":  # one form asks for both kinds
+        if self.origin == "manual":  # the default of the form, which has one field for both operators
             self.origin = "stop"
-        # A task that was killed after its work, and cleared, has made its savepoint under an earlier id.
+        # A task that was killed after its work and then cleared took its savepoint under an earlier id.
         earlier = tuple(request_id(context, tries) for tries in range(context["ti"].max_tries))
-        return replace(super()._ask(context), earlier=earlier, drain=as_truth("drain", self.drain))
+        return replace(
+            super()._savepoint_request(context), earlier_request_ids=earlier, drain=to_bool("drain", self.drain)
+        )
 
-    def _make(self, ask: SavepointAsk) -> SavepointReport:
-        from stateflow.recovery import stop
+    def _make(self, request: SavepointRequest) -> SavepointReport:
+        from stateflow.operations import stop
 
-        with self._spark_of_connection() if ask.drain and self.spark else nullcontext():
-            made = stop(check_root(self.job_root), ask, savepoint=True, may_run=True)
-        assert made is not None, "a stop with a savepoint gives one"
+        with self._spark_environment() if request.drain and self.spark else nullcontext():
+            made = stop(checked_root(self.job_root), request, savepoint=True, may_run=True)
+        assert made is not None, "a stop with savepoint=True returns one"
         return made
 
     @contextmanager
-    def _spark_of_connection(self) -> Iterator[None]:
-        """A Spark that this process starts is the one of the connection."""
+    def _spark_environment(self) -> Iterator[None]:
+        """Sets the environment in which this process starts its Spark session with the connection's options."""
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         assert self.spark is not None

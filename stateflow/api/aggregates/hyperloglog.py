@@ -1,8 +1,9 @@
-"""How many different values many keys have seen, roughly: HyperLogLog, for all keys at once.
+"""HyperLogLog sketches, which estimate the number of distinct values, for many keys at once.
 
-4096 registers, so the standard error is 1.6 %. A key with few of them has those that it has, in four bytes each and
-sorted; one with many has all, in a byte each. The estimate is that of O. Ertl, New cardinality estimation algorithms
-for HyperLogLog sketches, 2017, which needs no tables for small numbers. Hashes and layout are part of what is stored.
+A sketch has 4096 registers, so the standard error is 1.6 %. A sparse sketch stores its non-zero registers, sorted, in
+four bytes each; a dense sketch stores all registers in one byte each. The estimator is that of O. Ertl, "New
+cardinality estimation algorithms for HyperLogLog sketches", 2017, which needs no tables for small cardinalities. Hash
+function and layout are part of the stored format.
 """
 
 from __future__ import annotations
@@ -10,33 +11,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from stateflow.api.functions.vectorized import Array
 from stateflow.errors import CorruptFile
-from stateflow.state.key_columns import comparable
-
-Array = np.ndarray[Any, Any]
+from stateflow.state.columnar.key_encoding import comparable
 
 REGISTERS = 4096
 _INDEX_SHIFT, _RANK_BITS = 52, 6
 _RANKS = _INDEX_SHIFT + 2
-"""A register has 0, when it has seen nothing, or 1 more than the number of zeros that a hash began with."""
+"""Number of register values: 0 for an empty register, else the number of leading zeros of a hash plus 1."""
 _SEED = 0
 _STEPS = 64
-"""After so many, neither of the two sums below changes in a float."""
+"""Number of terms after which neither series below changes in double precision."""
 
 
 @dataclass(frozen=True)
 class Sketches:
-    """Registers of several keys, those with 0 left out, in order of key and register.
+    """The non-zero registers of several keys, ordered by key and register.
 
     Attributes:
-        places: number of the key, then 12 bits of the register's.
-        ranks: what it has.
+        keys: number of keys.
+        places: number of the key, followed by 12 bits with the number of the register.
+        ranks: values of the registers.
     """
 
     keys: int
@@ -44,13 +44,13 @@ class Sketches:
     ranks: Array
 
     def merged(self, other: Sketches) -> Sketches:
-        """What both have seen."""
+        """Returns the union: the larger value of each register."""
         return _highest(
             self.keys, np.concatenate([self.places, other.places]), np.concatenate([self.ranks, other.ranks])
         )
 
     def estimates(self) -> Array:
-        """How many different values each key has seen."""
+        """Returns the estimated number of distinct values per key."""
         of_key = self.places // REGISTERS
         counts = np.bincount(of_key * _RANKS + self.ranks, minlength=self.keys * _RANKS)
         counts = counts.reshape(self.keys, _RANKS).astype(np.float64)
@@ -63,20 +63,25 @@ class Sketches:
         return found
 
     def encode(self) -> list[bytes]:
-        """The bytes of each key."""
+        """Returns the stored form of each key's sketch."""
         of_key = self.places // REGISTERS
         registers = self.places % REGISTERS
         few = (registers << _RANK_BITS | self.ranks).astype("<u4").tobytes()
         edges = np.searchsorted(of_key, np.arange(self.keys + 1)).tolist()
         return [
-            few[4 * start : 4 * end] if 4 * (end - start) < REGISTERS else
-            _all_registers(registers[start:end], self.ranks[start:end])
+            few[4 * start : 4 * end]
+            if 4 * (end - start) < REGISTERS
+            else _all_registers(registers[start:end], self.ranks[start:end])
             for start, end in pairwise(edges)
-        ]  # fmt: skip
+        ]
 
 
 def decode(stored: Sequence[bytes | None]) -> Sketches:
-    """What `encode` made; of None, nothing seen. Raises CorruptFile."""
+    """Returns sketches from their stored form; None is an empty sketch.
+
+    Raises:
+        CorruptFile: the bytes are no sketch.
+    """
     places, ranks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, data in enumerate(stored):
         if data is None:
@@ -89,23 +94,29 @@ def decode(stored: Sequence[bytes | None]) -> Sketches:
             few = np.frombuffer(data, "<u4").astype(np.int64)
             registers, found = few >> _RANK_BITS, few & (1 << _RANK_BITS) - 1
         else:
-            raise CorruptFile("a count of different values has an unknown form", bytes=len(data))
+            raise CorruptFile("a HyperLogLog sketch has an invalid length", bytes=len(data))
         if (registers >= REGISTERS).any() or (found >= _RANKS).any():
-            raise CorruptFile("a count of different values has registers that there are not", bytes=len(data))
+            raise CorruptFile("a HyperLogLog sketch has an invalid register", bytes=len(data))
         places.append(number * REGISTERS + registers)
         ranks.append(found)
     return _highest(len(stored), np.concatenate(places), np.concatenate(ranks))
 
 
 def sketch(values: pa.Array, key_of_row: Array, keys: int) -> Sketches:
-    """Of the values in a column that are not null."""
+    """Returns the sketches of the non-null values of a column.
+
+    Args:
+        values: one value per row.
+        key_of_row: number of the key of each row.
+        keys: number of keys.
+    """
     if values.null_count:
-        there = values.is_valid().to_numpy(zero_copy_only=False)
-        values, key_of_row = values.drop_null(), key_of_row[there]
+        valid = values.is_valid().to_numpy(zero_copy_only=False)
+        values, key_of_row = values.drop_null(), key_of_row[valid]
     hashes = _hashes(values)
-    behind = hashes & np.uint64((1 << _INDEX_SHIFT) - 1)
-    # Below 2**53 a float is exact, and its exponent is the number of bits.
-    ranks = _INDEX_SHIFT + 1 - np.frexp(behind.astype(np.float64))[1].astype(np.int64)
+    remainder = hashes & np.uint64((1 << _INDEX_SHIFT) - 1)
+    # Integers below 2**53 are exact as floats, and the exponent is the number of bits.
+    ranks = _INDEX_SHIFT + 1 - np.frexp(remainder.astype(np.float64))[1].astype(np.int64)
     registers = (hashes >> np.uint64(_INDEX_SHIFT)).astype(np.int64)
     return _highest(keys, key_of_row * REGISTERS + registers, ranks)
 
@@ -127,9 +138,7 @@ def _hashes(values: pa.Array) -> Array:
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         encoded = values.dictionary_encode()
-        each = [
-            xxhash.xxh64_intdigest(text, _SEED) for text in encoded.dictionary.cast(pa.binary()).to_pylist()
-        ]
+        each = [xxhash.xxh64_intdigest(text, _SEED) for text in encoded.dictionary.cast(pa.binary()).to_pylist()]
         found: Array = np.array(each, np.uint64)[encoded.indices.to_numpy()]
         return found
     return _mixed(_numbers(values))
@@ -143,14 +152,15 @@ def _numbers(values: pa.Array) -> Array:
         whole = values.cast(pa.int32())
     else:
         whole = values.cast(pa.int64())
-    found: Array = (
-        whole.to_numpy().astype(np.int64 if whole.type != pa.uint64() else np.uint64).view(np.uint64)
-    )
+    found: Array = whole.to_numpy().astype(np.int64 if whole.type != pa.uint64() else np.uint64).view(np.uint64)
     return found
 
 
 def _mixed(numbers: Array) -> Array:
-    """The mixing step of SplitMix64."""
+    """Returns hashes by the mixing step of SplitMix64.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
     x: Array = numbers + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,7 @@
-"""Aggregation before the shuffle: of each key's rows in one of Spark's partitions, one row goes on.
+"""Partial aggregation before the shuffle: one row per key and Spark partition is shuffled.
 
-Only for aggregates whose result does not depend on how the rows were divided: whole numbers, counts and extremes, as in
-the first phase of Flink's local-global aggregation. The sum of floats does depend on it, and so does what comes first.
+Used for aggregates whose result does not depend on partitioning: sums of integers, counts, min and max, as in the first
+phase of Flink's local-global aggregation. Sums of floats and the order of rows depend on partitioning.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.schema import Column, RowSchema
 
-_ROWS = 1 << 19
-"""How many rows are aggregated together, and in memory at once."""
 _LOW_BITS = 32
+
+Number = TypeVar("Number", int, np.ndarray[Any, Any])
 
 
 class Half(enum.Enum):
-    """Of a whole number: sums of halves of fewer than 2^31 numbers cannot overflow."""
+    """Half of the bits of an integer. Sums of halves of fewer than 2^31 integers cannot overflow."""
 
     HIGH = "high"
     LOW = "low"
 
     def of(self, numbers: pa.Array) -> pa.Array:
-        """The upper bits with the sign, or the lower ones."""
+        """Returns the upper half of the bits, with the sign, or the lower half."""
         if self is Half.HIGH:
             return pc.shift_right(numbers, _LOW_BITS)
         return pc.bit_wise_and(numbers, (1 << _LOW_BITS) - 1)
@@ -38,14 +39,15 @@ class Half(enum.Enum):
 
 @dataclass(frozen=True)
 class Partial:
-    """One column of partial results.
+    """A column of partial results.
 
     Attributes:
         name: of the column.
-        over: the rows' column.
+        over: the aggregated column of the rows.
         function: Arrow's name of the aggregation.
-        half: what of the values is aggregated; all of them if None.
-        column: of the result.
+        arrow_type: of the column.
+        spark_type: of the column.
+        half: the half of each value that is aggregated; None for the whole value.
     """
 
     name: str
@@ -57,21 +59,23 @@ class Partial:
 
     @property
     def column(self) -> Column:
-        """How it is declared; a key without values has none."""
+        """The column's declaration; null for a key without values."""
         return Column(self.name, self.spark_type, self.arrow_type, nullable=True)
 
 
 @dataclass(frozen=True)
 class PartialAggregation:
-    """What becomes of a partition's rows.
+    """The partial aggregation of a partition's rows.
 
     Attributes:
-        keys: the columns of the key.
+        keys: the key columns.
         partials: the other columns.
+        rows_at_once: number of rows that are aggregated together, in memory.
     """
 
     keys: tuple[Column, ...]
     partials: tuple[Partial, ...]
+    rows_at_once: int = 1 << 19
 
     @cached_property
     def schema(self) -> RowSchema:
@@ -80,8 +84,8 @@ class PartialAggregation:
         return RowSchema(msgspec.defstruct("Partials", [(c.name, Any) for c in columns]), columns)
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A row for each key, out of as many rows as are taken together."""
-        for held in _together(batches):
+        """Yields one row for each key in each group of `rows_at_once` rows."""
+        for held in _together(batches, self.rows_at_once):
             yield from self._aggregated(held)
 
     def _aggregated(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -89,30 +93,31 @@ class PartialAggregation:
         given = {key.name: table.column(key.name) for key in self.keys}
         for at, partial in enumerate(self.partials):
             values = table.column(partial.over)
-            given[_numbered(at)] = values if partial.half is None else partial.half.of(values)
-        # With threads the groups come in another order each time.
+            given[_column_name(at)] = values if partial.half is None else partial.half.of(values)
+        # Without threads: with them, the order of groups differs from call to call.
         groups = pa.table(given).group_by([key.name for key in self.keys], use_threads=False)
-        made = groups.aggregate([(_numbered(at), p.function) for at, p in enumerate(self.partials)])
+        made = groups.aggregate([(_column_name(at), p.function) for at, p in enumerate(self.partials)])
         found = [made.column(key.name) for key in self.keys]
-        found += [made.column(f"{_numbered(at)}_{p.function}") for at, p in enumerate(self.partials)]
+        found += [made.column(f"{_column_name(at)}_{p.function}") for at, p in enumerate(self.partials)]
         columns = [c.cast(field.type) for c, field in zip(found, self.schema.arrow, strict=True)]
         yield from pa.table(columns, schema=self.schema.arrow).combine_chunks().to_batches()
 
 
-def joined(high: Any, low: Any) -> Any:
-    """The sums of both halves together: as an int, or as a column of floats."""
-    return high * (1 << _LOW_BITS) + low
+def joined(high: Number, low: Number) -> Number:
+    """Returns the sum from the sums of both halves: an int, or an array."""
+    total: Number = high * (1 << _LOW_BITS) + low
+    return total
 
 
-def _numbered(at: int) -> str:
-    # No column of a row class begins like this.
-    return f"_sf_{at}"
+def _column_name(number: int) -> str:
+    # No column of a row class has this prefix.
+    return f"_sf_{number}"
 
 
-def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _together(batches: Iterable[pa.RecordBatch], rows_at_once: int) -> Iterator[list[pa.RecordBatch]]:
     held: list[pa.RecordBatch] = []
     for batch in batches:
-        if held and sum(map(len, held)) + len(batch) > _ROWS:
+        if held and sum(map(len, held)) + len(batch) > rows_at_once:
             yield held
             held = []
         if len(batch):

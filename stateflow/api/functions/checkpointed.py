@@ -1,4 +1,4 @@
-"""Functions that take part in checkpoints: with operator state, raw state, and word of what is committed."""
+"""Mix-ins for functions with operator state, raw state, or notifications of checkpoints."""
 
 from __future__ import annotations
 
@@ -6,28 +6,24 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import BinaryIO
 
-from stateflow.api.functions import RuntimeContext, TaskInfo
-from stateflow.keygroups import KeyGroupRange
+from stateflow.api.functions.process import RuntimeContext, TaskInfo
 from stateflow.state.handles import OperatorContent
-from stateflow.state.operator_state import OperatorStateStore
-from stateflow.state.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
+from stateflow.state.kinds.operator_state import OperatorStateStore
+from stateflow.state.kinds.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
+from stateflow.types.key_groups import KeyGroupRange
 
 
 class FunctionInitializationContext:
-    """Given to `initialize_state`.
+    """The argument of `initialize_state`.
 
     Attributes:
-        is_restored: whether the operator is part of the checkpoint that the batch starts from: false in its first
-            batch only.
+        is_restored: whether the checkpoint from which the batch starts contains the operator; false only in its first
+            batch.
         info: the subtask.
     """
 
     def __init__(
-        self,
-        is_restored: bool,
-        stores: tuple[OperatorStateStore, RuntimeContext],
-        raw: OperatorContent,
-        info: TaskInfo,
+        self, is_restored: bool, stores: tuple[OperatorStateStore, RuntimeContext], raw: OperatorContent, info: TaskInfo
     ) -> None:
         self.is_restored = is_restored
         self.info = info
@@ -35,24 +31,24 @@ class FunctionInitializationContext:
         self._raw = raw
 
     def get_operator_state_store(self) -> OperatorStateStore:
-        """Where lists of the subtask, and broadcast state, are declared."""
+        """Returns the store for declarations of operator lists and broadcast state."""
         return self._operator
 
     def get_keyed_state_store(self) -> RuntimeContext:
-        """Where keyed state is declared, as in `open`."""
+        """Returns the context for declarations of keyed state, as in `open`."""
         return self._keyed
 
     def get_raw_operator_state_inputs(self) -> Iterator[BinaryIO]:
-        """The partitions that were written, of this subtask."""
+        """Yields the raw operator state of this subtask, partition by partition."""
         return (BytesIO(piece) for piece in self._raw.raw)
 
     def get_raw_keyed_state_inputs(self) -> Iterator[tuple[int, BinaryIO]]:
-        """The key groups of this subtask that something was written for, and what."""
+        """Yields the raw keyed state of this subtask, with its key group."""
         return ((group, BytesIO(piece)) for group, piece in self._raw.raw_keyed)
 
 
 class FunctionSnapshotContext:
-    """Given to `snapshot_state`.
+    """The argument of `snapshot_state`.
 
     Attributes:
         info: the subtask.
@@ -64,34 +60,34 @@ class FunctionSnapshotContext:
         self._raw_keyed = RawKeyedStateOutput(groups)
 
     def get_raw_operator_state_output(self) -> RawOperatorStateOutput:
-        """Takes bytes that replace the raw operator state of this subtask."""
+        """Returns the output for bytes that replace the raw operator state of this subtask."""
         return self._raw
 
     def get_raw_keyed_state_output(self) -> RawKeyedStateOutput:
-        """Takes bytes that replace the raw keyed state of this subtask."""
+        """Returns the output for bytes that replace the raw keyed state of this subtask."""
         return self._raw_keyed
 
 
 class CheckpointedFunction:
-    """A function with operator state: to be a base class beside that of a keyed operator's function.
+    """Mix-in for keyed functions that use operator state.
 
-    Objects live for one batch, so both methods are called in every batch in which the subtask has rows; in others, its
-    state stays as it is.
+    An object lives for one batch, so both methods are called in every batch in which the subtask has rows. In other
+    batches, its operator state does not change.
     """
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        """Called before `open`. Declare operator state here."""
+        """Called before `open`, to declare operator state."""
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        """Called at the barrier, after the last row. Raw state that is not written now is gone."""
+        """Called at the barrier, after the last row. Raw state that is not written again is lost."""
 
 
 class CheckpointListener:
-    """A function that hears of checkpoints: to be a base class beside that of a keyed operator's function."""
+    """Mix-in for keyed functions that are notified of completed checkpoints."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Called after `open` with the id of the committed checkpoint that the batch starts from.
 
-        Not every checkpoint is told: a subtask without rows hears nothing, the last batch of a run is told in the next
-        run, and one that is tried again is told again. A later id stands for all before it.
+        Not every checkpoint is notified: a subtask without rows receives no call, the checkpoint of a run's last batch
+        is notified in the next run, and a retried batch repeats the call. An id implies all earlier checkpoints.
         """

@@ -1,11 +1,11 @@
-"""Functions over two connected streams."""
+"""Functions of two connected streams."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from stateflow.api.functions import Context, KeyedFunction
+from stateflow.api.functions.process import Context, KeyedFunction
 
 In1 = TypeVar("In1")
 In2 = TypeVar("In2")
@@ -13,14 +13,14 @@ Out = TypeVar("Out")
 
 
 class KeyedCoProcessFunction(KeyedFunction[Out], Generic[In1, In2, Out]):
-    """A function over the rows of two streams with the same key, which share its state.
+    """A function of two keyed streams, which share its state.
 
-    The rows of a key come one after another, from both streams: in the order that both `key_by` declare, and with equal
-    or no such values first those of the first stream, then those of the second.
+    The rows of a key from both streams are processed in the order that both `key_by` declare. Ties, and rows without a
+    declared order, are processed from the first stream before the second.
     """
 
     def process_element1(self, row: In1, ctx: Context) -> Iterable[Out] | None:
-        """Called for each row of the first stream; returns, or yields, rows of the declared output class."""
+        """Called for each row of the first stream; returns or yields rows of the declared output class."""
         raise NotImplementedError(f"{type(self).__name__} has no process_element1")
 
     def process_element2(self, row: In2, ctx: Context) -> Iterable[Out] | None:
@@ -29,17 +29,18 @@ class KeyedCoProcessFunction(KeyedFunction[Out], Generic[In1, In2, Out]):
 
 
 class KeyedBroadcastProcessFunction(KeyedFunction[Out], Generic[In1, In2, Out]):
-    """A function over a keyed stream and one that every subtask gets whole.
+    """A function of a keyed stream and a broadcast stream, which every subtask receives.
 
-    The broadcast rows of a batch come before its keyed rows, in the same order in every subtask. There is no key then:
-    keyed state cannot be used. The object lives for one batch, and so does what it keeps of broadcast rows; what must
-    last goes into `ctx.get_broadcast_state`. It must do the same in every subtask: subtask 0's copy is kept for all.
+    The broadcast rows of a batch are processed before its keyed rows, in the same order in every subtask. They have no
+    key, so keyed state cannot be used for them. The object lives for one batch: store data of broadcast rows that later
+    batches need in `ctx.get_broadcast_state`. Every subtask must make the same changes there: the checkpoint stores the
+    copy of subtask 0 for all.
     """
 
     def process_element(self, row: In1, ctx: Context) -> Iterable[Out] | None:
-        """Called for each row of the keyed stream; returns, or yields, rows of the declared output class."""
+        """Called for each row of the keyed stream; returns or yields rows of the declared output class."""
         raise NotImplementedError(f"{type(self).__name__} has no process_element")
 
     def process_broadcast_element(self, row: In2, ctx: Context) -> Iterable[Out] | None:
-        """Called in every subtask for each row of the broadcast stream; what it emits comes once from each."""
+        """Called in every subtask for each row of the broadcast stream; each subtask emits the returned rows."""
         raise NotImplementedError(f"{type(self).__name__} has no process_broadcast_element")

@@ -1,4 +1,4 @@
-"""What users write: functions over keyed rows, and what these are given."""
+"""Keyed process functions, and the contexts that their methods receive."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from stateflow.api.functions.timers import TimerService
 from stateflow.api.side_outputs import OutputTag, SideOutputs
-from stateflow.api.timers import TimerService
-from stateflow.descriptors import (
+from stateflow.errors import StateError
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.list_state import ListState
+from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
+from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
+from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
     ListStateDescriptor,
@@ -17,15 +24,6 @@ from stateflow.descriptors import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.errors import StateError
-from stateflow.state.aggregating_state import AggregatingState
-from stateflow.state.keyed import KeyedState
-from stateflow.state.list_state import ListState
-from stateflow.state.map_state import MapState
-from stateflow.state.operator_state import BroadcastState, OperatorStateStore
-from stateflow.state.reducing_state import ReducingState
-from stateflow.state.timers import TimeDomain
-from stateflow.state.value_state import ValueState
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -37,10 +35,15 @@ Acc = TypeVar("Acc")
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """Which subtask of which operator works, and what time it is for the whole batch.
+    """The subtask of an operator, and the times of the batch.
 
     Attributes:
-        epoch: number of the batch along the job's state, over all runs, restores and forks.
+        uid: of the operator.
+        subtask: index of the subtask.
+        parallelism: number of subtasks.
+        max_parallelism: number of key groups.
+        processing_time: constant during the batch.
+        epoch: number of the batch in the history of the state, over all runs, restores and forks.
         watermark: milliseconds since 1970; None before there is one.
     """
 
@@ -54,43 +57,42 @@ class TaskInfo:
 
 
 class RuntimeContext:
-    """Given to `open`: where a function gets its state from."""
+    """The argument of `open`, which declares keyed state."""
 
     def __init__(self, state: KeyedState, info: TaskInfo) -> None:
-        self._state = state
+        self.keyed_state = state
+        """For the runtime only: all keyed state, in the current namespace."""
         self.info = info
 
     def get_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
-        """The declared value state. Raises StateError when the name is taken by another kind or type."""
-        return self._state.value_state(descriptor)
+        """Returns the declared value state. Raises StateError if the name has another declaration."""
+        return self.keyed_state.value_state(descriptor)
 
     def get_list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
-        """The declared list state. Raises StateError as `get_state` does."""
-        return self._state.list_state(descriptor)
+        """Returns the declared list state. Raises: as `get_state`."""
+        return self.keyed_state.list_state(descriptor)
 
     def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
-        """The declared map state. Raises StateError as `get_state` does."""
-        return self._state.map_state(descriptor)
+        """Returns the declared map state. Raises: as `get_state`."""
+        return self.keyed_state.map_state(descriptor)
 
     def get_reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
-        """The declared reducing state. Raises StateError as `get_state` does."""
-        return self._state.reducing_state(descriptor)
+        """Returns the declared reducing state. Raises: as `get_state`."""
+        return self.keyed_state.reducing_state(descriptor)
 
     def get_aggregating_state(
         self, descriptor: AggregatingStateDescriptor[In, Acc, Out]
     ) -> AggregatingState[In, Acc, Out]:
-        """The declared aggregating state. Raises StateError as `get_state` does."""
-        return self._state.aggregating_state(descriptor)
+        """Returns the declared aggregating state. Raises: as `get_state`."""
+        return self.keyed_state.aggregating_state(descriptor)
 
-    def get_folding_state(
-        self, descriptor: FoldingStateDescriptor[In, Acc]
-    ) -> AggregatingState[In, Acc, Acc]:
-        """Deprecated: the aggregating state that folds. Raises StateError as `get_state` does."""
-        return self._state.folding_state(descriptor)
+    def get_folding_state(self, descriptor: FoldingStateDescriptor[In, Acc]) -> AggregatingState[In, Acc, Acc]:
+        """Deprecated: returns an aggregating state that folds. Raises: as `get_state`."""
+        return self.keyed_state.folding_state(descriptor)
 
 
 class Context:
-    """Given with each row."""
+    """The context of a row."""
 
     __slots__ = ("_key", "_operator_state", "_side", "_time_of", "_timers", "info", "row")
 
@@ -111,39 +113,44 @@ class Context:
         self._time_of: Callable[[Any], int | None] | None = None
 
     def output(self, tag: OutputTag[T], row: T) -> None:
-        """Emits a row into a side output. It goes nowhere when the job does not use that output."""
+        """Emits a row to a side output. The row is dropped if the job does not use that output."""
         self._side.add(tag, row)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
-        """A map that is the same in every subtask. Rows of the broadcast stream may change it, others read it.
+        """Returns a map that is the same in every subtask. Only rows of the broadcast stream may change it.
 
-        Raises StateError in a function without a broadcast stream, and when the name is taken by another declaration;
-        IncompatibleState when what is stored cannot be read as what is declared.
+        Raises:
+            StateError: the function has no broadcast stream, or the name has another declaration.
+            IncompatibleState: the stored state cannot be read as the declared type.
         """
         if self._operator_state is None:
-            raise StateError("broadcast state needs a broadcast stream", hint="connect(other.broadcast()), with a "
-                             "KeyedBroadcastProcessFunction", name=descriptor.name)  # fmt: skip
+            raise StateError(
+                "broadcast state requires a broadcast stream",
+                hint="connect(other.broadcast()), with a KeyedBroadcastProcessFunction",
+                name=descriptor.name,
+            )
         return self._operator_state.get_broadcast_state(descriptor)
 
     def get_current_key(self) -> Any:
-        """The row's key: the column's value, or a tuple when the key has several columns.
+        """Returns the row's key: the column's value, or a tuple if the key has several columns.
 
-        Raises StateError for a row of a broadcast stream.
+        Raises:
+            StateError: the row is of a broadcast stream.
         """
         if not self._key:
             raise StateError("there is no current key", hint="rows of a broadcast stream have none")
         return self._key[0] if len(self._key) == 1 else self._key
 
     def current_processing_time(self) -> datetime:
-        """The batch's processing time: one value for all its rows."""
+        """Returns the batch's processing time, which is constant during the batch."""
         return self.info.processing_time
 
     def timer_service(self) -> TimerService:
-        """The time, and the timers of the current key."""
+        """Returns the current times and the timers of the current key."""
         return self._timers
 
     def timestamp(self) -> int | None:
-        """The row's event time, in milliseconds since 1970; None when it has none, and when none is declared."""
+        """Returns the row's event time in milliseconds since 1970; None if it has none, or no column is declared."""
         return None if self._time_of is None or self.row is None else self._time_of(self.row)
 
     @property
@@ -152,73 +159,67 @@ class Context:
         return self._key
 
     def set_key(self, key: tuple[Any, ...]) -> None:
-        """For the runtime only."""
+        """For the runtime only: sets the current key."""
         self._key = key
 
     def mark_side_outputs(self) -> dict[str, int]:
-        """For the runtime only: how much was emitted to side outputs, for `take_back_side_outputs`."""
+        """For the runtime only: returns the number of rows per side output, for `rollback_side_outputs`."""
         return self._side.mark()
 
-    def take_back_side_outputs(self, mark: dict[str, int]) -> None:
-        """For the runtime only: forgets what was emitted to side outputs since the mark."""
-        self._side.take_back(mark)
+    def rollback_side_outputs(self, mark: dict[str, int]) -> None:
+        """For the runtime only: removes the rows that were emitted to side outputs since `mark`."""
+        self._side.rollback(mark)
 
     def set_time_of(self, time_of: Callable[[Any], int | None] | None) -> None:
-        """For the runtime only: how the event time of the rows that come is read."""
+        """For the runtime only: sets the function that returns a row's event time."""
         self._time_of = time_of
 
     def take_side_outputs(self) -> dict[str, list[Any]]:
-        """For the runtime only: the rows by the tag's name, once."""
+        """For the runtime only: returns the rows of side outputs by tag name, and removes them."""
         return self._side.take()
 
 
 class OnTimerContext(Context):
-    """Given with each timer that is due."""
+    """The context of a timer."""
 
     __slots__ = ("_domain", "_timestamp")
 
     def __init__(
-        self,
-        info: TaskInfo,
-        timers: TimerService,
-        side: SideOutputs,
-        operator_state: OperatorStateStore | None = None,
+        self, info: TaskInfo, timers: TimerService, side: SideOutputs, operator_state: OperatorStateStore | None = None
     ) -> None:
         super().__init__(info, timers, side, operator_state)
         self._domain = TimeDomain.EVENT_TIME
         self._timestamp = 0
 
     def time_domain(self) -> TimeDomain:
-        """Which time the timer went by."""
+        """Returns whether the timer is of event time or processing time."""
         return self._domain
 
     def timestamp(self) -> int | None:
-        """The timer's time."""
+        """Returns the timer's timestamp."""
         return self._timestamp
 
     def set_timer(self, domain: TimeDomain, timestamp: int) -> None:
-        """For the runtime only."""
+        """For the runtime only: sets the current timer."""
         self._domain = domain
         self._timestamp = timestamp
 
 
 class KeyedFunction(Generic[Out]):
-    """What all functions over keyed rows have.
+    """Base class of all functions of keyed streams.
 
-    An object of one lives for one batch: it is sent to the task, opened, fed, and thrown away. What must last goes into
-    state.
+    A copy of the object lives for one batch of one subtask. Store data that later batches need in state.
     """
 
     def open(self, ctx: RuntimeContext) -> None:
-        """Called once per batch and subtask, before the first row. Declare state here."""
+        """Called once per batch and subtask, before the first row, to declare state."""
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterable[Out] | None:
-        """Called for each timer that is due, in order of time; returns, or yields, rows of the declared output
-        class."""
+        """Called for each due timer, in order of time; returns or yields rows of the declared output class."""
         return None
 
     def on_batch_end(self, ctx: Context) -> Iterable[Out] | None:
-        """Called for each key that had rows in the batch, after the last of them."""
+        """Called for each key that had rows in the batch, after its last row."""
         return None
 
     def close(self) -> None:
@@ -226,17 +227,18 @@ class KeyedFunction(Generic[Out]):
 
 
 def has_timers(function: KeyedFunction[Any]) -> bool:
-    """Whether a function does something when a timer is due."""
+    """Returns whether a function overrides `on_timer`."""
     return type(function).on_timer is not KeyedFunction.on_timer
 
 
 class KeyedProcessFunction(KeyedFunction[Out], Generic[In, Out]):
-    """A function over the rows of a keyed stream.
+    """A function of a keyed stream.
 
-    A key's rows of one batch come one after another, in the order that `key_by` declares. Without a declared order, the
-    rows of sources come by event time if they have one and the function has timers; else as they arrived.
+    A key's rows of one batch are processed one after another, in the order that `key_by` declares. Without a declared
+    order, rows of sources are processed by event time if they have one and the function has timers; otherwise in order
+    of arrival.
     """
 
     def process_element(self, row: In, ctx: Context) -> Iterable[Out] | None:
-        """Called for each row; returns, or yields, rows of the declared output class."""
+        """Called for each row; returns or yields rows of the declared output class."""
         raise NotImplementedError(f"{type(self).__name__} has no process_element")

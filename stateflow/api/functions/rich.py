@@ -1,4 +1,4 @@
-"""Functions of one row: plain callables, and rich ones that are opened and closed and may have keyed state."""
+"""Functions of one row: plain callables, and rich functions with `open`, `close` and keyed state."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.dead_letters import DeadLetter, OnError
-from stateflow.api.functions import RuntimeContext
+from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-Acc = TypeVar("Acc")
 
 
 class RichFunction:
-    """What all rich functions have. An object lives for one batch.
+    """Base class of rich functions. An object lives for one batch.
 
-    On a keyed stream, `open` may declare state. On any other there is no key, and asking for state is an error;
-    `ctx.info` counts Spark's partitions there, and has no uid.
+    On a keyed stream, `open` may declare state. On other streams there is no key, and declaring state raises an error;
+    `ctx.info` then counts Spark's partitions as subtasks and has no uid.
     """
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -33,38 +32,42 @@ class RichFunction:
 
 
 class RichMapFunction(RichFunction, Generic[In, Out]):
-    """One row for each."""
+    """A rich function for `map`."""
 
     def map(self, row: In) -> Out:
-        """The row that comes of `row`."""
+        """Returns the row to emit for `row`."""
         raise NotImplementedError(f"{type(self).__name__} has no map")
 
 
 class RichFlatMapFunction(RichFunction, Generic[In, Out]):
-    """Any number of rows for each."""
+    """A rich function for `flat_map`."""
 
     def flat_map(self, row: In) -> Iterable[Out] | None:
-        """The rows that come of `row`."""
+        """Returns the rows to emit for `row`."""
         raise NotImplementedError(f"{type(self).__name__} has no flat_map")
 
 
 class RichFilterFunction(RichFunction, Generic[In]):
-    """Keeps some rows."""
+    """A rich function for `filter`."""
 
     def filter(self, row: In) -> bool:
-        """Whether `row` stays."""
+        """Returns whether `row` is kept."""
         raise NotImplementedError(f"{type(self).__name__} has no filter")
 
 
+RowFunction = Callable[[Any], Any] | RichFunction
+"""A function of one row, of any row class."""
+
+
 class StepKind(enum.Enum):
-    """What a function of one row gives."""
+    """How the result of a function of one row is used; the value is the method's name."""
 
     MAP = "map"
     FLAT_MAP = "flat_map"
     FILTER = "filter"
 
 
-_RICH: dict[StepKind, type[RichFunction]] = {
+_RICH_CLASSES: dict[StepKind, type[RichFunction]] = {
     StepKind.MAP: RichMapFunction,
     StepKind.FLAT_MAP: RichFlatMapFunction,
     StepKind.FILTER: RichFilterFunction,
@@ -77,39 +80,41 @@ class RowStep:
 
     Attributes:
         function: a callable, or a rich function of the kind.
-        schema: of the rows that it gives.
-        on_error: what becomes of rows that the function raises for.
-        catches: whether it gives the dead letters of those rows, instead of what comes of the others.
+        schema: columns of the rows that it emits.
+        on_error: what happens to rows for which the function raises.
+        emits_dead_letters: whether the step emits the dead letters of those rows instead of the function's results.
     """
 
     kind: StepKind
-    function: Any
+    function: RowFunction
     schema: RowSchema
     on_error: OnError = None
-    catches: bool = False
+    emits_dead_letters: bool = False
 
     def __post_init__(self) -> None:
-        rich = _RICH[self.kind]
-        if isinstance(self.function, type) or not (
-            isinstance(self.function, rich) or callable(self.function)
-        ):
-            raise JobDefinitionError(f"{self.kind.value} needs a function", hint=f"a callable that takes a row, or a "
-                                     f"{rich.__name__} object", given=repr(self.function))  # fmt: skip
+        rich = _RICH_CLASSES[self.kind]
+        if isinstance(self.function, type) or not (isinstance(self.function, rich) or callable(self.function)):
+            raise JobDefinitionError(
+                f"{self.kind.value} needs a function",
+                hint=f"pass a callable that takes a row, or a {rich.__name__} object",
+                called=self.kind.value,
+                given=repr(self.function),
+            )
 
-    def catching(self) -> RowStep:
-        """The step that gives this one's dead letters, with a function object of its own."""
-        return replace(
-            self, function=copy.deepcopy(self.function), schema=RowSchema.of(DeadLetter), catches=True
-        )
+    def dead_letter_step(self) -> RowStep:
+        """Returns the step that emits this one's dead letters, with a copy of the function object."""
+        function = copy.deepcopy(self.function)
+        return replace(self, function=function, schema=RowSchema.of(DeadLetter), emits_dead_letters=True)
 
     @property
     def call(self) -> Callable[[Any], Any]:
-        """From a row to what the kind of function gives."""
+        """The callable that takes a row."""
         if isinstance(self.function, RichFunction):
-            return getattr(self.function, self.kind.value)  # type: ignore[no-any-return]
-        return self.function  # type: ignore[no-any-return]
+            call: Callable[[Any], Any] = getattr(self.function, self.kind.value)
+            return call
+        return self.function
 
     @property
     def name(self) -> str:
-        """What people call the function."""
+        """The function's name, for display."""
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))

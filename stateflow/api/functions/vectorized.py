@@ -1,4 +1,4 @@
-"""Functions over the rows of many keys at once, as Arrow columns."""
+"""Vectorized functions, which process the rows of many keys at once as Arrow columns."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.functions import KeyedFunction
-from stateflow.state.cell import Cell
-from stateflow.state.many_keys import ManyKeys
-from stateflow.state.map_state import MapState
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.single_value import SingleValueState
 
 Array = np.ndarray[Any, Any]
 
 
 class VectorState:
-    """Given with a batch: its keys, and their state.
+    """The keys of a batch and their state.
 
     Attributes:
-        keys: the key columns, with each key once, in the order in which the batch has them. A key's place here is its
-            number.
-        starts: where each key's rows begin in the batch. They lie together: numpy's ``ufunc.reduceat`` takes this.
+        keys: the key columns, one row per key, in the order of the batch. The row number is the number of the key.
+        starts: for each key, the index of its first row in the batch. The rows of a key are contiguous, so this is an
+            argument for numpy's ``ufunc.reduceat``.
     """
 
-    def __init__(self, keys: pa.RecordBatch, starts: Array, rows: int, states: ManyKeys) -> None:
+    def __init__(self, keys: pa.RecordBatch, starts: Array, rows: int, states: KeyedStateBatch) -> None:
         self.keys = keys
         self.starts = starts
         self._rows = rows
@@ -37,7 +37,7 @@ class VectorState:
 
     @cached_property
     def counts(self) -> Array:
-        """How many rows each key has: one or more."""
+        """For each key, its number of rows, which is at least one."""
         return np.diff(self.starts, append=self._rows)
 
     @cached_property
@@ -45,63 +45,66 @@ class VectorState:
         """For each row, the number of its key."""
         return np.repeat(np.arange(len(self)), self.counts)
 
-    def read(self, state: Cell[Any]) -> pa.Array:
-        """A column with each key's value; null, or the state's default, where it has none.
+    def read(self, state: SingleValueState[Any]) -> pa.Array:
+        """Returns each key's value as a column; the state's default, or null, for a key without a value.
 
-        A class is a struct. Of an aggregating state these are accumulators.
+        A class is a struct. For an aggregating state, the values are accumulators.
 
         Raises:
-            StateError: the state is of a kind that is not read like this.
-            JobDefinitionError: the declared type has no columns.
+            StateError: the kind of state is not supported.
+            JobDefinitionError: the declared type is not supported in columns.
         """
         return self._states.read(state)
 
-    def write(self, state: Cell[Any], values: pa.Array | Array, where: Array | None = None) -> None:
+    def write(self, state: SingleValueState[Any], values: pa.Array | Array, where: Array | None = None) -> None:
         """Sets each key's value; null clears it.
 
         Args:
-            where: for which keys, as booleans; for all if None.
+            state: the state.
+            values: one per key.
+            where: for each key, whether its value is set; None for all keys.
 
         Raises:
-            SchemaMismatch: another length or type, or a null in a field that is declared without it.
+            SchemaMismatch: `values` has another length or type, or a null in a field that is not nullable.
         """
         self._states.write(state, values, where)
 
     def read_entries(self, state: MapState[Any, Any], of: Array, keys: pa.Array | Array) -> pa.Array:
-        """A column with entries of maps; null where there is none.
+        """Returns entries of maps as a column; null for a missing entry.
 
         Args:
-            of: for each wanted entry, the number of the key whose map it is in.
-            keys: the map's keys.
+            state: the map state.
+            of: for each entry, the number of the key whose map contains it.
+            keys: for each entry, its key in the map.
         """
         return self._states.read_entries(state, of, keys)
 
     def write_entries(
         self, state: MapState[Any, Any], of: Array, keys: pa.Array | Array, values: pa.Array | Array
     ) -> None:
-        """Sets entries of maps; null removes one; of several for one entry the last counts."""
+        """Sets entries of maps; null removes an entry. The last of several values for one entry is stored."""
         self._states.write_entries(state, of, keys, values)
 
     def all_entries(self, state: MapState[Any, Any]) -> tuple[Array, pa.Array, pa.Array]:
-        """Every entry of every key's map, as (number of the key, map's key, value), in order of both.
+        """Returns every entry of every key's map, as (number of the key, key in the map, value), in order of both keys.
 
-        They are all in memory then; `read_entries` reads those that are needed.
+        Loads all entries into memory; use `read_entries` to read some of them.
         """
         return self._states.all_entries(state)
 
 
 class VectorizedKeyedFunction(KeyedFunction[Any]):
-    """A function over the rows of many keys of a keyed stream at once.
+    """A function that processes the rows of many keys of a keyed stream at once.
 
-    It shares its state with the row API: a job may go from one to the other with what is stored.
+    Its state has the same stored format as that of row functions, so a job can switch between both.
     """
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | pa.Table | None:
-        """Called with some of the batch's keys and all their rows; a key comes once in a batch.
+        """Called with some of the batch's keys and all their rows; each key occurs in one call per batch.
 
         Args:
-            batch: the rows, key after key, each key's rows in the order that `key_by` declares.
-            state: which rows are of which key, and the keys' state.
+            batch: the rows, grouped by key, each key's rows in the order that `key_by` declares.
+            state: the keys, their rows and their state.
 
         Returns:
             Rows with the columns of the declared output class, in any order.

@@ -1,43 +1,44 @@
-"""What `build` works with: streams, and the words on them."""
+"""A stream of rows, and its operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
-from stateflow.api.checkpointed import CheckpointedFunction, CheckpointListener
-from stateflow.api.connected import BroadcastStream
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph import (
-    Graph,
-    Node,
-    ProcessNode,
-    RowsNode,
-    SinkNode,
-    TransformNode,
-    UnionNode,
-    WatermarkNode,
-    keying,
-    level_of,
-    naming_stream,
-    sources_of,
-    strategies,
+from stateflow.api.functions.checkpointed import CheckpointedFunction, CheckpointListener
+from stateflow.api.functions.rich import (
+    RichFilterFunction,
+    RichFlatMapFunction,
+    RichMapFunction,
+    RowFunction,
+    RowStep,
+    StepKind,
 )
-from stateflow.api.keyed_stream import KeyedStream
+from stateflow.api.graph.event_time import watermark_strategies
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.keying import add_stream_facts, make_keying
+from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SinkNode, TransformNode, UnionNode, WatermarkNode
+from stateflow.api.graph.traversal import level_of, sources_of
 from stateflow.api.printing import PrintSink
-from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
+from stateflow.api.streams.connected_streams import BroadcastStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.errors import JobDefinitionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+In = TypeVar("In")
+Out = TypeVar("Out")
+Row = TypeVar("Row")
+
 
 class DataStream:
-    """Rows of one class. A Spark DataFrame until it is keyed."""
+    """A stream of rows of one class; a Spark DataFrame up to `key_by`."""
 
     def __init__(self, graph: Graph, node: Node) -> None:
         self._graph = graph
@@ -51,37 +52,42 @@ class DataStream:
     def transform(
         self,
         function: Callable[[DataFrame], DataFrame],
-        output: type[Any] | None = None,
+        output: type[object] | None = None,
         *,
-        schema: type[Any] | None = None,
+        schema: type[object] | None = None,
     ) -> DataStream:
-        """Applies any stateless Spark expression to each batch: select, filter, join with a static table, UDFs.
+        """Applies a stateless Spark expression to each batch: select, filter, join with a static table, UDFs.
 
         Args:
-            function: from frame to frame; must be deterministic and may not count, collect or write.
+            function: takes and returns a DataFrame; must be deterministic and may not count, collect or write.
             output: row class of the result; by default that of this stream.
-            schema: the same as `output`, as sources call it.
+            schema: an alias of `output`, named as in sources.
 
-        Raises JobDefinitionError when both are given and differ.
+        Raises:
+            JobDefinitionError: `function` is not callable, or `output` and `schema` differ.
         """
         if output is not None and schema is not None and output is not schema:
-            raise JobDefinitionError("transform has two row classes of its result", hint="output and schema mean the "
-                                     "same: pass one", output=output.__name__, schema=schema.__name__)  # fmt: skip
+            raise JobDefinitionError(
+                "transform has two row classes of its result",
+                hint="output and schema are aliases: pass one",
+                output=output.__name__,
+                schema=schema.__name__,
+            )
         output = output or schema
         if not callable(function):
-            raise JobDefinitionError("transform needs a function", hint="from DataFrame to DataFrame",
-                                     given=repr(function))  # fmt: skip
-        result = RowSchema.of(output) if output else self._node.schema
-        return DataStream(self._graph, TransformNode(self._node, function, result))
+            raise JobDefinitionError(
+                "transform needs a function", hint="from DataFrame to DataFrame", given=repr(function)
+            )
+        return DataStream(self._graph, TransformNode(self._node, function, self._output(output)))
 
     def map(
         self,
-        function: Callable[[Any], Any] | RichFunction,
+        function: Callable[[In], Out] | RichMapFunction[In, Out],
         *,
-        output: type[Any] | None = None,
+        output: type[object] | None = None,
         on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
-        """Makes one row of each.
+        """Emits one row per row.
 
         Args:
             function: a callable that takes a row, or a `RichMapFunction` object. Must be deterministic: it may be
@@ -89,128 +95,157 @@ class DataStream:
             output: row class of the result; by default that of this stream.
             on_error: ``"fail"``, or `DeadLetters`: then the function, or a copy of it, is called twice with each row.
         """
-        return self._step(StepKind.MAP, function, output, on_error)
+        return self._row_step(StepKind.MAP, function, output, on_error)
 
     def flat_map(
         self,
-        function: Callable[[Any], Iterable[Any] | None] | RichFunction,
+        function: Callable[[In], Iterable[Out] | None] | RichFlatMapFunction[In, Out],
         *,
-        output: type[Any] | None = None,
+        output: type[object] | None = None,
         on_error: str | DeadLetters = FAIL,
     ) -> DataStream:
-        """Makes any number of rows of each; as `map`, with a `RichFlatMapFunction`."""
-        return self._step(StepKind.FLAT_MAP, function, output, on_error)
+        """Emits any number of rows per row. As `map`, with a `RichFlatMapFunction`."""
+        return self._row_step(StepKind.FLAT_MAP, function, output, on_error)
 
     def filter(
-        self, function: Callable[[Any], bool] | RichFunction, *, on_error: str | DeadLetters = FAIL
+        self, function: Callable[[In], bool] | RichFilterFunction[In], *, on_error: str | DeadLetters = FAIL
     ) -> DataStream:
-        """Keeps the rows for which the function is true; as `map`, with a `RichFilterFunction`."""
-        return self._step(StepKind.FILTER, function, None, on_error)
+        """Keeps the rows for which the function is true. As `map`, with a `RichFilterFunction`."""
+        return self._row_step(StepKind.FILTER, function, None, on_error)
 
     def union(self, *others: DataStream) -> DataStream:
-        """The rows of this stream and of the others, which must have the same columns.
+        """Returns the rows of this stream and of the others, which must have the same columns.
 
-        Raises JobDefinitionError that names the columns.
+        Raises:
+            JobDefinitionError: the columns differ, or a stream belongs to another job.
         """
         if not others:
-            raise JobDefinitionError("union needs another stream", hint="first.union(second, …)")
+            raise JobDefinitionError("union needs another stream", hint="first.union(second, …)", called="union")
         for other in others:
-            _check_stream("union", other, self._graph)
-            if other.schema.columns != self.schema.columns:
-                raise JobDefinitionError("the streams of a union have different columns", hint="bring them to one row "
-                                         "class with map or transform", first=self.schema.ddl,
-                                         other=other.schema.ddl)  # fmt: skip
+            self._check_union(other)
         return DataStream(self._graph, UnionNode((self._node, *(other._node for other in others))))
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
-        """The same rows, with event time: in a column that must be there up to the first `key_by`.
+        """Returns the same rows with event time, in a column that must exist up to the first `key_by`.
 
-        The watermark is computed per source, from the rows that came in earlier batches.
+        The watermark is computed per source, from the rows of earlier batches.
 
-        Raises JobDefinitionError behind a union, behind an operator, and for a column that is no time.
+        Raises:
+            JobDefinitionError: the stream is the result of a union or an operator, or the column holds no timestamps.
         """
         if not isinstance(strategy, WatermarkStrategy):
-            raise JobDefinitionError("assign_timestamps_and_watermarks needs a WatermarkStrategy", hint="such as "
-                                     "WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=5))",
-                                     given=repr(strategy))  # fmt: skip
+            raise JobDefinitionError(
+                "assign_timestamps_and_watermarks needs a WatermarkStrategy",
+                hint="such as WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=5))",
+                given=repr(strategy),
+            )
         sources = sorted({source.uid for source in sources_of(self._node)})
         if level_of(self._node) or len(sources) != 1:
-            raise JobDefinitionError("event time is declared on the stream of one source", hint="before union and "
-                                     "before key_by", sources=sources)  # fmt: skip
-        with naming_stream("assign_timestamps_and_watermarks", self._node):
+            raise JobDefinitionError(
+                "event time must be declared on the stream of one source",
+                hint="call assign_timestamps_and_watermarks before union and before key_by",
+                sources=sources,
+            )
+        with add_stream_facts("assign_timestamps_and_watermarks", self._node):
             strategy.check(self.schema)
         node = WatermarkNode(self._node, strategy)
-        strategies([node])
+        watermark_strategies([node])
         return DataStream(self._graph, node)
 
     def broadcast(self) -> BroadcastStream:
-        """The same rows for every subtask of the operator that a keyed stream is connected to them for."""
+        """Returns the stream for `KeyedStream.connect`; every subtask of that operator receives all of its rows."""
         return BroadcastStream(self._graph, self._node)
 
-    def get_side_output(self, tag: OutputTag[Any]) -> DataStream:
-        """What the operator that makes this stream emits with `ctx.output(tag, row)`.
+    def get_side_output(self, tag: OutputTag[Row]) -> DataStream:
+        """Returns the rows that the operator of this stream emits with `ctx.output(tag, row)`.
 
-        Raises JobDefinitionError when this is not the stream of a keyed operator.
+        Raises:
+            JobDefinitionError: this is not the output of a keyed operator.
         """
         if not isinstance(tag, OutputTag):
-            raise JobDefinitionError("get_side_output needs an OutputTag", hint="the one that the function emits with",
-                                     given=repr(tag))  # fmt: skip
+            raise JobDefinitionError(
+                "get_side_output needs an OutputTag", hint="pass the tag that the function emits to", given=repr(tag)
+            )
         if not isinstance(self._node, ProcessNode):
-            raise JobDefinitionError("only a keyed operator has side outputs", hint="call get_side_output on what "
-                                     "process returned", tag=tag.name)  # fmt: skip
+            raise JobDefinitionError(
+                "only a keyed operator has side outputs",
+                hint="call get_side_output on the stream that process returned",
+                tag=tag.name,
+            )
         return DataStream(self._graph, self._graph.side_output(self._node, tag))
 
     def get_dead_letters(self) -> DataStream:
-        """The rows that the function that makes this stream failed on, as rows of class `DeadLetter`.
+        """Returns the rows for which the function of this stream raised, as `DeadLetter` rows.
 
-        Raises JobDefinitionError when it was not given ``on_error=DeadLetters(…)``.
+        Raises:
+            JobDefinitionError: the function was not declared with ``on_error=DeadLetters(…)``.
         """
         return DataStream(self._graph, self._graph.dead_letters(self._node))
 
-    def key_by(self, *columns: str, order_by: Sequence[str] = ()) -> KeyedStream:
-        """Sends all rows of a key to one subtask.
+    def key_by(self, *columns: str, order_by: Sequence[str] = ()) -> KeyedStream[DataStream]:
+        """Partitions the stream by key: one subtask processes all rows of a key.
 
         Args:
             columns: the key. Its types become part of the state's format.
             order_by: columns that order a key's rows within a batch; ties keep their order of arrival.
         """
-        keys = keying(self._node, columns, tuple(order_by))
-        return KeyedStream(self._graph, self._node, keys, self._add_operator)
+        keying = make_keying(self._node, columns, tuple(order_by))
+        return KeyedStream(self._graph, self._node, keying, self._add_operator)
 
     def sink_to(self, sink: Sink, *, uid: str = "") -> None:
-        """Writes the rows to `sink`. The uid is what the sink's table remembers this stream by."""
+        """Writes the rows to `sink`.
+
+        Args:
+            uid: identifies this sink; the sink's table stores it with each commit.
+        """
         if not isinstance(sink, Sink):
-            raise JobDefinitionError("sink_to needs a sink", hint="an object such as DeltaSink(path)", given=repr(sink),
-                                     uid=uid)  # fmt: skip
+            raise JobDefinitionError(
+                "sink_to needs a sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
+            )
         self._graph.add_sink(SinkNode(uid, self._node, sink))
 
     def print(self, *, uid: str = "print", limit: int = 100) -> None:
-        """Prints the rows of committed batches on the driver's standard output.
+        """Prints the rows of committed batches to the driver's standard output, for debugging.
 
-        At least once: rows are printed after their commit, and again when a run dies between printing them and telling
-        the log. Meant for looking at a job, not for output that somebody depends on.
+        At-least-once: rows are printed after their commit, and printed again if the run dies before the log records
+        that they were printed.
 
         Args:
-            uid: only needs to be given for the second one.
-            limit: rows that are printed of each subtask and batch; how many more there were is told.
+            uid: required only for a second print sink.
+            limit: maximum number of rows printed per subtask and batch; the number of further rows is printed, too.
         """
         self.sink_to(PrintSink(limit), uid=uid)
 
     def _add_operator(self, node: ProcessNode) -> DataStream:
         return DataStream(self._graph, self._graph.add_operator(node))
 
-    def _step(
-        self, kind: StepKind, function: Any, output: type[Any] | None, on_error: str | DeadLetters
+    def _row_step(
+        self, kind: StepKind, function: RowFunction, output: type[object] | None, on_error: str | DeadLetters
     ) -> DataStream:
-        schema = RowSchema.of(output) if output else self._node.schema
         if isinstance(function, CheckpointedFunction | CheckpointListener):
-            raise JobDefinitionError("a row function on an unkeyed stream takes no part in checkpoints", hint="call "
-                                     "key_by before it", given=repr(function))  # fmt: skip
-        step = RowStep(kind, function, schema, checked_policy(on_error))
+            raise JobDefinitionError(
+                "a row function on an unkeyed stream does not participate in checkpoints",
+                hint="call key_by before it",
+                given=repr(function),
+            )
+        step = RowStep(kind, function, self._output(output), checked_policy(on_error))
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)))
 
+    def _output(self, row_class: type[object] | None) -> RowSchema:
+        return RowSchema.of(row_class) if row_class else self._node.schema
 
-def _check_stream(word: str, other: object, graph: Graph) -> None:
-    if not isinstance(other, DataStream) or other._graph is not graph:
-        raise JobDefinitionError(f"{word} needs streams of the same job", hint="call key_by after it",
-                                 given=type(other).__name__)  # fmt: skip
+    def _check_union(self, other: object) -> None:
+        if not isinstance(other, DataStream) or other._graph is not self._graph:
+            raise JobDefinitionError(
+                "union needs streams of the same job",
+                hint="pass streams of the same environment; call key_by after union",
+                called="union",
+                given=type(other).__name__,
+            )
+        if other.schema.columns != self.schema.columns:
+            raise JobDefinitionError(
+                "the streams of a union have different columns",
+                hint="convert them to one row class with map or transform",
+                first=self.schema.ddl,
+                other=other.schema.ddl,
+            )

@@ -1,4 +1,4 @@
-"""Which barriers become checkpoints, and what becomes of these. Pure: times and events in, verdicts out."""
+"""Decides which barriers become checkpoints, and tracks pending checkpoints. Pure: no storage, no clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass
 
-from stateflow.settings import CheckpointSettings
+from stateflow.config.settings import CheckpointSettings
 
 _REMEMBERED = 100
 
@@ -14,21 +14,21 @@ _REMEMBERED = 100
 class Due(enum.Enum):
     """Why a barrier becomes a checkpoint."""
 
-    INTERVAL = "the interval is over"
-    ASKED = "somebody asked for it"
+    INTERVAL = "the checkpoint interval has elapsed"
+    REQUESTED = "a checkpoint was requested"
 
 
 class NotDue(enum.Enum):
-    """Why a barrier does not become one; what it has done passes on to the next one."""
+    """Why a barrier does not become a checkpoint; its state and output pass on to the next barrier."""
 
-    INTERVAL = "the interval is not over"
-    MINIMUM_PAUSE = "the last checkpoint has only just been completed"
-    TOO_MANY_PENDING = "as many checkpoints as may be are not completed yet"
-    SHUT_DOWN = "the run takes no checkpoints any more"
+    INTERVAL = "the checkpoint interval has not elapsed"
+    MINIMUM_PAUSE = "the minimum pause since the last checkpoint has not elapsed"
+    TOO_MANY_PENDING = "max_in_flight reached"
+    SHUT_DOWN = "the run is shutting down"
 
 
 class Status(enum.Enum):
-    """What has become of a checkpoint."""
+    """The status of a triggered checkpoint."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -36,12 +36,12 @@ class Status(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What the news of a checkpoint's end did."""
+    """The effect of a report that a checkpoint has ended."""
 
     ACCEPTED = "accepted"
-    DUPLICATE = "that was known"
-    LATE = "it had ended otherwise before"
-    UNKNOWN = "there is no such checkpoint, or it ended long ago"
+    DUPLICATE = "the same end was reported before"
+    LATE = "another end was reported before"
+    UNKNOWN = "the checkpoint does not exist, or ended long ago"
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class _Ended:
 
 
 class CheckpointCoordinator:
-    """Counts the barriers and the time since the last checkpoint, and knows those that are pending.
+    """Counts barriers and time since the last checkpoint, and tracks pending checkpoints.
 
     Args:
-        settings: of which the intervals count; with both, the one that is over first; with none, every barrier becomes
-            a checkpoint.
-        began_at: when the run was restored, in seconds of a clock that never goes back.
+        settings: intervals, pause and limits. With two intervals, the first to elapse counts; with none, every barrier
+            becomes a checkpoint.
+        began_at: when the run was restored, in seconds of a monotonic clock, as all timestamps of this class.
     """
 
     def __init__(self, settings: CheckpointSettings, began_at: float) -> None:
@@ -69,26 +69,27 @@ class CheckpointCoordinator:
         self._failures = 0
         self._is_shut_down = False
 
-    def at_barrier(self, ordinal: int, now: float, asked: bool = False) -> Due | NotDue:
-        """Says what becomes of a barrier that all tasks have reached.
+    def at_barrier(self, ordinal: int, now: float, requested: bool = False) -> Due | NotDue:
+        """Decides whether a barrier that all tasks have reached becomes a checkpoint, and triggers it if so.
 
         Args:
-            asked: whether somebody waits for a checkpoint, which then neither interval nor pause holds up, nor others
-                that are pending.
+            ordinal: number of the barrier in the run.
+            now: timestamp.
+            requested: whether a checkpoint was requested; intervals, pause and pending checkpoints do not delay it.
         """
         self._barriers += 1
-        verdict = self._verdict(now, asked)
+        verdict = self._verdict(now, requested)
         if isinstance(verdict, Due):
             self.triggered(ordinal, now)
         return verdict
 
     def triggered(self, ordinal: int, now: float) -> None:
-        """A checkpoint is pending, also one out of turn, of a barrier that was told before."""
+        """Records a pending checkpoint, also one that is triggered later than at its barrier."""
         self._pending[ordinal] = self._triggered_at = now
         self._barriers = 0
 
     def completed(self, ordinal: int, now: float) -> Outcome:
-        """A pending checkpoint exists now."""
+        """Records that a pending checkpoint was committed."""
         outcome = self._end(ordinal, Status.COMPLETED)
         if outcome is Outcome.ACCEPTED:
             self._completed_at = now
@@ -96,14 +97,14 @@ class CheckpointCoordinator:
         return outcome
 
     def aborted(self, ordinal: int) -> Outcome:
-        """A pending checkpoint will never exist."""
+        """Records that a pending checkpoint failed and will never exist."""
         outcome = self._end(ordinal, Status.ABORTED)
         if outcome is Outcome.ACCEPTED:
             self._failures += 1
         return outcome
 
     def shut_down(self) -> None:
-        """Takes no more barriers."""
+        """Makes every later barrier not due."""
         self._is_shut_down = True
 
     @property
@@ -113,19 +114,19 @@ class CheckpointCoordinator:
 
     @property
     def has_failed_too_often(self) -> bool:
-        """Whether more checkpoints have failed one after the other than a run bears."""
+        """Whether more than `tolerable_failures` checkpoints have failed in a row."""
         return self._failures > self._settings.tolerable_failures
 
-    def overdue(self, ordinal: int, now: float) -> bool:
-        """Whether a pending checkpoint has taken longer than it may."""
+    def is_overdue(self, ordinal: int, now: float) -> bool:
+        """Returns whether a pending checkpoint has exceeded the checkpoint timeout."""
         triggered = self._pending.get(ordinal)
         return triggered is not None and now - triggered >= self._settings.timeout.total_seconds()
 
-    def _verdict(self, now: float, asked: bool) -> Due | NotDue:
+    def _verdict(self, now: float, requested: bool) -> Due | NotDue:
         if self._is_shut_down:
             return NotDue.SHUT_DOWN
-        if asked:
-            return Due.ASKED
+        if requested:
+            return Due.REQUESTED
         if not self._is_interval_over(now):
             return NotDue.INTERVAL
         if self._is_pausing(now):

@@ -1,4 +1,4 @@
-"""Collects the reports of one barrier until the checkpoint is whole. Pure: reports in, verdicts out."""
+"""Collects the task reports of one barrier until it is complete. Pure: no storage, no clock."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.reports import TaskReport
+from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import BatchFailed
 from stateflow.state.handles import Committable
 
 
 class Acknowledgement(enum.Enum):
-    """What a report did to a pending checkpoint."""
+    """The effect of a report on a pending barrier."""
 
     ACCEPTED = "accepted"
     DUPLICATE = "this subtask has reported the same attempt before"
     ANOTHER_ATTEMPT = "this subtask has reported another attempt before"
     LATE = "the report is for another barrier"
-    UNKNOWN = "no such subtask takes part"
+    UNKNOWN = "the subtask does not take part"
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A subtask whose report is needed, and the tasks that it must have heard the barrier from."""
+    """A subtask whose report is needed, and the upstream tasks that it must have received the barrier from."""
 
     uid: str
     subtask: int
@@ -33,11 +33,13 @@ class Participant:
 
 @dataclass
 class PendingBarrier:
-    """A barrier that is on its way.
+    """A barrier that not all subtasks have reported yet.
 
     Args:
-        generation, ordinal: the barrier.
-        participants: whose reports make it whole.
+        generation: generation of the run.
+        ordinal: number of the barrier in the run.
+        participants: the subtasks whose reports complete it.
+        reports: accepted reports, by uid and subtask.
     """
 
     generation: int
@@ -49,7 +51,7 @@ class PendingBarrier:
         self._expected = {(p.uid, p.subtask): p for p in self.participants}
 
     def acknowledge(self, report: TaskReport) -> Acknowledgement:
-        """Takes a report in."""
+        """Adds a report; returns whether it was accepted."""
         key = (report.uid, report.subtask)
         if (report.generation, report.ordinal) != (self.generation, self.ordinal):
             return Acknowledgement.LATE
@@ -68,7 +70,7 @@ class PendingBarrier:
         return sorted(self._expected.keys() - self.reports.keys())
 
     def check(self) -> None:
-        """Raises the first failure that a task reported, or BatchFailed when the checkpoint is not whole."""
+        """Raises the first failure that a task reported, or BatchFailed when the barrier is not complete."""
         for report in self.reports.values():
             if report.failure is not None:
                 raise report.failure.to_error()
@@ -78,24 +80,36 @@ class PendingBarrier:
             self._check_attempts(participant, self.reports[key])
 
     def _check_attempts(self, participant: Participant, report: TaskReport) -> None:
-        """A task that was run again may have given some of its readers rows of its first attempt and others rows of
-        its second; what they then hold together never was one output."""
-        heard = {(c.uid, c.subtask): c.attempt for c in report.consumed}
-        if heard.keys() != participant.upstream:
-            raise BatchFailed("a task did not hear the barrier from every task before it", uid=report.uid,
-                              subtask=report.subtask, missing=sorted(participant.upstream - heard.keys()))  # fmt: skip
-        for upstream, attempt in heard.items():
+        """Raises BatchFailed unless all tasks consumed the reported attempts.
+
+        A task that ran twice may have sent rows of its first attempt to some readers and of its second to others, which
+        together are not one output.
+        """
+        consumed = {(c.uid, c.subtask): c.attempt for c in report.consumed}
+        if consumed.keys() != participant.upstream:
+            raise BatchFailed(
+                "a task did not receive the barrier from every upstream task",
+                uid=report.uid,
+                subtask=report.subtask,
+                missing=sorted(participant.upstream - consumed.keys()),
+            )
+        for upstream, attempt in consumed.items():
             if self.reports[upstream].attempt != attempt:
-                raise BatchFailed("tasks consumed different attempts of one task before them", uid=report.uid,
-                                  subtask=report.subtask, upstream=upstream, consumed=attempt,
-                                  reported=self.reports[upstream].attempt)  # fmt: skip
+                raise BatchFailed(
+                    "tasks consumed different attempts of an upstream task",
+                    uid=report.uid,
+                    subtask=report.subtask,
+                    upstream=upstream,
+                    consumed=attempt,
+                    reported=self.reports[upstream].attempt,
+                )
 
     def operators(self, base: Iterable[OperatorState]) -> list[OperatorState]:
-        """The state of every keyed operator, for the manifest.
+        """Returns the state of every keyed operator, for the manifest.
 
         Args:
-            base: the operators of the checkpoint before: a subtask without rows does not open its store, so it
-                reports no schemas.
+            base: the operators of the previous checkpoint, for schemas: a subtask without rows does not open its store,
+                so it reports no schemas.
         """
         known = {o.uid: o for o in base}
         found: dict[str, list[TaskReport]] = {}
@@ -105,7 +119,7 @@ class PendingBarrier:
         return [_operator(uid, reports, known.get(uid)) for uid, reports in found.items()]
 
     def event_times(self) -> dict[str, int]:
-        """The latest event time of each source's rows, by uid, without sources that had none."""
+        """Returns the latest event time of each source's rows in milliseconds, by uid, without sources without rows."""
         latest: dict[str, int] = {}
         for report in self.reports.values():
             for uid, time in report.event_times.items():
@@ -113,7 +127,7 @@ class PendingBarrier:
         return latest
 
     def output(self) -> dict[str, list[Committable]]:
-        """Files to publish, by sink, without sinks that got none."""
+        """Returns the files to publish, by sink, without sinks that have none."""
         result: dict[str, list[Committable]] = {}
         for _, report in sorted(self.reports.items()):
             for sink, committables in report.output.items():
@@ -128,7 +142,11 @@ def _operator(uid: str, reports: list[TaskReport], base: OperatorState | None) -
     others = {schema.name: schema for schema in base.operator_states} if base else {}
     others |= {schema.name: schema for report in reports for schema in report.operator_states}
     return OperatorState(
-        uid=uid, parallelism=len(reports), key_types=reports[0].key_types,
-        states=[states[name] for name in sorted(states)], subtasks=[r.state for r in reports if r.state],
-        operator_states=[others[name] for name in sorted(others)], parts=[r.part for r in reports if r.part],
-    )  # fmt: skip
+        uid=uid,
+        parallelism=len(reports),
+        key_types=reports[0].key_types,
+        states=[states[name] for name in sorted(states)],
+        subtasks=[r.state for r in reports if r.state],
+        operator_states=[others[name] for name in sorted(others)],
+        parts=[r.part for r in reports if r.part],
+    )

@@ -1,4 +1,4 @@
-"""What a task tells the driver about one barrier."""
+"""The report of a task to the driver about one barrier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stateflow.state.handles import Committable, Document, OperatorPart, StateSc
 
 
 class Failure(Document, frozen=True, kw_only=True):
-    """An error that a task met and that trying the task again cannot mend."""
+    """An error of a task that running the task again cannot fix."""
 
     kind: str
     message: str
@@ -19,12 +19,12 @@ class Failure(Document, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: StateflowError) -> Failure:
-        """The failure that tells of `error`."""
+        """Returns the failure that describes `error`."""
         facts = {key: value if isinstance(value, str) else repr(value) for key, value in error.facts.items()}
         return cls(kind=type(error).__name__, message=error.message, hint=error.hint, facts=facts)
 
     def to_error(self) -> StateflowError:
-        """The error again, in the driver."""
+        """Returns the error that the failure describes."""
         kind = getattr(errors, self.kind, None)
         if not (isinstance(kind, type) and issubclass(kind, StateflowError)):
             kind = UserCodeError
@@ -32,7 +32,7 @@ class Failure(Document, frozen=True, kw_only=True):
 
 
 class Consumed(Document, frozen=True, kw_only=True):
-    """Which attempt of an upstream task a task got its rows from."""
+    """The attempt of an upstream task whose rows a task consumed."""
 
     uid: str
     subtask: int
@@ -40,7 +40,7 @@ class Consumed(Document, frozen=True, kw_only=True):
 
 
 class TaskReport(Document, frozen=True, kw_only=True):
-    """One subtask's part of a checkpoint, or why there is none."""
+    """One subtask's part of a checkpoint, or its failure."""
 
     generation: int
     ordinal: int
@@ -51,10 +51,10 @@ class TaskReport(Document, frozen=True, kw_only=True):
     key_types: list[str] = []
     states: list[StateSchema] = []
     state: SubtaskState | None = None
-    """None for an operator without state, and for one that never had a row."""
+    """None for an operator without state, and for a subtask that never received a row."""
     operator_states: list[StateSchema] = []
     part: OperatorPart | None = None
-    """Operator state; None where there is none."""
+    """Operator state; None without any."""
     output: dict[str, list[Committable]] = {}
     rows_in: int = 0
     rows_out: int = 0
@@ -62,13 +62,13 @@ class TaskReport(Document, frozen=True, kw_only=True):
     compaction_bytes: int = 0
     dead_letters: int = 0
     last_dead_letter: Failure | None = None
-    """What was wrong with the last of them."""
+    """The error of the last dead letter."""
     event_times: dict[str, int] = {}
-    """The latest event time of the rows that came from each source, by uid."""
+    """The latest event time of the rows of each source, in milliseconds, by uid."""
     barrier_at: datetime | None = None
-    """When the subtask had worked off its input."""
+    """When the subtask had processed its input."""
     sync_ms: float = 0.0
-    """How long it then worked on nothing but its snapshot."""
+    """Duration of the synchronous part of its snapshot."""
     failure: Failure | None = None
     carried: list[TaskReport] = []
-    """Reports of upstream tasks, on their way to the driver."""
+    """Reports of upstream tasks, which this report forwards to the driver."""

@@ -1,4 +1,4 @@
-"""Garbage collection: reads a verified head, deletes what `garbage` says, any number of collectors at once."""
+"""Garbage collection of a job root. Any number of collectors may run concurrently."""
 
 from __future__ import annotations
 
@@ -9,30 +9,35 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint.documents import EntryRef
-from stateflow.checkpoint.files import files_of
-from stateflow.checkpoint.garbage import COLLECTED, OF_RUNS, Fate, fate_of, find_garbage
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.savepoint_cleanup import left_over, sweep_savepoints
+from stateflow.checkpoint.gc.reachability import COLLECTED_AREAS, RUN_AREAS, Fate, fate_of, find_garbage
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import files_of
+from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.errors import DataError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import log_entry
 
-_BATCH, _WORKERS = 200, 4
+DELETED_AT_ONCE = 200
+"""Maximum number of objects in one delete call of the storage."""
+_WORKERS = 4
 _READERS = 16
 _SHARE = 8
-"""A collection reads or lists something of every kept checkpoint. So the more are kept, the rarer a run collects: what
-waits for it is then this share of what is kept."""
+"""A collection reads or lists something of every kept checkpoint. So the more are kept, the less often a run collects:
+once the log has grown by one entry for each `_SHARE` kept checkpoints."""
 
 
 @dataclass(frozen=True)
-class FileFate:
-    """What becomes of a stored object.
+class FileStatus:
+    """Whether a stored object is needed, and by what.
 
     Attributes:
-        needed_by: checkpoints, with who pins them.
+        key: key of the object in the job root.
+        size: in bytes.
+        fate: whether a collection deletes it, and why.
+        needed_by: the checkpoints that need it, with the owners of their pins.
     """
 
     key: str
@@ -43,7 +48,16 @@ class FileFate:
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collection deleted, or would delete."""
+    """The result of a collection, or of its preview.
+
+    Attributes:
+        head_seq: sequence number of the newest log entry.
+        retained: ids of the kept checkpoints.
+        files: number of deleted objects.
+        bytes_freed: size of the deleted objects.
+        unknown: keys of objects that stateflow has not written.
+        dry_run: whether nothing was deleted.
+    """
 
     head_seq: int
     retained: tuple[int, ...]
@@ -54,57 +68,74 @@ class Collection:
 
 
 class Collector:
-    """Collects one job's garbage. Keeps the file lists of manifests between collections: they never change."""
+    """Deletes one job's garbage.
+
+    File lists of manifests are cached between collections, because manifests never change.
+
+    Args:
+        root: the job root.
+    """
 
     def __init__(self, root: JobRoot) -> None:
         self.root = root
         self._files: dict[str, frozenset[str]] = {}
-        self._read: dict[EntryRef, EntryRef] = {}
+        self._resolved_refs: dict[EntryRef, EntryRef] = {}
 
     def preview(self, retain: int | None = None) -> Collection:
-        """What `collect` would delete, after `JobRoot.retain` of so many checkpoints; changes nothing."""
+        """Returns what `collect` would delete; changes nothing.
+
+        Args:
+            retain: number of checkpoints that `AdminEntries.retain` would leave; None for all that are retained.
+        """
         head = self.root.head()
         if retain is not None:
-            oldest = self.root.line(head)[-retain:][0].id if head.checkpoint else 0
+            oldest = self.root.checkpoints.restorable(head)[-retain:][0].id if head.checkpoint else 0
             bound = max(oldest, head.entry.oldest_retained)
             head = Head(replace(head.entry, oldest_retained=bound), head.sha256)
         return self._collect(head, self.live(head), dry_run=True)
 
     def collect(self) -> Collection:
-        """Deletes everything that is garbage at the newest entry. Raises DataError when a kept checkpoint is damaged,
-        before anything is deleted."""
+        """Deletes everything that is garbage at the newest entry.
+
+        Raises DataError when a kept checkpoint is damaged, before anything is deleted.
+        """
         head, live = self._live_at_head()
         found = self._collect(head, live, dry_run=False)
         sweep_savepoints(self.root)
-        self.root.storage.tidy()
+        self.root.storage.remove_abandoned_files()
         return found
 
     def is_due(self, head: Head, collected: int) -> bool:
-        """Whether enough was written since the last collection to be worth the next one.
+        """Returns whether enough was written since the last collection to justify the next one.
 
         Args:
-            collected: the newest entry at the last one.
+            head: the newest entry.
+            collected: sequence number of the newest entry at the last collection.
         """
-        return (head.entry.seq - collected) * _SHARE >= len(self.root.line(head))
+        return (head.entry.seq - collected) * _SHARE >= len(self.root.checkpoints.restorable(head))
 
-    def collect_of_runs(self) -> Collection:
-        """Deletes what runs have left in ``log/``, ``spark/`` and ``probe/``; reads no manifest."""
+    def collect_run_leftovers(self) -> Collection:
+        """Deletes garbage of runs in ``log/``, ``spark/`` and ``probe/``, without reading manifests."""
         head = self.root.head()
-        return self._collect(head, self._entries(self.root.kept(head)), dry_run=False, areas=OF_RUNS)
+        return self._collect(head, self._entries(self.root.checkpoints.kept(head)), dry_run=False, areas=RUN_AREAS)
 
     def _collect(
-        self, head: Head, live: frozenset[str], dry_run: bool, areas: tuple[str, ...] = COLLECTED
+        self, head: Head, live: frozenset[str], dry_run: bool, areas: tuple[str, ...] = COLLECTED_AREAS
     ) -> Collection:
-        # The listing comes after the head: a file that appears in between is of a later ordinal, so never garbage.
+        # List after reading the head: a file that appears in between has a later ordinal, so it is not garbage.
         blobs = [blob for area in areas for blob in self.root.storage.list(area)]
         findings = find_garbage(head.entry, live, blobs)
         failpoints.hit("gc.listed")
         if not dry_run:
             self._delete(findings.garbage)
         return Collection(
-            head.entry.seq, tuple(ref.id for ref in self.root.kept(head)), len(findings.garbage),
-            sum(blob.size for blob in findings.garbage), findings.unknown, dry_run,
-        )  # fmt: skip
+            head.entry.seq,
+            tuple(ref.id for ref in self.root.checkpoints.kept(head)),
+            len(findings.garbage),
+            sum(blob.size for blob in findings.garbage),
+            findings.unknown,
+            dry_run,
+        )
 
     def _live_at_head(self) -> tuple[Head, frozenset[str]]:
         head = self.root.head()
@@ -112,68 +143,67 @@ class Collector:
             try:
                 return head, self.live(head)
             except DataError:
-                # A newer entry may have let a checkpoint go, and another collector have taken it: no damage then.
+                # A newer entry may have released a checkpoint that another collector then deleted. That is no damage.
                 newer = self.root.head()
                 if newer == head:
                     raise
                 head = newer
 
     def live(self, head: Head) -> frozenset[str]:
-        """Keys of every object that `head` or a checkpoint it keeps needs."""
+        """Returns the keys of every object that `head`, or a checkpoint that it keeps, needs."""
         manifests = {handle.key: handle for handle in self._manifests(head).values()}
         unread = [key for key in manifests if key not in self._files]
         with ThreadPoolExecutor(_READERS) as pool:
-            read = dict(
-                zip(unread, pool.map(lambda key: self._files_of(manifests[key]), unread), strict=True)
-            )
+            read = dict(zip(unread, pool.map(lambda key: self._files_of(manifests[key]), unread), strict=True))
         self._files = {key: read.get(key) or self._files[key] for key in manifests}
         named = (keys for keys in self._needed_by_entry(head).values())
         return frozenset().union(*self._files.values(), *named)
 
-    def explain(self, blobs: Iterable[BlobInfo]) -> list[FileFate]:
-        """What becomes of each object, by the newest entry, and who needs it. Raises as `collect` does."""
+    def explain(self, blobs: Iterable[BlobInfo]) -> list[FileStatus]:
+        """Returns whether each object is needed at the newest entry, and by what. Raises as `collect` does."""
         head, live = self._live_at_head()
         needs: dict[str, list[str]] = {}
         named = {who: self._files_of(handle) for who, handle in self._manifests(head).items()}
         for who, keys in [*named.items(), *self._needed_by_entry(head).items()]:
             for key in keys:
                 needs.setdefault(key, []).append(who)
-        unfinished = left_over(self.root)
+        unfinished = leftover_keys(self.root)
 
         def fate(key: str) -> Fate:
             return Fate.UNFINISHED if key in unfinished else fate_of(head.entry, live, key)
 
-        return [FileFate(b.key, b.size, fate(b.key), tuple(needs.get(b.key, ()))) for b in blobs]
+        return [FileStatus(b.key, b.size, fate(b.key), tuple(needs.get(b.key, ()))) for b in blobs]
 
     def _manifests(self, head: Head) -> dict[str, FileHandle]:
-        """The manifest of the head and of each checkpoint that it keeps, by who needs it."""
+        """Returns the manifests of the head and of each kept checkpoint, by a description of the checkpoint."""
         pins: dict[int, list[str]] = {}
         for pin in head.entry.pinned:
             pins.setdefault(pin.checkpoint.id, []).append(f"pin of {pin.owner}: {pin.reason}")
         found = {}
         if head.entry.manifest:
-            found[f"checkpoint {head.checkpoint_id} (the present one)"] = head.entry.manifest
-        for ref in {r.id: r for r in self.root.kept(head)}.values():
+            found[f"checkpoint {head.checkpoint_id} (the current one)"] = head.entry.manifest
+        for ref in {r.id: r for r in self.root.checkpoints.kept(head)}.values():
             if head.checkpoint is None or ref.id != head.checkpoint.id:
-                handle = self._resolved(ref).manifest
-                assert handle is not None
+                handle = self.root.checkpoints.manifest_handle(self._resolved(ref))
                 why = "; ".join(pins.get(ref.id, []))
                 found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = handle
         return found
 
     def _resolved(self, ref: EntryRef) -> EntryRef:
-        """Of references without a manifest, what their entries say is remembered: the hash tells them apart."""
-        if ref.manifest is None and ref not in self._read:
-            self._read[ref] = self.root.resolved(ref)
-        return self._read.get(ref, ref)
+        """Resolves a reference; references without a manifest are cached by their hash, so each entry is read once."""
+        if ref.manifest is None and ref not in self._resolved_refs:
+            self._resolved_refs[ref] = self.root.checkpoints.resolve(ref)
+        return self._resolved_refs.get(ref, ref)
 
     def _needed_by_entry(self, head: Head) -> dict[str, frozenset[str]]:
-        """Keys of other objects that `head` needs, by what for."""
+        """Returns the keys of other objects that `head` needs, by a description of the purpose."""
         entry = head.entry
         return {
-            "the list of retained checkpoints": frozenset(h.key for h in self.root.retained.objects(entry)),
+            "the list of retained checkpoints": frozenset(
+                h.key for h in self.root.checkpoints.retained.segment_handles(entry)
+            ),
             "output that is not published": frozenset(h.key for p in entry.pending for h in p.parts),
-            "a checkpoint that an older version committed": self._entries(self.root.kept(head)),
+            "a checkpoint that an older version committed": self._entries(self.root.checkpoints.kept(head)),
         }
 
     @staticmethod
@@ -184,14 +214,16 @@ class Collector:
         known = self._files.get(handle.key)
         if known is not None:
             return known
-        manifest = self.root.read_manifest(handle)
+        manifest = self.root.checkpoints.read_manifest(handle)
         return frozenset([handle.key, *(f.key for f in files_of(manifest))])
 
     def _delete(self, garbage: tuple[BlobInfo, ...]) -> None:
-        """Some deletions are under way at once; behind one that fails none begins. Garbage is garbage for ever, so the
-        order does not matter."""
+        """Deletes in concurrent batches; after a failure, no further batch starts.
+
+        The order does not matter, because garbage never becomes needed again.
+        """
         keys = [blob.key for blob in garbage]
-        batches = [keys[start : start + _BATCH] for start in range(0, len(keys), _BATCH)]
+        batches = [keys[start : start + DELETED_AT_ONCE] for start in range(0, len(keys), DELETED_AT_ONCE)]
         with ThreadPoolExecutor(_WORKERS) as pool:
             for _ in pool.map(self.root.storage.delete, batches):
                 failpoints.hit("gc.deleting")

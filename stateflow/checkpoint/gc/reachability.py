@@ -1,9 +1,9 @@
-"""What may be deleted. Pure.
+"""Decides which stored objects are garbage. Pure functions.
 
-Reference counts are never stored; they follow from the manifests of the head and of everything that it keeps. A file
-is garbage when none of them names it and no commit to come can: a commit refers only to its parent's files, or to
-files of its own generation with an ordinal above its parent's. So what is garbage at a verified head is garbage for
-ever, however long the collector then sleeps. It needs no lock, no clock and no age.
+Reference counts are not stored; they follow from the manifests of the head and of the checkpoints that it keeps. A file
+is garbage when none of these refers to it and no later commit can: a commit refers only to its parent's files, or to
+files of its own generation with an ordinal above its parent's. So garbage at a verified head stays garbage, however
+long the collector is then paused. No lock, clock or age is needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import enum
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from stateflow.checkpoint.documents import LogEntry
+from stateflow.checkpoint.log.checkpoint_log import is_old_entry
+from stateflow.checkpoint.log.documents import LogEntry
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import (
     DATA,
@@ -29,55 +30,55 @@ from stateflow.storage.paths import (
     parse_data,
 )
 
-COLLECTED = (DATA, SPARK, PROBE, LOG)
-"""Where garbage is looked for."""
-OF_RUNS = (SPARK, PROBE, LOG)
-"""What runs leave whether they commit or not; what of it is garbage, the newest entry alone says."""
+COLLECTED_AREAS = (DATA, SPARK, PROBE, LOG)
+"""Key prefixes that are searched for garbage."""
+RUN_AREAS = (SPARK, PROBE, LOG)
+"""Key prefixes where the newest entry alone determines what is garbage."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a collection may delete, and names that it does not know and leaves alone."""
+    """The objects that a collection may delete, and keys that it does not know and does not delete."""
 
     garbage: tuple[BlobInfo, ...]
     unknown: tuple[str, ...]
 
 
 class Fate(enum.Enum):
-    """What becomes of a stored object, and why."""
+    """Whether a collection deletes a stored object, and why."""
 
     NEEDED = "a checkpoint needs it"
-    AHEAD = "the newest run has not committed beyond it: its next commit may need it"
-    KEPT_ENTRY = "it is the log's newest entry, the present checkpoint's, or newer than this command has seen"
+    AHEAD = "the newest run has not committed it yet: its next commit may need it"
+    KEPT_ENTRY = "it is the newest log entry, the current checkpoint's entry, or newer than this command has seen"
     RUNNING = "it belongs to the newest run"
-    FORMAT = "it says whose job root this is, and of which format"
-    HISTORY = "it is history; a run lets old records go"
-    SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes one"
-    UNFINISHED = "of a savepoint that nobody completed, or that is being disposed of: a collection removes it"
-    REQUEST = "it is a request to a run, or its answer; a run lets old ones go"
-    OUTSIDE = "no collection looks at it"
-    GARBAGE = "nothing needs it, and no commit to come can"
-    UNKNOWN = "its name is none that stateflow gives"
+    FORMAT = "it identifies the job root and its format"
+    HISTORY = "it is history; a run deletes old records"
+    SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes it"
+    UNFINISHED = "it belongs to an unfinished or partly deleted savepoint; a collection deletes it"
+    REQUEST = "it is a request to a run, or its answer; a run deletes old ones"
+    OUTSIDE = "it is outside of what a collection searches"
+    GARBAGE = "nothing needs it, and no later commit can"
+    UNKNOWN = "it does not have a name that stateflow uses"
 
     @property
     def may_go(self) -> bool:
-        """Whether deleting it harms nobody, now and for ever."""
+        """Whether the object can be deleted, now and at any later time."""
         return self is Fate.GARBAGE
 
 
 _OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST}
-"""What has owners of its own, and rules of its own: `find_garbage` names none of it."""
+"""Key prefixes with separate retention rules, which `find_garbage` does not search."""
 
 
 def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> Findings:
-    """Splits what is stored.
+    """Returns the garbage among stored objects.
 
     Args:
         head: a verified newest entry.
-        live: keys of all objects that `head` needs: the files that the manifests of it and of the checkpoints it keeps
-            name, these manifests, lists of retained checkpoints and of pending output, and the log entries of
-            checkpoints whose references lack what an entry says.
-        blobs: what is stored below the areas that are collected.
+        live: keys of all objects that `head` needs: the manifests of its own and of kept checkpoints, the files in
+            these manifests, lists of retained checkpoints and of pending output, and the log entries of checkpoints
+            whose references have no manifest.
+        blobs: the stored objects below `COLLECTED_AREAS`.
     """
     garbage, unknown = [], []
     for blob in blobs:
@@ -90,7 +91,7 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> F
 
 
 def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
-    """What becomes of one object. Arguments as for `find_garbage`; `key` may be any key of the job root."""
+    """Returns whether one object is garbage, and why. `key` may be any key; other arguments as for `find_garbage`."""
     if key in live:
         return Fate.NEEDED
     data, seq, generation = parse_data(key), entry_seq(key), owned_generation(key)
@@ -101,7 +102,7 @@ def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
     if generation is not None:
         is_over = generation < head.generation or (generation == head.generation and head.ended)
         return Fate.GARBAGE if is_over else Fate.RUNNING
-    return Fate.UNKNOWN if key.startswith(COLLECTED) else _fate_outside(key)
+    return Fate.UNKNOWN if key.startswith(COLLECTED_AREAS) else _fate_outside(key)
 
 
 def _fate_outside(key: str) -> Fate:
@@ -111,7 +112,7 @@ def _fate_outside(key: str) -> Fate:
 
 
 def is_past(data: DataKey, head: LogEntry) -> bool:
-    """Whether no commit after `head` can bring this file in.
+    """Returns whether no commit after `head` can refer to this file.
 
     The ordinal decides, not the sequence number: a driver whose COMMIT was delayed by ADMIN entries gets a higher
     sequence number than it expected when it named its files.
@@ -119,15 +120,3 @@ def is_past(data: DataKey, head: LogEntry) -> bool:
     if data.generation != head.generation:
         return data.generation < head.generation
     return data.ordinal <= head.ordinal
-
-
-def is_old_entry(head: LogEntry, seq: int) -> bool:
-    """Whether an entry is not needed, as far as it does not belong to a checkpoint that is read from it.
-
-    The newest entry says all, and whoever stands on an older one of the same run knows it by the run's nonce. The
-    present checkpoint's own entry stays nevertheless: should the newest file get lost, the job stands there. Where an
-    older version claimed the job, there is no nonce, and appenders follow the entries one by one: all from the present
-    checkpoint on stay.
-    """
-    present = head.seq if head.is_checkpoint else (head.checkpoint.id if head.checkpoint else 0)
-    return seq < head.seq and seq != present if head.run else seq < present

@@ -1,11 +1,11 @@
-"""The FORMAT document of a job root: whose it is. Written once, then only compared."""
+"""Writes, reads and checks FORMAT, which identifies the job of a job root."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stateflow.checkpoint.documents import FORMAT_VERSION, JobFormat
-from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat
+from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.errors import ConfigError, MissingFile, StorageError, WrongJobRoot
 from stateflow.ids import check_name
 from stateflow.storage import Storage
@@ -16,10 +16,12 @@ _FORMAT_TRIES = 4
 
 @dataclass(frozen=True)
 class NewJob:
-    """What a job root is created with; an existing root must agree.
+    """The job that a job root is created for; an existing root must match it.
 
     Attributes:
-        max_parallelism: number of key groups. None takes what an existing root has, and the default for a new one.
+        name: name of the job.
+        max_parallelism: number of key groups. None accepts that of an existing root, and means the default for a new
+            root.
         key_types: Spark type names of the key columns, by operator uid.
     """
 
@@ -29,50 +31,68 @@ class NewJob:
 
 
 def write_format(storage: Storage, document: JobFormat) -> None:
-    """Writes FORMAT unless there is one. Whoever loses this race, or does not hear its answer, reads what is there."""
+    """Writes FORMAT unless it exists. A process that loses the race, or gets no answer, reads the stored document.
+
+    Raises StorageError when the storage does not confirm it.
+    """
     for _ in range(_FORMAT_TRIES):
         storage.put_new(FORMAT, seal(document)[0])
         if storage.size(FORMAT) is not None:
             return
-    raise StorageError("the storage does not say whether it made the job root", hint="try again", key=FORMAT,
-                       tries=_FORMAT_TRIES)  # fmt: skip
+    raise StorageError(
+        "the storage does not confirm that the job root exists", hint="try again", key=FORMAT, tries=_FORMAT_TRIES
+    )
 
 
 def read_format(storage: Storage) -> JobFormat:
-    """FORMAT of an existing job root. Raises ConfigError, WrongJobRoot or CorruptFile."""
+    """Returns FORMAT of an existing job root. Raises ConfigError, WrongJobRoot or CorruptFile."""
     try:
         document, _ = unseal(storage.get(FORMAT, LIMIT), JobFormat, FORMAT)
     except MissingFile as e:
-        raise ConfigError("there is no job here", hint="check --job-root", storage=storage.uri) from e
+        raise ConfigError("no job exists here", hint="check --job-root", storage=storage.uri) from e
     if document.version != FORMAT_VERSION:
-        raise WrongJobRoot("the job root has a format that this version does not know", hint="use the version of "
-                           "stateflow that wrote it", found=document.version, known=FORMAT_VERSION)  # fmt: skip
+        raise WrongJobRoot(
+            "the job root has a format that this version does not know",
+            hint="use the version of stateflow that wrote it",
+            found=document.version,
+            known=FORMAT_VERSION,
+        )
     check_name("a job's uuid", document.job_uuid)
     return document
 
 
 def check_vacant(storage: Storage) -> None:
-    """Raises ConfigError for a place that holds anything but what a probe has left."""
+    """Raises ConfigError unless the storage is empty, apart from objects of a storage probe."""
     others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
     if others:
-        raise ConfigError("the place for the new job root is not empty", hint="choose another one", root=storage.uri,
-                          found=others[0])  # fmt: skip
+        raise ConfigError(
+            "the folder for the new job root is not empty", hint="choose another one", root=storage.uri, found=others[0]
+        )
 
 
 def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
-    """Raises WrongJobRoot unless an existing root is the wanted job's."""
+    """Raises WrongJobRoot unless an existing root belongs to the wanted job."""
     if found.job != wanted.name:
-        raise WrongJobRoot("the job root belongs to another job", hint="give each job a root of its own",
-                           root=uri, found=found.job, wanted=wanted.name)  # fmt: skip
+        raise WrongJobRoot(
+            "the job root belongs to another job",
+            hint="give each job a root of its own",
+            root=uri,
+            found=found.job,
+            wanted=wanted.name,
+        )
     if wanted.max_parallelism not in (None, found.max_parallelism):
         raise WrongJobRoot(
-            "the job root was made with another max parallelism",
-            hint="set max_parallelism to what the root has, or do not set it",
+            "the job root was created with another max parallelism",
+            hint="set max_parallelism to that of the job root, or leave it unset",
             found=found.max_parallelism,
             wanted=wanted.max_parallelism,
         )
     for uid, types in wanted.key_types.items():
         if found.key_types.get(uid, types) != types:
-            raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
-                               hint="cast the columns back, or give the operator a new uid", uid=uid,
-                               found=found.key_types[uid], wanted=types)  # fmt: skip
+            raise WrongJobRoot(
+                "the key columns of an operator have other types than its state was written with",
+                hint="cast the columns back, or give the operator a new uid",
+                uid=uid,
+                found=found.key_types[uid],
+                wanted=types,
+            )

@@ -1,41 +1,43 @@
-"""From which checkpoints a job's present state came, as its newest log entry tells. Pure."""
+"""The checkpoints that a job's current state descends from, according to its newest log entry. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 
-from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head
 
 
-def came_from(head: Head, checkpoint_id: int, retained: Set[int]) -> bool | None:
-    """Whether the job's present state came from a checkpoint; False for one that a restore has undone.
+def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool | None:
+    """Returns whether the job's current state descends from a checkpoint; False for one that a restore has undone.
+
+    Returns None where this is unknown: the log was started by a version that did not record restores.
 
     Args:
+        head: the newest entry.
+        checkpoint_id: id of the checkpoint.
         retained: ids of the checkpoints that the job can continue from.
-
-    None where that cannot be told: the log was begun by a version that did not record its restores.
     """
     if checkpoint_id in retained:
         return True
     known = head.entry.ancestry
     if known is None:
         return None
-    parts = line_of({r.seq: r.base for r in known.restores}, head.entry.seq)
+    parts = lineage_ranges({r.seq: r.base for r in known.restores}, head.entry.seq)
     if not any(checkpoint_id in part for part in parts):
         return False
     return True if checkpoint_id >= known.since else None
 
 
-def line_of(restores: Mapping[int, int], newest: int) -> list[range]:
-    """The numbers that are not on a branch which a restore has left, newest first.
+def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
+    """Returns the ranges of entry numbers that no restore has undone, newest first.
 
     Args:
-        restores: number of each restore's own entry, and of the checkpoint that it went back to.
+        restores: for each restore, the number of its own entry and of the restored checkpoint.
         newest: number of the newest entry.
     """
     parts = []
-    while (back := max((seq for seq in restores if seq <= newest), default=0)) > 0:
-        parts.append(range(back, newest + 1))
-        # Before that the line is the one on which this checkpoint was made.
-        newest = min(restores[back], back - 1)
+    while (restored_at := max((seq for seq in restores if seq <= newest), default=0)) > 0:
+        parts.append(range(restored_at, newest + 1))
+        # Before the restore, the lineage is that of the restored checkpoint.
+        newest = min(restores[restored_at], restored_at - 1)
     return [*parts, range(1, newest + 1)]

@@ -1,4 +1,4 @@
-"""Reading and writing the files that checkpoints consist of, with their hashes."""
+"""Reads, writes and verifies the files of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import msgspec
 
-from stateflow.checkpoint.documents import Manifest, OperatorState
-from stateflow.checkpoint.envelope import LIMIT, seal, unseal
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.errors import MissingFile, StorageError
+from stateflow.state.files.host_cache import check_content, check_file
 from stateflow.state.handles import FileHandle
-from stateflow.state.transfer import check_content, check_local
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
 
@@ -24,32 +24,33 @@ _READERS = min(8, os.cpu_count() or 1)
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def write_manifest(
-    storage: Storage, folder: str, manifest: Manifest, name: str = "manifest.json"
-) -> FileHandle:
-    """Stores the manifest below `folder` (a data folder of its own attempt) and returns its handle.
+def write_manifest(storage: Storage, folder: str, manifest: Manifest, name: str = "manifest.json") -> FileHandle:
+    """Stores a manifest and returns its handle.
 
     Args:
-        name: another one for another content.
+        storage: the job root.
+        folder: data folder of the attempt to commit the checkpoint.
+        manifest: the manifest.
+        name: file name; another content needs another name.
 
-    Raises TooLarge for one that could never be read: a checkpoint that has it would be the end of the job.
+    Raises TooLarge for a manifest that no start could read: after its COMMIT, the job could never start again.
     """
     return write_document(storage, f"{folder}{name}", manifest)
 
 
 def read_manifest(storage: Storage, handle: FileHandle) -> Manifest:
-    """The manifest; raises MissingFile or CorruptFile naming it."""
+    """Returns a manifest. Raises MissingFile or CorruptFile."""
     return read_document(storage, handle, Manifest)
 
 
 def write_document(storage: Storage, key: str, document: msgspec.Struct) -> FileHandle:
-    """Stores a document under a name that is unique to it, and returns its handle. Raises TooLarge or StorageError."""
+    """Stores a document under a key of its own, and returns its handle. Raises TooLarge or StorageError."""
     data, _ = seal(document)
     return write_bytes(storage, key, data)
 
 
 def read_document(storage: Storage, handle: FileHandle, kind: type[T]) -> T:
-    """A document that another one names; raises MissingFile or CorruptFile naming it."""
+    """Returns the document of type `kind` that a handle refers to. Raises MissingFile or CorruptFile."""
     data = storage.get(check_key(handle.key), LIMIT)
     check_content(handle, len(data), hashlib.sha256(data).hexdigest())
     document, _ = unseal(data, kind, handle.key)
@@ -57,7 +58,7 @@ def read_document(storage: Storage, handle: FileHandle, kind: type[T]) -> T:
 
 
 def get_or_none(storage: Storage, key: str) -> bytes | None:
-    """A small object; None when there is none."""
+    """Returns the content of a small object; None when it does not exist."""
     try:
         return storage.get(key, LIMIT)
     except MissingFile:
@@ -65,7 +66,10 @@ def get_or_none(storage: Storage, key: str) -> bytes | None:
 
 
 def write_bytes(storage: Storage, key: str, data: bytes) -> FileHandle:
-    """Stores `data` under a name that nobody else uses. Raises StorageError when the storage does not confirm it."""
+    """Stores `data` under a key that no other writer uses, and returns its handle.
+
+    Raises StorageError when the storage does not confirm it.
+    """
     if storage.put_new(key, data) is not PutResult.CREATED:
         _confirm(storage, key, data)
     return FileHandle(key=key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
@@ -75,34 +79,38 @@ def _confirm(storage: Storage, key: str, data: bytes) -> None:
     try:
         found = storage.get(key)
     except MissingFile as e:
-        # No data is lost, as MissingFile would say: the request was, or it is still on its way.
-        raise StorageError("the storage does not say whether an object was written", key=key) from e
+        # Not a MissingFile, which would mean lost data: the write was lost, or it is still in progress.
+        raise StorageError("the storage does not confirm that an object was written", key=key) from e
     if found != data:
-        raise StorageError("an object name was used twice", key=key)
-    # What could not be synced is there as well, until power fails.
+        raise StorageError("an object key was used twice", key=key)
+    # An object that could not be synced can be read too, but a power failure would lose it.
     if storage.durable_size(key) is None:
-        raise StorageError("an object that was just there is gone", key=key)
+        raise StorageError("an object disappeared after it was written", key=key)
 
 
 def check_sizes(storage: Storage, handles: Iterable[FileHandle]) -> None:
-    """Raises MissingFile or CorruptFile unless every file is stored with its handle's size; reads none."""
+    """Raises MissingFile or CorruptFile unless every file is stored with its handle's size. Reads no file."""
     for handle in handles:
         size = storage.size(check_key(handle.key))
         if size is None:
-            raise MissingFile("a stored file is not there", hint="go back to another checkpoint or savepoint",
-                              file=handle.key, storage=storage.uri)  # fmt: skip
+            raise MissingFile(
+                "a stored file is missing",
+                hint="restore another checkpoint or savepoint",
+                file=handle.key,
+                storage=storage.uri,
+            )
         check_content(handle, size, handle.sha256)
 
 
-def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
-    """Raises MissingFile or CorruptFile unless every file is stored as its handle says."""
+def check_hashes(storage: Storage, handles: Iterable[FileHandle]) -> None:
+    """Raises MissingFile or CorruptFile unless every file is stored with its handle's size and hash."""
     checks = [_check_of(storage, handle) for handle in handles]
     if storage.host_local and storage.local_path("x") is None:
-        # Objects in memory: there is nothing to wait for.
+        # Objects in memory: threads would not save time.
         for check in checks:
             check()
         return
-    # Hashing and waiting let go of the interpreter.
+    # Hashing and I/O release the GIL.
     with ThreadPoolExecutor(_READERS) as pool:
         for done in [pool.submit(check) for check in checks]:
             done.result()
@@ -111,7 +119,7 @@ def check_stored(storage: Storage, handles: Iterable[FileHandle]) -> None:
 def _check_of(storage: Storage, handle: FileHandle) -> Callable[[], None]:
     path = storage.local_path(check_key(handle.key))
     if path is not None and path.is_file():
-        return partial(check_local, handle, path)
+        return partial(check_file, handle, path)
     return partial(_check_object, storage, handle)
 
 
@@ -126,22 +134,18 @@ def _check_object(storage: Storage, handle: FileHandle) -> None:
 
 
 def files_of(manifest: Manifest) -> list[FileHandle]:
-    """Every file that the manifest refers to, once: after rescaling, several subtasks may have one in common."""
+    """Returns every file that the manifest refers to, once: after rescaling, several subtasks may share a file."""
     states = [handle for o in manifest.operators for handle in o.files]
     sources = [f.handle for f in manifest.spark.source_files if f.handle] if manifest.spark else []
     return list(dict.fromkeys(states + sources))
 
 
 def state_bytes(operators: Iterable[OperatorState]) -> int:
-    """How much state these are: stored files, each counted once, and what is in the manifest itself."""
+    """Returns the size of the operators' state in bytes: stored files, each counted once, and inline state."""
     operators = list(operators)
-    keyed = {(f.handle.key, f.part.offset if f.part else 0): f.size
-             for o in operators for s in o.subtasks for f in s.files}  # fmt: skip
+    keyed = {
+        (f.handle.key, f.part.offset if f.part else 0): f.size for o in operators for s in o.subtasks for f in s.files
+    }
     others = {p.handle.key: p.handle.size for o in operators for p in o.parts if p.handle}
     inline = sum(len(s.inline or b"") for o in operators for s in o.subtasks)
-    return (
-        sum(keyed.values())
-        + sum(others.values())
-        + inline
-        + sum(len(p.content) for o in operators for p in o.parts)
-    )
+    return sum(keyed.values()) + sum(others.values()) + inline + sum(len(p.content) for o in operators for p in o.parts)

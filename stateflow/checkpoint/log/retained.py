@@ -1,9 +1,9 @@
 """The list of retained checkpoints: its newest part in the log entry, the rest in immutable objects.
 
-An entry names one `RetainedSegment`, which names the one before it, and so on. A COMMIT whose own list has become long
-moves it into a new segment; a full segment is never written again. Nothing is ever taken out of a segment: an entry
-has two bounds, and what is outside of them is not retained. So the size of an entry, and what a COMMIT writes, do not
-depend on how many checkpoints are retained. ``docs/design/0023`` has the alternatives.
+An entry refers to one `RetainedSegment`, which refers to the one before it, and so on. A COMMIT whose own list is too
+long moves it into a new segment; a full segment is never written again. Nothing is ever removed from a segment: an
+entry has a lower and an upper bound, and checkpoints outside of them are not retained. So neither the size of an entry
+nor what a COMMIT writes depends on the number of retained checkpoints. ``docs/design/0023`` compares alternatives.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import EntryRef, LogEntry, RetainedLink, RetainedSegment
-from stateflow.checkpoint.files import read_document, write_document
+from stateflow.checkpoint.log.documents import EntryRef, LogEntry, RetainedLink, RetainedSegment
+from stateflow.checkpoint.log.manifest_files import read_document, write_document
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 
 
 @dataclass(frozen=True)
 class SegmentSizes:
-    """When checkpoints move from an entry into a segment.
+    """Limits of the list in a log entry and of a segment.
 
     Attributes:
-        inline: an entry that would have more than so many moves them.
-        segment: so many are in a full segment.
+        inline: number of checkpoints in an entry; a longer list moves into segments.
+        segment: number of checkpoints in a full segment.
     """
 
     inline: int = 16
@@ -38,11 +38,11 @@ class SegmentSizes:
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay restorable in addition to the newest.
+    """The number and age of checkpoints that stay restorable.
 
     Attributes:
-        number: this many, the newest included.
-        max_age: of these, those that are not older, by the clocks of those who committed them.
+        number: maximum number of restorable checkpoints, including the newest.
+        max_age: maximum age of those other than the newest, by the clocks of the runs that committed them.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Retention:
 
 
 def inline_retained(entry: LogEntry) -> list[EntryRef]:
-    """The retained checkpoints that the entry itself lists, oldest first."""
+    """Returns the retained checkpoints that the entry itself lists, oldest first."""
     times = entry.times or {}
     return [
         ref if ref.at else replace(ref, at=times.get(str(ref.id), ""))
@@ -60,105 +60,104 @@ def inline_retained(entry: LogEntry) -> list[EntryRef]:
 
 
 def oldest_kept(refs: list[EntryRef], kept: Retention, now: str, before: str) -> int | None:
-    """Id of the oldest of `refs` that a COMMIT keeps besides itself; None when it keeps none.
+    """Returns the id of the oldest checkpoint that a COMMIT keeps in addition to its own; None when it keeps none.
 
-    A clock that jumps forward makes all of them too old at once. So what counts is the earlier one of the times of this
-    entry and the one before, and at most half of them go with one COMMIT for their age, the oldest ones.
+    A clock that jumps forward would make all of them too old at once. So the earlier of the timestamps of this entry
+    and the one before counts, and one COMMIT releases at most half of them for their age, the oldest ones.
 
     Args:
-        refs: oldest first.
-        now: the committer's clock.
-        before: the time of the entry that the COMMIT stands on.
+        refs: the restorable checkpoints, oldest first.
+        kept: the configured retention.
+        now: timestamp of the COMMIT, ISO 8601, by the committer's clock.
+        before: timestamp of the entry that the COMMIT follows.
     """
     left = refs[max(0, len(refs) - kept.number + 1) :]
     if kept.max_age is not None:
         limit = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - kept.max_age
-        # One whose time is not known is never too old.
+        # A checkpoint without a timestamp is never too old.
         young = (i for i, ref in enumerate(left) if not ref.at or datetime.fromisoformat(ref.at) >= limit)
         left = left[min(next(young, len(left)), (len(left) + 1) // 2) :]
     return left[0].id if left else None
 
 
 class RetainedCheckpoints:
-    """Reads and writes the segments of one job; remembers those that it read last, because they never change."""
+    """Reads and writes the segments of one job, and caches those of the last two reads: segments never change."""
 
     def __init__(self, storage: Storage, sizes: SegmentSizes = SegmentSizes()) -> None:
         self.sizes = sizes
         self._storage = storage
-        self._known: dict[str, RetainedSegment] = {}
-        self._before: dict[str, RetainedSegment] = {}
+        self._cached: dict[str, RetainedSegment] = {}
+        self._previous: dict[str, RetainedSegment] = {}
 
-    def of(self, entry: LogEntry) -> list[EntryRef]:
-        """The checkpoints that the entry retains, oldest first. Raises MissingFile or CorruptFile."""
+    def read(self, entry: LogEntry) -> list[EntryRef]:
+        """Returns the checkpoints that the entry retains, oldest first. Raises MissingFile or CorruptFile."""
         visited: dict[str, RetainedSegment] = {}
         parts = [inline_retained(entry)]
         for link, segment in self._segments(entry):
             visited[link.handle.key] = segment
             parts.append(_within(segment, link.newest, entry.oldest_retained))
-        # Of two walks: another thread may read an older entry at the same time.
-        self._before, self._known = self._known, visited
+        # The segments of two reads are cached: another thread may read an older entry at the same time.
+        self._previous, self._cached = self._cached, visited
         return list(chain.from_iterable(reversed(parts)))
 
-    def objects(self, entry: LogEntry) -> list[FileHandle]:
-        """The segments that the entry needs, newest first. Raises as `of`."""
+    def segment_handles(self, entry: LogEntry) -> list[FileHandle]:
+        """Returns the handles of the segments that the entry needs, newest first. Raises as `read`."""
         return [link.handle for link, _ in self._segments(entry)]
 
-    def moved(
-        self, entry: LogEntry, newest: EntryRef | None, folder: str, oldest: int
-    ) -> RetainedLink | None:
-        """Stores what the successor of `entry` retains in segments, when it is too much for the entry itself.
+    def store_segments(self, entry: LogEntry, newest: EntryRef | None, folder: str, oldest: int) -> RetainedLink | None:
+        """Stores the list of the entry after `entry` in segments when it is too long for the entry itself.
 
         Args:
-            newest: the checkpoint of `entry`, which the successor retains as well.
-            folder: of the successor's own data files.
-            oldest: no checkpoint before this one is retained from now on.
+            entry: the entry before.
+            newest: the current checkpoint of `entry`, which the next entry retains as well.
+            folder: folder of the next entry's own data files.
+            oldest: id of the first checkpoint that is still retained.
 
-        Returns None when it is not. Raises StorageError, MissingFile or CorruptFile.
+        Returns a link to the newest segment, or None when the list fits into the entry. Raises StorageError,
+        MissingFile or CorruptFile.
         """
         refs = [ref for ref in [*inline_retained(entry), *([newest] if newest else [])] if ref.id >= oldest]
         if len(refs) <= self.sizes.inline:
             return None
         before: RetainedLink | None = None
-        for link, segment in self._segments(
-            replace(entry, oldest_retained=max(oldest, entry.oldest_retained))
-        ):
+        for link, segment in self._segments(replace(entry, oldest_retained=max(oldest, entry.oldest_retained))):
             before = link
-            there = _within(segment, link.newest, oldest)
-            if len(there) >= self.sizes.segment:
+            retained = _within(segment, link.newest, oldest)
+            if len(retained) >= self.sizes.segment:
                 break
-            # Not full, or a restore has left some of it: its content moves on, into the new segment.
-            refs, before = [*there, *refs], cut_after(segment.before, link.newest)
-            if there:
+            # Not full, or a restore has dropped some of it: its content moves into the new segment.
+            refs, before = [*retained, *refs], cut_after(segment.before, link.newest)
+            if retained:
                 break
         for number, start in enumerate(range(0, len(refs), self.sizes.segment)):
             part = refs[start : start + self.sizes.segment]
             segment = RetainedSegment(refs=part, before=before)
             handle = write_document(self._storage, f"{folder}retained-{number}.json", segment)
-            self._known[handle.key] = segment
+            self._cached[handle.key] = segment
             before = RetainedLink(handle=handle, newest=part[-1].id)
         return before
 
     def _segments(self, entry: LogEntry) -> Iterator[tuple[RetainedLink, RetainedSegment]]:
         link = entry.retained_before
         while link is not None and link.newest >= entry.oldest_retained:
-            segment = self._read(link.handle)
+            segment = self._segment(link.handle)
             yield link, segment
             link = cut_after(segment.before, link.newest)
 
-    def _read(self, handle: FileHandle) -> RetainedSegment:
-        known = self._known.get(handle.key) or self._before.get(handle.key)
-        if known is None:
-            known = self._known[handle.key] = read_document(self._storage, handle, RetainedSegment)
-        return known
+    def _segment(self, handle: FileHandle) -> RetainedSegment:
+        segment = self._cached.get(handle.key) or self._previous.get(handle.key)
+        if segment is None:
+            segment = self._cached[handle.key] = read_document(self._storage, handle, RetainedSegment)
+        return segment
 
 
 def cut_after(link: RetainedLink | None, newest: int) -> RetainedLink | None:
-    """The same link without checkpoints above `newest`."""
+    """Returns the link without checkpoints above `newest`."""
     return link and replace(link, newest=min(link.newest, newest))
 
 
 def _within(segment: RetainedSegment, newest: int, oldest: int) -> list[EntryRef]:
-    # Every COMMIT needs them all, so this does not look at each one.
+    # Every COMMIT reads all segments, so this avoids looking at each checkpoint.
     refs, of = segment.refs, attrgetter("id")
     if refs and oldest <= refs[0].id and refs[-1].id <= newest:
         return refs

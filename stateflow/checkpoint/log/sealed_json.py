@@ -1,7 +1,7 @@
-"""How small documents are stored: one line of JSON, then the SHA-256 of that line.
+"""The storage format of small documents: one line of JSON, then the SHA-256 of that line.
 
-The second line makes a flipped bit or a cut-off document known before anything in it is believed, also for the newest
-log entry, whose hash no other document holds yet.
+The second line detects a damaged or truncated document before its content is used, also for the newest log entry, whose
+hash no other document contains yet.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from typing import TypeVar
 
 import msgspec
 
-from stateflow.decoders import json_decoder
 from stateflow.errors import CorruptFile, TooLarge
+from stateflow.types.decoders import json_decoder
 
 T = TypeVar("T")
 LIMIT = 64 << 20
-"""Largest document that is written, and that is read, in bytes."""
+"""Size of the largest document that is written or read, in bytes."""
 
 
 def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
-    """The bytes to store for `document`, and its hash.
+    """Returns the bytes to store for `document`, and its hash.
 
-    Every stored document passes here before it is written, so that none is stored which no reader accepts.
+    Every stored document is sealed by this function, so that none is stored that its readers refuse.
 
     Args:
-        limit: what its readers accept.
+        document: the document.
+        limit: size of the largest document that its readers accept, in bytes.
 
     Raises TooLarge.
     """
@@ -34,35 +35,50 @@ def seal(document: msgspec.Struct, limit: int = LIMIT) -> tuple[bytes, str]:
     data = line + b"\n" + digest.encode() + b"\n"
     kind = type(document).__name__
     if len(data) > limit:
-        raise TooLarge("a document is too large to be read again, and was not stored", hint=_HINTS.get(kind, _SHORTER),
-                       document=kind, size=len(data), limit=limit)  # fmt: skip
+        raise TooLarge(
+            "a document exceeds the size that can be read again, and was not stored",
+            hint=_HINTS.get(kind, _SHORTER),
+            document=kind,
+            size=len(data),
+            limit=limit,
+        )
     return data, digest
 
 
 _SHORTER = "use shorter names and texts"
 _HINTS = {
-    "LogEntry": "the source positions or the notes of pins and restores take the space: read fewer partitions with one "
-    "source, and drop unused pins",
+    "LogEntry": "the source positions, or the notes of pins and restores, are too large: read fewer partitions with "
+    "one source, and remove unused pins",
     "Manifest": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "
     "settings)",
     "Savepoint": "use fewer subtasks or fewer state files for each: a lower parallelism, or larger files (rocksdb "
     "settings)",
 }
-"""What to do about a document of this kind."""
+"""Hints for documents that are too large, by class name."""
 
 
 def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
-    """The document in `data` and its hash.
+    """Returns the document in `data` and its hash.
 
-    Raises CorruptFile naming `key` when the bytes are not exactly what `seal` made of a document of this kind.
+    Args:
+        data: the stored bytes.
+        kind: class of the document.
+        key: key of the stored object, for errors.
+
+    Raises CorruptFile when the bytes are not exactly what `seal` returns for a document of this class.
     """
     line, _, rest = data.partition(b"\n")
     digest = hashlib.sha256(line).hexdigest()
     if rest != digest.encode() + b"\n":
-        raise CorruptFile("a stored document is damaged", hint="restore the file from a copy, or go back to an older "
-                          "checkpoint", file=key, size=len(data))  # fmt: skip
+        raise CorruptFile(
+            "a stored document is damaged",
+            hint="restore the file from a copy, or restore an older checkpoint",
+            file=key,
+            size=len(data),
+        )
     try:
         return json_decoder(kind).decode(line), digest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise CorruptFile("a stored document has another shape than this version writes", file=key,
-                          reason=str(e)) from e  # fmt: skip
+        raise CorruptFile(
+            "a stored document does not have the structure that this version expects", file=key, reason=str(e)
+        ) from e

@@ -1,7 +1,7 @@
-"""What outsiders ask of a job's run, and its answers: small create-only files below ``requests/``.
+"""Requests to a job's run and their answers, as small create-only files in ``requests/``.
 
-A request is open until `<id>.done` exists. The first to write that decides: the run with its answer, or the asker who
-withdraws. `<id>.seen` only tells the asker that there is a run at all.
+A request is open until `<id>.done` exists. Its first writer decides the outcome: the run with its answer, or the
+requester by withdrawing. `<id>.seen` only acknowledges that a run has seen the request.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import Answer, Request
-from stateflow.checkpoint.envelope import seal, unseal
+from stateflow.checkpoint.log.documents import Answer, Request
+from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.errors import CorruptFile, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import REQUESTS, request, request_done, request_seen
+from stateflow.storage.paths import REQUESTS, request_done, request_seen
+from stateflow.storage.paths import request as request_key
 
 log = logging.getLogger(__name__)
 
@@ -27,102 +28,103 @@ DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
 KEEP = 1000
 """How many answered requests are kept."""
 LIMIT = 1 << 20
-"""Largest request or answer, in bytes."""
-_SPARE = 10
-"""Answers are read to find the oldest, so a part of them is removed at once, not one each time: a tenth."""
-_MESSAGE = 10_000
-"""Characters of an error that an answer has."""
+"""Size of the largest request or answer, in bytes."""
+_TRIM_FRACTION = 10
+"""Finding the oldest answers requires reading all, so a tenth of them is deleted at once."""
+_MAX_MESSAGE = 10_000
+"""Maximum number of characters of an answer's error message."""
 
 
-def post(storage: Storage, asked: Request) -> Request:
-    """Asks. Returns the request of this id: the same one when it was asked before, as by a retried task.
+def post(storage: Storage, request: Request) -> Request:
+    """Posts a request; returns the stored request with its id, which is an earlier one if the id was posted before.
 
-    Raises TooLarge for one that no run could read.
+    Raises TooLarge for a request that no run could read, and StorageError when the storage does not confirm it.
     """
-    check_name("a request's id", asked.id)
-    data, _ = seal(asked, LIMIT)
-    if storage.put_new(request(asked.id), data) is not PutResult.CREATED:
-        found = _read(storage, request(asked.id), Request)
+    check_name("a request's id", request.id)
+    data, _ = seal(request, LIMIT)
+    if storage.put_new(request_key(request.id), data) is not PutResult.CREATED:
+        found = _read(storage, request_key(request.id), Request)
         if found is None:
             raise StorageError(
-                "the storage does not say whether a request was written", hint="try again", id=asked.id
+                "the storage does not confirm whether a request was written", hint="try again", id=request.id
             )
         return found
-    return asked
+    return request
 
 
 def open_requests(storage: Storage) -> list[Request]:
-    """Requests without an answer, oldest first. A damaged one is told in the log of this process and left alone."""
+    """Returns the requests without an answer, oldest first. Damaged requests are logged and skipped."""
     keys = {blob.key for blob in storage.list(REQUESTS)}
     ids = [k.removeprefix(REQUESTS) for k in keys if not k.endswith((".seen", ".done"))]
     found = []
     for request_id in ids:
         if request_done(request_id) not in keys:
             try:
-                found.append(_read(storage, request(request_id), Request))
+                found.append(_read(storage, request_key(request_id), Request))
             except CorruptFile as e:
-                log.warning("a request is left alone: %s", e)
+                log.warning("skipped a damaged request: %s", e)
     return sorted((r for r in found if r), key=lambda r: (r.at, r.id))
 
 
 def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
-    """Tells the asker that a run has seen the request."""
+    """Confirms to the requester that a run has seen the request."""
     storage.put_new(request_seen(request_id), f"{generation}\n".encode())
 
 
-def forget_seen(storage: Storage, request_id: str) -> None:
-    """Takes back a run's word that it has seen the request: a run that is there gives it again."""
+def clear_acknowledgement(storage: Storage, request_id: str) -> None:
+    """Deletes the acknowledgement of a request; a live run acknowledges the request again."""
     storage.delete([request_seen(request_id)])
 
 
-def is_expired(asked: Request, now: datetime) -> bool:
-    """Whether nobody waits for the request any more."""
-    if not asked.until:
+def is_expired(request: Request, now: datetime) -> bool:
+    """Returns whether the requester has stopped waiting."""
+    if not request.until:
         return False
-    until = datetime.fromisoformat(asked.until)
+    until = datetime.fromisoformat(request.until)
     return now > (until if until.tzinfo else until.replace(tzinfo=UTC))
 
 
-def is_seen(storage: Storage, request_id: str) -> bool:
-    """Whether some run has seen the request."""
+def is_acknowledged(storage: Storage, request_id: str) -> bool:
+    """Returns whether a run has seen the request."""
     return storage.size(request_seen(request_id)) is not None
 
 
 def is_posted(storage: Storage, request_id: str) -> bool:
-    """Whether there is such a request."""
-    return storage.size(request(request_id)) is not None
+    """Returns whether the request was posted."""
+    return storage.size(request_key(request_id)) is not None
 
 
-def answer(storage: Storage, given: Answer) -> Answer:
-    """Writes the answer; returns the one that counts, which is another when somebody was first."""
-    if len(given.message) > _MESSAGE:
-        given = replace(given, message=given.message[:_MESSAGE] + "…")
+def post_answer(storage: Storage, given: Answer) -> Answer:
+    """Writes an answer; returns the answer that counts, which is another one if that was written first.
+
+    Raises StorageError when the storage does not confirm it.
+    """
+    if len(given.message) > _MAX_MESSAGE:
+        given = replace(given, message=given.message[:_MAX_MESSAGE] + "…")
     data, _ = seal(given, LIMIT)
     if storage.put_new(request_done(given.id), data) is PutResult.CREATED:
         return given
     found = read_answer(storage, given.id)
     if found is None:
-        raise StorageError(
-            "the storage does not say whether an answer was written", hint="try again", id=given.id
-        )
+        raise StorageError("the storage does not confirm whether an answer was written", hint="try again", id=given.id)
     return found
 
 
 def read_answer(storage: Storage, request_id: str) -> Answer | None:
-    """What became of a request; None while it is open."""
+    """Returns the answer to a request; None while the request is open."""
     return _read(storage, request_done(request_id), Answer)
 
 
 def trim_requests(storage: Storage, keep: int = KEEP) -> None:
-    """Removes all but the newest answered requests."""
+    """Deletes all but the newest `keep` answered requests, once there are a tenth more."""
     keys = [blob.key for blob in storage.list(REQUESTS)]
     ids = [k.removeprefix(REQUESTS).removesuffix(".done") for k in keys if k.endswith(".done")]
-    if len(ids) <= keep + keep // _SPARE:
+    if len(ids) <= keep + keep // _TRIM_FRACTION:
         return
     answers = sorted((a for i in ids if (a := read_answer(storage, i))), key=lambda a: (a.at, a.id))
     for old in answers[: len(answers) - keep]:
-        # The answer goes last: without it the request would be open again.
-        storage.delete([request_seen(old.id), request(old.id)])
+        # Delete the answer last: without it the request would be open again.
+        storage.delete([request_seen(old.id), request_key(old.id)])
         storage.delete([request_done(old.id)])
 
 

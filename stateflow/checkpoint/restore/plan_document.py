@@ -1,4 +1,4 @@
-"""What a restore would do, as a document that a person reads and a later step carries out exactly."""
+"""The plan of a restore: a document that a user reviews and that is then executed exactly."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from enum import StrEnum
 
 import msgspec
 
-from stateflow.checkpoint.documents import Manifest, SinkMode
-from stateflow.checkpoint.files import state_bytes
-from stateflow.checkpoint.log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Manifest, SinkMode
+from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.errors import ConfigError
 from stateflow.state.handles import Document
 
 _FIRST = 3
-"""As many commits by others are named; the plan itself has them all."""
-_LEFT = (
-    "the job has no such sink, so its table keeps what came since; a version that has it would write those rows a "
-    "second time"
+"""Number of commits by other writers that a caution lists; the plan itself contains all."""
+_SINK_REMOVED = (
+    "the job does not have this sink, so its table keeps the rows since the target; a version of the job with the "
+    "sink would write those rows a second time"
 )
-_NOT_HELD = "it does not have everything any more that came since: those rows do not come again"
+_NOT_HELD = "it no longer has all input since the target: the missing rows cannot be read again"
 _RUN_OPEN = (
-    "of the job has not ended in good order: it works, was killed, or failed. A checkpoint that it commits makes this "
-    "plan outdated; otherwise carrying the plan out ends it"
+    "of the job has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes this "
+    "plan outdated; otherwise executing the plan ends it"
 )
-_KEPT = "tables are kept: what comes of rows that are read a second time is in them a second time"
+_KEPT = "tables are kept: output of input that is read again is written to them a second time"
 
 
 class StateAction(StrEnum):
-    """What becomes of an operator's state."""
+    """What a restore does with an operator's state."""
 
     MATCHED = "matched"
     NEW = "new"
@@ -37,82 +37,82 @@ class StateAction(StrEnum):
 
 
 class StateChange(Document, frozen=True, kw_only=True):
-    """One operator: its state in the target, and in the job as it is now."""
+    """The state of one operator in the target and in the current job."""
 
     uid: str
     action: StateAction
     bytes: int = 0
-    """Of the state in the target."""
+    """Size of the state in the target."""
     bytes_now: int | None = None
-    """Of the state in the newest checkpoint; None when that is not known."""
+    """Size of the state in the newest checkpoint; None when it is not known."""
     from_parallelism: int = 0
     to_parallelism: int = 0
 
 
 class SourceChange(Document, frozen=True, kw_only=True):
-    """One source: where it stands, and where it would go back to."""
+    """The current and the restored position of one source."""
 
     uid: str
     now: str
     then: str
     held: bool | None = None
-    """Whether the source still has what was read in between; None when it cannot tell."""
+    """Whether the source still has the input in between; None when the source cannot determine it."""
     files: int | None = None
-    """Files that were read in between, and will be read again; None when the source reads none, or cannot tell."""
+    """Number of files in between, which will be read again; None when the source reads no files, or does not know."""
 
 
 class SinkChange(Document, frozen=True, kw_only=True):
-    """One sink's table."""
+    """The current and the restored version of one sink's table."""
 
     uid: str
     mode: SinkMode
     table_id: str
     table: str = ""
-    """Its path or address; empty in plans of older versions, and of what has none."""
+    """Its path or address; empty in plans of older versions, and for sinks without one."""
     now: int
-    """Version of the table when the plan was made."""
+    """Version of the table when the plan was created."""
     then: int | None = None
-    """Version that it would go back to; None when its content stays."""
+    """Version to restore; None when the content stays."""
     rows_removed: int | None = 0
     rows_returned: int | None = 0
     others: tuple[str, ...] = ()
-    """Commits by others that would be undone with it."""
+    """Commits by other writers that would be undone as well."""
 
 
 class SinkLeft(Document, frozen=True, kw_only=True):
-    """A table with output behind the target, whose sink the job does not have: it stays as it is."""
+    """A table with output after the target whose sink the job does not have; it stays unchanged."""
 
     uid: str
     table_id: str
     checkpoint_id: int
-    """The newest checkpoint whose output it has or is to get, as the log knows."""
+    """The newest checkpoint with published or pending output in it, according to the log."""
 
 
 class SavedCheckpoint(Document, frozen=True, kw_only=True):
-    """A savepoint, and the checkpoint that it keeps."""
+    """A savepoint and its checkpoint."""
 
     checkpoint_id: int
     savepoint: str
 
 
-class Proposal(Document, frozen=True, kw_only=True):
-    """A restore's plan. Execution does exactly this, or refuses."""
+class RestorePlan(Document, frozen=True, kw_only=True):
+    """The plan of a restore. Its execution does exactly this, or fails."""
 
     job: str
     job_uuid: str
     head: int
-    """Sequence number of the newest entry when the plan was made."""
+    """Sequence number of the newest entry when the plan was created."""
     generation: int
     ordinal: int
     checkpoint_id: int
-    """Where the job stands."""
+    """The job's current checkpoint."""
     target: str
-    """As it was asked for."""
+    """The target as given by the user."""
     label: str
     target_checkpoint: int
     target_at: str
     target_sha256: str
-    """Of the checkpoint's entry, or of the savepoint's document."""
+    """Hash of the checkpoint's entry, or of the savepoint's document."""
     savepoint: str = ""
     """URI of the savepoint; empty for a checkpoint."""
     foreign: bool = False
@@ -127,73 +127,85 @@ class Proposal(Document, frozen=True, kw_only=True):
     sinks: list[SinkChange]
     left: list[SinkLeft] = []
     dropped_checkpoints: list[int] = []
-    """Kept checkpoints that the restore drops: only their savepoints, if any, can be gone back to afterwards."""
+    """Kept checkpoints that the restore drops: afterwards only their savepoints, if any, can be restored."""
     saved: list[SavedCheckpoint] = []
     """Savepoints of those checkpoints."""
     rows_again: int | None = None
     """Rows that were read since the target, and will be read again; None when the job has no records of them."""
     run_open: bool = False
-    """Whether the job's newest run had not ended: it worked, or it was killed."""
+    """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
     made_at: str
     job_file: str = ""
-    """Path of the job file that the plan was made with; empty in plans of older versions."""
+    """Path of the job file that the plan was created with; empty in plans of older versions."""
     job_file_changed_at: str = ""
     """When that file was last modified."""
 
     @property
     def digest(self) -> str:
-        """Tells this plan from every other one, in a request's id."""
+        """A hash that identifies this plan in a request's id."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
 
 
-def state_changes(
-    manifest: Manifest, wanted: set[str], parallelism: int, drop: frozenset[str]
-) -> list[StateChange]:
-    """Compares a target's operators with the job's.
+def state_changes(manifest: Manifest, wanted: set[str], parallelism: int, drop: frozenset[str]) -> list[StateChange]:
+    """Compares the operators of a target and of the job.
 
-    Raises ConfigError for state without an operator that is not named in `drop`, and for a name in `drop` that the
-    target has no state of.
+    Args:
+        manifest: manifest of the target.
+        wanted: uids of the job's keyed operators.
+        parallelism: parallelism of the job.
+        drop: uids whose state is dropped.
+
+    Raises ConfigError for state without an operator that is not in `drop`, and for a uid in `drop` without state.
     """
     stored = {o.uid: o for o in manifest.operators if o.has_state}
-    nameless = sorted(stored.keys() - wanted - drop)
-    if nameless:
-        raise ConfigError("the target has state of operators that the job does not have", hint="give the operators "
-                          "their old uids back, or name the state that is to be dropped: --drop UID",
-                          uids=nameless)  # fmt: skip
+    unmatched = sorted(stored.keys() - wanted - drop)
+    if unmatched:
+        raise ConfigError(
+            "the target has state of operators that the job does not have",
+            hint="give the operators their old uids, or drop the state: --drop UID",
+            uids=unmatched,
+        )
     unknown = sorted(drop - stored.keys())
     if unknown:
-        raise ConfigError("there is no state to drop under this uid", hint=f"the target has state of {sorted(stored)}",
-                          uids=unknown)  # fmt: skip
+        raise ConfigError(
+            "the target has no state with this uid to drop",
+            hint=f"the target has state of {sorted(stored)}",
+            uids=unknown,
+        )
     changes = []
     for uid in sorted(stored.keys() | wanted):
         state = stored.get(uid)
         size = state_bytes([state]) if state else 0
-        action = (
-            StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
+        action = StateAction.NEW if state is None else StateAction.DROPPED if uid in drop else StateAction.MATCHED
+        changes.append(
+            StateChange(
+                uid=uid,
+                action=action,
+                bytes=size,
+                from_parallelism=state.parallelism if state else 0,
+                to_parallelism=0 if action is StateAction.DROPPED else parallelism,
+            )
         )
-        changes.append(StateChange(
-            uid=uid, action=action, bytes=size, from_parallelism=state.parallelism if state else 0,
-            to_parallelism=0 if action is StateAction.DROPPED else parallelism,
-        ))  # fmt: skip
     return changes
 
 
 @dataclass(frozen=True)
 class Caution:
-    """Something that a person should know before a plan is carried out.
+    """A warning that a user should read before a plan is executed.
 
     Attributes:
-        about: what it is about: a table, a source; empty when that is the whole plan.
+        about: the table, source or state concerned; empty for the whole plan.
+        text: the warning.
     """
 
     about: str
-    says: str
+    text: str
 
 
-def cautions(plan: Proposal) -> list[Caution]:
-    """All that a person should know about a plan, the worst first."""
-    found = [Caution(f"table of {s.uid}", _undone_with_it(s.others)) for s in plan.sinks if s.others]
-    found += [Caution(f"table of {left.uid}", _left(left, plan)) for left in plan.left]
+def cautions(plan: RestorePlan) -> list[Caution]:
+    """Returns the cautions of a plan, the most severe first."""
+    found = [Caution(f"table of {s.uid}", _other_commits(s.others)) for s in plan.sinks if s.others]
+    found += [Caution(f"table of {left.uid}", _removed_sink(left, plan)) for left in plan.left]
     found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.held is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
@@ -204,61 +216,66 @@ def cautions(plan: Proposal) -> list[Caution]:
         found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
     if plan.run_open:
         found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
-    return found + _out_of_reach(plan)
+    return found + _lost_checkpoints(plan)
 
 
-def _left(left: SinkLeft, plan: Proposal) -> str:
-    """What happens to a table whose sink the job does not have."""
+def _removed_sink(left: SinkLeft, plan: RestorePlan) -> str:
+    """Returns the caution for a table whose sink the job does not have."""
     sharing = [s.uid for s in plan.sinks if left.table_id and s.table_id == left.table_id]
     if not sharing:
-        return _LEFT
+        return _SINK_REMOVED
     return (
-        f"the job has no such sink, and {sharing[0]} writes to the same table, which becomes what the plan says for "
+        f"the job does not have this sink, and {sharing[0]} writes to the same table, which is restored as planned for "
         f"{sharing[0]}; rows of {left.uid} since the target that are still in it are written a second time"
     )
 
 
-def replayed(plan: Proposal) -> str:
-    """What happens to the input and the output since the target, in a sentence or two."""
+def describe_replay(plan: RestorePlan) -> str:
+    """Returns what happens to input and output since the target, in one or two sentences."""
     files = [c.files for c in plan.sources if c.files is not None]
     rows = "an unknown number of rows" if plan.rows_again is None else f"{plan.rows_again:,} rows"
     read = f"{rows} in {_counted(sum(files), 'file')}" if files else rows
-    again = f"The next run reads again what the sources got since then: {read}."
+    again = f"The next run reads the input since the target again: {read}."
     if not any(s.mode is SinkMode.RESTORE for s in plan.sinks):
         return again
     held = [c.held for c in plan.sources]
     if all(held):
         return f"{again} The tables' rows since then are removed now, and written again by that run."
     if False in held:
-        return (f"{again} The tables' rows since then are removed now; not all of them are written again, because a "
-                "source no longer holds all of its input.")  # fmt: skip
-    return (f"{again} The tables' rows since then are removed now, and written again as far as the sources still hold "
-            "their input, which cannot be checked here.")  # fmt: skip
+        return (
+            f"{again} The tables' rows since then are removed now; not all of them are written again, because a "
+            "source no longer holds all of its input."
+        )
+    return (
+        f"{again} The tables' rows since then are removed now, and written again as far as the sources still hold "
+        "their input, which cannot be checked here."
+    )
 
 
-def _out_of_reach(plan: Proposal) -> list[Caution]:
-    """What happens to the checkpoints after the target."""
+def _lost_checkpoints(plan: RestorePlan) -> list[Caution]:
+    """Returns the cautions about checkpoints after the target."""
     saved = {s.checkpoint_id: s.savepoint for s in plan.saved}
-    gone = [str(number) for number in plan.dropped_checkpoints if number not in saved]
+    lost = [str(number) for number in plan.dropped_checkpoints if number not in saved]
     named = [f"{number} ({name})" for number, name in sorted(saved.items())]
     found = []
-    if gone:
-        found.append(f"these checkpoints can no longer be restored: {', '.join(gone)}")
+    if lost:
+        found.append(f"these checkpoints can no longer be restored: {', '.join(lost)}")
     if named:
         found.append(f"these checkpoints can be restored by their savepoints only: {', '.join(named)}")
     return [Caution("", f"after this restore, {text}") for text in found]
 
 
-def _undone_with_it(others: tuple[str, ...]) -> str:
+def _other_commits(others: tuple[str, ...]) -> str:
     more = f"; and {len(others) - _FIRST:,} more" if len(others) > _FIRST else ""
-    return f"{_counted(len(others), 'commit')} by others would be undone as well: {'; '.join(others[:_FIRST])}{more}"
+    named = "; ".join(others[:_FIRST])
+    return f"{_counted(len(others), 'commit')} by other writers would be undone as well: {named}{more}"
 
 
 def _counted(number: int, thing: str) -> str:
     return f"1 {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
-def is_outdated(proposal: Proposal, head: Head) -> bool:
-    """Whether the job has moved since the plan was made. Pins and the like, beside a run, are no move."""
-    then = (proposal.generation, proposal.ordinal, proposal.checkpoint_id)
+def is_outdated(plan: RestorePlan, head: Head) -> bool:
+    """Returns whether a run or restore has changed the job since the plan was created; ADMIN entries do not count."""
+    then = (plan.generation, plan.ordinal, plan.checkpoint_id)
     return (head.entry.generation, head.entry.ordinal, head.checkpoint_id) != then

@@ -1,10 +1,16 @@
-"""Operator state from the subtasks that wrote it to those that go on with it. Pure; the rules are Flink's.
+"""Redistributes operator state from the subtasks that wrote it to those that restore it. Pure functions.
 
-An even-split list: the elements of all subtasks, in their order, cut into runs whose lengths differ by at most one.
-The longer runs of a list begin after those of the list before it, so that many short lists do not all go to subtask 0.
-A union list: everybody sees all elements; each is still kept by one subtask only, so that it does not multiply.
-Broadcast state: any one subtask's copy is everybody's. Raw keyed streams go with their key groups. At the parallelism
-of the checkpoint, every subtask goes on with what it wrote itself.
+The rules are those of Flink's ``RoundRobinOperatorStateRepartitioner``:
+
+- Even-split list: the elements of all subtasks, in their order, are cut into ranges whose lengths differ by at most
+  one. The longer ranges of a list begin after those of the list before it, so that many short lists do not all go to
+  subtask 0.
+- Union list: every subtask sees all elements, but each element is stored by one subtask only, so that it does not
+  multiply.
+- Broadcast state: any one subtask's copy is used by all.
+- Raw keyed state follows its key groups.
+
+At the parallelism of the checkpoint, every subtask restores what it wrote itself.
 """
 
 from __future__ import annotations
@@ -14,19 +20,19 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
-from stateflow.keygroups import range_of
 from stateflow.state.handles import OperatorContent
+from stateflow.types.key_groups import range_of
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Written:
-    """What the subtasks of an operator wrote at a barrier.
+class WrittenState:
+    """Operator state as the subtasks of an operator wrote it at a barrier.
 
     Attributes:
-        contents: by subtask, in order; without those that had nothing.
-        parallelism: how many subtasks there were.
+        contents: content by subtask, without subtasks that had none.
+        parallelism: number of subtasks.
     """
 
     contents: Mapping[int, OperatorContent] = field(default_factory=dict)
@@ -34,13 +40,13 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Assigned:
-    """What one subtask starts from.
+class AssignedState:
+    """Operator state that one subtask restores.
 
     Attributes:
-        own: what is its own to keep.
-        unions: union lists as it sees them: everybody's elements.
-        broadcasts: entries of broadcast states.
+        own: the content that this subtask stores again.
+        unions: elements of all subtasks, by name of the union list.
+        broadcasts: entries of broadcast states, by name.
     """
 
     own: OperatorContent = field(default_factory=OperatorContent)
@@ -48,23 +54,31 @@ class Assigned:
     broadcasts: Mapping[str, dict[bytes, bytes]] = field(default_factory=dict)
 
 
-def assign(written: Written, subtask: int, parallelism: int, max_parallelism: int) -> Assigned:
-    """What `subtask` of `parallelism` gets."""
+def assign(written: WrittenState, subtask: int, parallelism: int, max_parallelism: int) -> AssignedState:
+    """Returns the operator state that one subtask restores.
+
+    Args:
+        written: the state at the checkpoint.
+        subtask: index of the subtask.
+        parallelism: number of subtasks that restore.
+        max_parallelism: number of key groups.
+    """
     contents = [written.contents[at] for at in sorted(written.contents)]
     if parallelism == written.parallelism:
         own = written.contents.get(subtask, OperatorContent())
     else:
         own = _share(contents, subtask, parallelism, max_parallelism)
-    unions = _together([content.unions for content in contents])
-    return Assigned(own, unions, _any_copy(contents))
+    unions = _concatenated([content.unions for content in contents])
+    return AssignedState(own, unions, _any_copy(contents))
 
 
 def even_split(items: Sequence[T], parts: int, first: int = 0) -> list[list[T]]:
-    """Cuts `items`, in their order, into `parts` runs whose lengths differ by at most one.
+    """Cuts `items`, in their order, into ranges whose lengths differ by at most one.
 
     Args:
-        first: the part that gets the first of the longer runs; the parts after it get the others, and part 0 follows
-            the last part.
+        items: the elements.
+        parts: number of ranges.
+        first: index of the first of the longer ranges; the others follow it, and range 0 follows the last range.
     """
     length, rest = divmod(len(items), parts)
     ends = list(accumulate(length + ((part - first) % parts < rest) for part in range(parts)))
@@ -72,7 +86,7 @@ def even_split(items: Sequence[T], parts: int, first: int = 0) -> list[list[T]]:
 
 
 class _EvenSplit:
-    """Divides one list after the other; the longer runs of each begin where those of the list before ended."""
+    """Splits lists in sequence; the longer ranges of each begin where those of the list before ended."""
 
     def __init__(self, subtask: int, parallelism: int) -> None:
         self._subtask = subtask
@@ -80,13 +94,13 @@ class _EvenSplit:
         self._first = 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """The subtask's share of the next list."""
+        """Returns the subtask's share of the next list."""
         found = even_split(items, self._parallelism, self._first)[self._subtask]
         self._first = (self._first + len(items)) % self._parallelism
         return found
 
     def shares(self, lists: Mapping[str, list[bytes]]) -> dict[str, list[bytes]]:
-        """The subtask's share of each list, in the order of `lists`; without the empty ones."""
+        """Returns the subtask's share of each list, in the order of `lists`, without empty shares."""
         found = {name: self.share(elements) for name, elements in lists.items()}
         return {name: elements for name, elements in found.items() if elements}
 
@@ -97,19 +111,19 @@ def _share(
     owned = range_of(subtask, parallelism, max_parallelism)
     keyed = [piece for content in contents for piece in content.raw_keyed if piece[0] in owned]
     split = _EvenSplit(subtask, parallelism)
-    # Every subtask divides the lists in this order: the start of each depends on those before it.
+    # Every subtask must split the lists in this order: the split of each depends on those before it.
     return OperatorContent(
-        lists=split.shares(_together([content.lists for content in contents])),
-        unions=split.shares(_together([content.unions for content in contents])),
+        lists=split.shares(_concatenated([content.lists for content in contents])),
+        unions=split.shares(_concatenated([content.unions for content in contents])),
         raw=split.share([piece for content in contents for piece in content.raw]),
         broadcasts=_any_copy(contents) if subtask == 0 else {},
         raw_keyed=sorted(keyed, key=lambda piece: piece[0]),
     )
 
 
-def _together(lists: Sequence[Mapping[str, list[bytes]]]) -> dict[str, list[bytes]]:
-    names = sorted({name for each in lists for name in each})
-    return {name: [element for each in lists for element in each.get(name, ())] for name in names}
+def _concatenated(lists: Sequence[Mapping[str, list[bytes]]]) -> dict[str, list[bytes]]:
+    names = sorted({name for named in lists for name in named})
+    return {name: [element for named in lists for element in named.get(name, ())] for name in names}
 
 
 def _any_copy(contents: Sequence[OperatorContent]) -> dict[str, dict[bytes, bytes]]:

@@ -1,29 +1,38 @@
-"""What the job has read since a checkpoint, by its records: a restore makes the next runs read that again."""
+"""Counts the rows that a job has read since a checkpoint, which runs after a restore read again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
-from stateflow.checkpoint.ancestry import came_from
-from stateflow.checkpoint.history import COMPLETED, CheckpointRecord, read_records
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import Head
-from stateflow.checkpoint.untold import told_at
+from stateflow.checkpoint.history import read_pending_records, read_records
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.lineage import is_ancestor
+from stateflow.checkpoint.log.records import COMPLETED, CheckpointRecord
 
 
 def rows_since(root: JobRoot, head: Head, checkpoint_id: int) -> int | None:
-    """Rows that the job's present state has read since a checkpoint; None when records of that time are missing."""
-    retained = {ref.id for ref in root.line(head)}
-    return count_rows(head, retained, checkpoint_id, read_records(root.storage, told=told_at(root, head)))
-
-
-def count_rows(
-    head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]
-) -> int | None:
-    """As `rows_since`, of records in any order; pure.
+    """Returns the number of rows that the job has read since a checkpoint; None when records are missing.
 
     Args:
+        root: the job root.
+        head: the newest entry.
+        checkpoint_id: id of the checkpoint.
+    """
+    retained = {ref.id for ref in root.checkpoints.restorable(head)}
+    return count_rows(
+        head, retained, checkpoint_id, read_records(root.storage, pending=read_pending_records(root, head))
+    )
+
+
+def count_rows(head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]) -> int | None:
+    """Returns the number of rows in records after a checkpoint; None when records are missing. Pure.
+
+    Args:
+        head: the newest entry.
         retained: ids of the checkpoints that the job can continue from.
+        checkpoint_id: id of the checkpoint.
+        records: records of checkpoints, in any order.
     """
     known = {r.checkpoint_id: r.rows_in for r in records if r.status == COMPLETED}
     restores = {r.seq for r in head.entry.ancestry.restores} if head.entry.ancestry else set()
@@ -31,15 +40,15 @@ def count_rows(
     is_trimmed = all(number > checkpoint_id for number in known) and checkpoint_id > 0
     if is_trimmed or not needed <= known.keys():
         return None
-    since = {number: came_from(head, number, retained) for number in known if number > checkpoint_id}
+    since = {number: is_ancestor(head, number, retained) for number in known if number > checkpoint_id}
     if None in since.values():
         return None
     return sum(known[number] for number, is_ours in since.items() if is_ours)
 
 
 def is_run_open(head: Head) -> bool:
-    """Whether the job's newest run has not ended in good order: it works, or it was killed."""
-    # A restore claims the job as a run does, and commits nothing.
+    """Returns whether the job's newest run has not ended cleanly: it is running, was killed, or failed."""
+    # A restore command appends a CLAIM like a run, but commits no checkpoint.
     restores = {r.seq for r in head.entry.ancestry.restores} if head.entry.ancestry else set()
     is_restore = head.entry.generation in restores and head.entry.ordinal == 0
     return not head.entry.ended and not is_restore

@@ -1,4 +1,4 @@
-"""What a start takes from a checkpoint, and what stands against it. Pure."""
+"""Matches checkpoint state to job operators, or reports why they are incompatible. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from stateflow.checkpoint.documents import Manifest, OperatorState, SourcePosition
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
-from stateflow.keygroups import range_of
-from stateflow.state.evolution import Declarations, check_state
-from stateflow.state.handles import Base, check_known
-from stateflow.state.keyed import check_ids
+from stateflow.state.handles import Base, check_backends_known
+from stateflow.state.kinds.state_registry import check_state_ids
+from stateflow.state.schema.compatibility import Declarations, check_state
+from stateflow.types.key_groups import range_of
 
 _EPOCHS = 1 << 63
-"""Far more than there will be; they have eight bytes in keys."""
+"""Upper bound of epochs, which have eight bytes in keys."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The job as it is now.
+class CurrentJob:
+    """The job that a checkpoint is matched with.
 
     Attributes:
-        key_types: Spark type names of the key columns, by operator.
+        parallelism: number of subtasks of keyed operators.
+        max_parallelism: number of key groups.
+        key_types: Spark type names of the key columns, by uid of the operator.
         sources: (uid, description) of each source, in order.
-        states: what each operator declares, as far as that is known.
+        states: the declared states by uid of the operator, as far as known.
     """
 
     parallelism: int
@@ -35,11 +37,16 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class RestorePlan:
-    """What is restored.
+class StateAssignment:
+    """The state and positions that a start restores.
 
     Attributes:
-        bases: by operator: what each of its subtasks starts from.
+        checkpoint_id: id of the checkpoint; 0 for a start without one.
+        matched: uids of the operators with stored state.
+        new: uids of the operators without stored state.
+        operators: stored state by uid of the matched operators.
+        bases: initial state of each subtask, by uid of the matched operators.
+        positions: position of each source, in order.
     """
 
     checkpoint_id: int
@@ -51,22 +58,33 @@ class RestorePlan:
 
     @property
     def rescaled(self) -> tuple[str, ...]:
-        """The operators whose state is laid out anew, because it was written at another parallelism."""
+        """Uids of the operators whose state was written at another parallelism."""
         return tuple(uid for uid, bases in self.bases.items() if any(b.rescales for b in bases))
 
 
-def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) -> RestorePlan:
-    """Matches stored state and positions with the job by uid.
+def assign_state(checkpoint_id: int, manifest: Manifest | None, wanted: CurrentJob) -> StateAssignment:
+    """Matches stored state and source positions with the job by uid. No state is dropped implicitly.
 
-    Raises ConfigError, WrongJobRoot or IncompatibleState when they do not fit, CorruptFile for what
-    cannot be; nothing is dropped without being told.
+    Args:
+        checkpoint_id: id of the checkpoint.
+        manifest: its manifest; None for a start without a checkpoint.
+        wanted: the job.
+
+    Raises:
+        ConfigError: operators, sources or parallelism do not match.
+        WrongJobRoot: key columns have other types.
+        IncompatibleState: a declared state cannot read the stored values.
+        CorruptFile: the manifest has impossible values.
     """
     if wanted.parallelism > wanted.max_parallelism:
-        raise ConfigError("parallelism is above max_parallelism", hint="a subtask owns at least one key group; max "
-                          "parallelism is fixed for the life of the job root", parallelism=wanted.parallelism,
-                          max_parallelism=wanted.max_parallelism)  # fmt: skip
+        raise ConfigError(
+            "parallelism is above max_parallelism",
+            hint="a subtask owns at least one key group; max_parallelism cannot change after the job root was created",
+            parallelism=wanted.parallelism,
+            max_parallelism=wanted.max_parallelism,
+        )
     if manifest is None:
-        return RestorePlan(0, (), tuple(sorted(wanted.key_types)), {}, {}, ())
+        return StateAssignment(0, (), tuple(sorted(wanted.key_types)), {}, {}, ())
     _check_numbers(manifest, wanted.max_parallelism)
     operators = {o.uid: o for o in manifest.operators}
     _refuse_dropped(operators, wanted)
@@ -78,12 +96,19 @@ def plan_restore(checkpoint_id: int, manifest: Manifest | None, wanted: Wanted) 
     matched = tuple(sorted(operators))
     new = tuple(sorted(wanted.key_types.keys() - operators.keys()))
     bases = {uid: bases_of(operators[uid], wanted.parallelism, wanted.max_parallelism) for uid in matched}
-    return RestorePlan(checkpoint_id, matched, new, operators, bases, tuple(manifest.sources))
+    return StateAssignment(checkpoint_id, matched, new, operators, bases, tuple(manifest.sources))
 
 
 def bases_of(state: OperatorState | None, parallelism: int, max_parallelism: int) -> tuple[Base, ...]:
-    """What each of `parallelism` subtasks of an operator starts from: the stored states that overlap its key groups.
-    At the parallelism of the checkpoint, that is its own."""
+    """Returns the initial state of each subtask: the stored subtask states that overlap its key groups.
+
+    At the parallelism of the checkpoint, that is its own state.
+
+    Args:
+        state: the stored state of the operator; None for a new operator.
+        parallelism: number of subtasks.
+        max_parallelism: number of key groups.
+    """
     stored = sorted(state.subtasks, key=lambda s: s.first_group) if state else []
     ranges = [range_of(subtask, parallelism, max_parallelism) for subtask in range(parallelism)]
     return tuple(
@@ -93,7 +118,7 @@ def bases_of(state: OperatorState | None, parallelism: int, max_parallelism: int
 
 
 def _check_numbers(manifest: Manifest, max_parallelism: int) -> None:
-    """Raises CorruptFile for an epoch or key groups that cannot be."""
+    """Raises CorruptFile for an epoch or key groups out of range."""
     wrong = [
         (operator.uid, subtask.first_group, subtask.last_group)
         for operator in manifest.operators
@@ -101,35 +126,54 @@ def _check_numbers(manifest: Manifest, max_parallelism: int) -> None:
         if not 0 <= subtask.first_group <= subtask.last_group < max_parallelism
     ]
     if wrong or not 0 <= manifest.epoch < _EPOCHS:
-        raise CorruptFile("a manifest has numbers that cannot be", hint="go back to an older checkpoint",
-                          epoch=manifest.epoch, max_parallelism=max_parallelism, key_groups=wrong[:10])  # fmt: skip
+        raise CorruptFile(
+            "a manifest has an epoch or key groups out of range",
+            hint="restore an older checkpoint",
+            epoch=manifest.epoch,
+            max_parallelism=max_parallelism,
+            key_groups=wrong[:10],
+        )
 
 
-def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: Wanted) -> None:
-    dropped = sorted(
-        uid for uid, state in operators.items() if uid not in wanted.key_types and state.has_state
-    )
+def _refuse_dropped(operators: Mapping[str, OperatorState], wanted: CurrentJob) -> None:
+    dropped = sorted(uid for uid, state in operators.items() if uid not in wanted.key_types and state.has_state)
     if dropped:
-        raise ConfigError("the checkpoint has state of operators that the job does not have", hint="give the operators "
-                          "their old uids back, or drop their state: stateflow restore JOB.py --plan TARGET "
-                          "--drop UID, then --execute; --drop UID of run --from-savepoint", uids=dropped)  # fmt: skip
+        raise ConfigError(
+            "the checkpoint has state of operators that the job does not have",
+            hint="give the operators "
+            "their old uids, or drop their state: stateflow restore JOB.py --plan TARGET "
+            "--drop UID, then --execute; --drop UID of run --from-savepoint",
+            uids=dropped,
+        )
 
 
 def _check_operator(state: OperatorState, key_types: list[str]) -> None:
-    check_known(state.subtasks)
+    check_backends_known(state.subtasks)
     if state.key_types != key_types:
-        raise WrongJobRoot("the key columns of an operator have other types than its state was written with",
-                           hint="cast the columns back, or give the operator a new uid", uid=state.uid,
-                           found=state.key_types, wanted=key_types)  # fmt: skip
+        raise WrongJobRoot(
+            "the key columns of an operator have other types than its state was written with",
+            hint="cast the columns back, or give the operator a new uid",
+            uid=state.uid,
+            found=state.key_types,
+            wanted=key_types,
+        )
     parts = [part.subtask for part in state.parts]
     if len(set(parts)) < len(parts) or not set(parts) <= set(range(state.parallelism)):
-        raise CorruptFile("the operator state of a checkpoint is not that of its subtasks", hint="go back to an older "
-                          "checkpoint", uid=state.uid, subtasks=parts[:10],
-                          parallelism=state.parallelism)  # fmt: skip
+        raise CorruptFile(
+            "the operator state of a checkpoint does not match its subtasks",
+            hint="restore an older checkpoint",
+            uid=state.uid,
+            subtasks=parts[:10],
+            parallelism=state.parallelism,
+        )
     groups = sorted((s.first_group, s.last_group) for s in state.subtasks)
     if any(after[0] <= before[1] for before, after in pairwise(groups)):
-        raise CorruptFile("two subtasks of a checkpoint have the same key groups", hint="go back to an older "
-                          "checkpoint", uid=state.uid, groups=groups[:10])  # fmt: skip
+        raise CorruptFile(
+            "two subtasks of a checkpoint have the same key groups",
+            hint="restore an older checkpoint",
+            uid=state.uid,
+            groups=groups[:10],
+        )
 
 
 def _check_states(operator: OperatorState, declared: Declarations) -> None:
@@ -139,17 +183,26 @@ def _check_states(operator: OperatorState, declared: Declarations) -> None:
         for declaration in declarations:
             check_state(stored.get(declaration.schema.name), declaration, operator.uid)
     for declaration in declared.keyed:
-        check_ids(declaration.schema.name, [schema.name for schema in operator.states], operator.uid)
+        check_state_ids(declaration.schema.name, [schema.name for schema in operator.states], operator.uid)
 
 
 def _check_sources(found: list[SourcePosition], wanted: tuple[tuple[str, str], ...]) -> None:
     uids = [p.uid for p in found]
     if uids != [uid for uid, _ in wanted]:
-        raise ConfigError("the job's sources are not those of the checkpoint", hint="positions are matched by uid",
-                          found=uids, wanted=[uid for uid, _ in wanted])  # fmt: skip
+        raise ConfigError(
+            "the job's sources do not match those of the checkpoint",
+            hint="positions are matched by uid",
+            found=uids,
+            wanted=[uid for uid, _ in wanted],
+        )
     for position, (uid, description) in zip(found, wanted, strict=True):
         if position.description != description:
-            raise ConfigError("a source reads something else than before", hint="where its folder moved, "
-                              "with all files that were read: stateflow source relocate. Otherwise its position would "
-                              "mean other data: give the source a new uid in a new job root", uid=uid,
-                              before=position.description, now=description)  # fmt: skip
+            raise ConfigError(
+                "a source reads other data than before",
+                hint="if its folder was moved "
+                "with all files that were read, use stateflow source relocate; otherwise its position would "
+                "refer to other data: give the source a new uid in a new job root",
+                uid=uid,
+                before=position.description,
+                now=description,
+            )

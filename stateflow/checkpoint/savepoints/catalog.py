@@ -1,4 +1,4 @@
-"""The savepoints that there are: found by name, folder or path, read, and checked."""
+"""Finds savepoints by name, folder or path, and reads and verifies them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import Savepoint
-from stateflow.checkpoint.envelope import unseal
-from stateflow.checkpoint.files import check_stored, files_of, get_or_none
-from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.requests import read_answer
+from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.documents import Savepoint
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_or_none
+from stateflow.checkpoint.log.records import SAVEPOINT_RECORD, ActionRecord
+from stateflow.checkpoint.log.sealed_json import unseal
+from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
 from stateflow.storage import PutResult, Storage, open_storage
@@ -23,20 +24,20 @@ from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_fi
 log = logging.getLogger(__name__)
 
 VERSION = 1
-_NO_USE = (
-    "restore the file from a copy, or use another savepoint; stateflow savepoint dispose deletes this one"
-)
-GIVEN_UP = b"given up\n"
-"""What `_savepoint` holds where a savepoint was given up while it was made."""
+_NO_USE = "restore the file from a copy, or use another savepoint; stateflow savepoint dispose deletes this one"
+TOMBSTONE = b"given up\n"
+"""Content of `_savepoint` in the folder of a savepoint that was abandoned during its creation: a tombstone."""
 
 
 @dataclass(frozen=True)
 class StoredSavepoint:
-    """A complete savepoint and where it is.
+    """A complete savepoint in a storage.
 
     Attributes:
-        folder: key prefix below `storage`; empty, or ends with a slash.
-        sha256: of its document, which names every file with its hash.
+        storage: the storage.
+        folder: key prefix in the storage; empty, or ends with a slash.
+        document: the savepoint's document.
+        sha256: hash of the document, which contains the hash of every file.
     """
 
     storage: Storage
@@ -45,89 +46,113 @@ class StoredSavepoint:
     sha256: str
 
     @property
-    def place(self) -> str:
-        """The name of its folder."""
+    def folder_name(self) -> str:
+        """The last part of its path."""
         return self.folder.rstrip("/").rpartition("/")[2]
 
     @property
     def label(self) -> str:
-        """What the point is called for people, wherever it is named."""
+        """Its name and checkpoint, for display."""
         return f"savepoint {self.document.name} (checkpoint {self.document.checkpoint_id})"
 
     @property
     def is_original(self) -> bool:
-        """Whether its folder has the name that its maker gave it: not one that somebody renamed or copied."""
-        return re.fullmatch(rf"{re.escape(self.document.name)}-[0-9a-f]{{8}}", self.place) is not None
+        """Whether its folder has the name that it was created with: the folder was not renamed or copied."""
+        return re.fullmatch(rf"{re.escape(self.document.name)}-[0-9a-f]{{8}}", self.folder_name) is not None
 
     @property
     def uri(self) -> str:
-        """Where it is, for people and for other jobs."""
+        """URI of its folder."""
         return f"{self.storage.uri.rstrip('/')}/{self.folder}".rstrip("/")
 
     @property
     def size(self) -> int:
-        """Bytes of its files, each counted once, and of the state in its document."""
+        """Size in bytes of its files, each counted once, and of the state in its document."""
         operators = self.document.manifest.operators
         inline = sum(len(s.inline) for o in operators for s in o.subtasks if s.inline is not None)
         return inline + sum({f.key: f.size for f in files_of(self.document.manifest)}.values())
 
     def verify(self) -> None:
-        """Raises MissingFile or CorruptFile unless every file is there with its size and hash."""
+        """Raises MissingFile or CorruptFile unless every file is stored with its size and hash."""
         try:
-            check_stored(self.storage, self.files())
+            check_hashes(self.storage, self.files())
         except (MissingFile, CorruptFile) as e:
-            file = f"{self.storage.uri.rstrip('/')}/{e.facts.get('file', self.folder)}"
+            file = f"{self.storage.uri.rstrip('/')}/{e.facts.get('file') or e.facts.get('key', self.folder)}"
             raise type(e)(e.message, hint=_NO_USE, **{**e.facts, "file": file, "savepoint": self.uri}) from e
 
     def files(self) -> Iterator[FileHandle]:
-        """Its files, with the keys that they have in `storage`."""
+        """Returns its files, each once, with their keys in `storage`."""
         unique = {f.key: f for f in files_of(self.document.manifest)}
         return (replace(f, key=f"{self.folder}{f.key}") for f in unique.values())
 
 
-def is_told(storage: Storage, stored: StoredSavepoint) -> bool:
-    """Whether it stays: what a run has made for a request can go until the answer names it."""
+def is_confirmed(storage: Storage, stored: StoredSavepoint) -> bool:
+    """Returns whether a savepoint stays: one that a run creates for a request is deleted unless the answer names it."""
     document = stored.document
     if not document.generation:
         return True
     given = read_answer(storage, document.request)
     if given is None and storage.size(f"{stored.folder}{STARTED}") is not None:
         return False
-    # The answer may have come, and the whole folder have been taken away for it, between the two.
+    # The answer may have been written, and the folder deleted because of it, between the two reads.
     given = given or read_answer(storage, document.request)
     return given is None or given.savepoint_id == document.id
 
 
-def note_savepoint(root: JobRoot, made: StoredSavepoint, took_ms: float) -> None:
-    """Tells of a savepoint in the job's history; once, however often it is called."""
+def record_savepoint(root: JobRoot, made: StoredSavepoint, took_ms: float) -> None:
+    """Adds a savepoint to the job's history; repeated calls add it once.
+
+    Args:
+        root: the job root.
+        made: the savepoint.
+        took_ms: duration of its creation, in milliseconds.
+    """
     document = made.document
     facts = {"savepoint": document.name, "id": document.id, "origin": document.origin.value, "path": made.uri}
-    write_action(root.storage, ActionRecord(
-        seq=document.checkpoint_id, kind="savepoint", at=document.made_at, by=document.by, reason=document.reason,
-        took_ms=took_ms, bytes=made.size, facts=facts,
-    ), document.id)  # fmt: skip
+    write_action(
+        root.storage,
+        ActionRecord(
+            seq=document.checkpoint_id,
+            kind=SAVEPOINT_RECORD,
+            at=document.made_at,
+            by=document.by,
+            reason=document.reason,
+            took_ms=took_ms,
+            bytes=made.size,
+            facts=facts,
+        ),
+        document.id,
+    )
 
 
 def put_marker(storage: Storage, folder: str, data: bytes) -> bool:
-    """Writes `_savepoint`; False when somebody else has."""
+    """Writes `_savepoint` if it does not exist; returns whether its content is `data`.
+
+    Raises StorageError when the storage does not confirm it.
+    """
     key = f"{folder}{SAVEPOINT}"
     if storage.put_new(key, data) is PutResult.CREATED:
         return True
     found = get_or_none(storage, key)
     if found is None:
-        raise StorageError("the storage does not say whether a savepoint is complete", hint="look at it with "
-                           "stateflow savepoint list", key=key)  # fmt: skip
+        raise StorageError(
+            "the storage does not confirm whether a savepoint is complete",
+            hint="check it with stateflow savepoint list",
+            key=key,
+        )
     return found == data
 
 
 def list_savepoints(storage: Storage, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
-    """Every complete savepoint below a job root, oldest first, but those whose request may still be refused. A damaged
-    one is logged and left out.
+    """Returns the complete savepoints in a job root, oldest first, without those whose request may still be refused.
+
+    Damaged savepoints are logged and skipped.
 
     Args:
+        storage: the job root, or another folder with savepoints.
         within: prefix of the savepoints' folders; empty outside of job roots.
     """
-    found = [s for s in _complete(storage, within) if is_told(storage, s)]
+    found = [s for s in _complete(storage, within) if is_confirmed(storage, s)]
     return sorted(found, key=lambda s: s.document.made_at)
 
 
@@ -139,64 +164,85 @@ def _complete(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
         try:
             stored = read_savepoint(storage, savepoint_folder(place[0], within))
         except (CorruptFile, ConfigError) as e:
-            log.warning("savepoint %s is left out: %s", place[0], e)
+            log.warning("skipped savepoint %s: %s", place[0], e)
             continue
         if stored is not None:
             yield stored
 
 
 def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> StoredSavepoint | None:
-    """The complete savepoint of this name, or in the folder of this name, below a job root. `within` is that of
-    `list_savepoints`.
+    """Returns the complete savepoint with this name or folder name; None if it does not exist.
 
-    Raises ConfigError when several have the name, which only happens when they were made at the same moment.
+    Args:
+        storage: as for `list_savepoints`.
+        name: name of the savepoint, or of its folder.
+        within: as for `list_savepoints`.
+
+    Raises ConfigError when several have the name, which only happens when they were created concurrently.
     """
-    found = [s for s in savepoints_called(storage, name, within) if is_told(storage, s)]
+    found = [s for s in savepoints_named(storage, name, within) if is_confirmed(storage, s)]
     if len(found) > 1:
-        raise ConfigError("several savepoints have this name", hint="name the folder of one", name=name,
-                          folders=[s.place for s in found])  # fmt: skip
+        raise ConfigError(
+            "several savepoints have this name",
+            hint="use the folder name of one of them",
+            name=name,
+            folders=[s.folder_name for s in found],
+        )
     return found[0] if found else None
 
 
-def savepoints_called(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
-    """The complete savepoints that this name means: that of the folder, else all that were made under it."""
+def savepoints_named(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
+    """Returns the complete savepoints that a name means: the one in the folder of this name, else all with the name."""
     found = list(_complete(storage, within))
-    if there := [s for s in found if s.place == name]:
-        return there
-    called = [s for s in found if s.document.name == name]
-    # A copy that somebody made beside it does not take the name away from the original; a folder may be renamed.
-    return [s for s in called if s.is_original] or called
+    if in_folder := [s for s in found if s.folder_name == name]:
+        return in_folder
+    named = [s for s in found if s.document.name == name]
+    # A copied folder must not hide the original; but a folder may be renamed, so that no original exists.
+    return [s for s in named if s.is_original] or named
 
 
 def savepoint_uri(path: str) -> str:
-    """The URI of a savepoint's folder, given that or the URI of its ``_savepoint``."""
+    """Returns the URI of a savepoint's folder, given that URI or the URI of its ``_savepoint``."""
     return path.rstrip("/").removesuffix(f"/{SAVEPOINT}") or path
 
 
 def savepoint_at(path: str) -> StoredSavepoint:
-    """The savepoint at a path or URI, of its folder or of its ``_savepoint``. Raises ConfigError when there is none."""
+    """Returns the savepoint at the path or URI of its folder or of its ``_savepoint``.
+
+    Raises ConfigError when no complete savepoint exists there.
+    """
     return open_savepoint(open_storage(savepoint_uri(path)))
 
 
 def open_savepoint(storage: Storage, folder: str = "") -> StoredSavepoint:
-    """The savepoint at this place, wherever it was moved or copied. Raises ConfigError when there is none."""
+    """Returns the savepoint in a folder of any storage. Raises ConfigError when no complete savepoint exists there."""
     stored = read_savepoint(storage, folder)
     if stored is None:
-        raise ConfigError("there is no complete savepoint here", hint="a complete one has a file _savepoint",
-                          path=f"{storage.uri}/{folder}".rstrip("/"))  # fmt: skip
+        raise ConfigError(
+            "no complete savepoint exists here",
+            hint="the folder of a complete savepoint contains the file _savepoint",
+            path=f"{storage.uri}/{folder}".rstrip("/"),
+        )
     return stored
 
 
 def read_savepoint(storage: Storage, folder: str) -> StoredSavepoint | None:
-    """The savepoint at this place; None when there is none that is complete. Raises CorruptFile or ConfigError."""
+    """Returns the savepoint in a folder; None when it does not exist or is incomplete.
+
+    Raises CorruptFile, or ConfigError for an unknown version.
+    """
     data = get_or_none(storage, f"{folder}{SAVEPOINT}")
-    if data is None or data == GIVEN_UP:
+    if data is None or data == TOMBSTONE:
         return None
     document, digest = _unsealed(storage, folder, data)
     if document.version != VERSION:
-        raise ConfigError("the savepoint has a format that this version does not know", hint="use the version of "
-                          "stateflow that wrote it", found=document.version, known=VERSION,
-                          written_by=document.stateflow)  # fmt: skip
+        raise ConfigError(
+            "the savepoint has a format that this version does not know",
+            hint="use the version of stateflow that wrote it",
+            found=document.version,
+            known=VERSION,
+            written_by=document.stateflow,
+        )
     return StoredSavepoint(storage, folder, document, digest)
 
 

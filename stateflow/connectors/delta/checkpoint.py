@@ -1,8 +1,8 @@
-"""One of Delta's checkpoints, made by a process of its own.
+"""Creates a checkpoint of a Delta table in a separate process.
 
-deltalake loads all active files of a table for a checkpoint, starts a hundred threads, and keeps most of the memory: a
-driver that made a checkpoint every 100 commits grew by 50 MB in 4,000 commits, and by more with a larger table. A
-process that ends gives everything back. It costs 0.1 s of CPU for each checkpoint.
+For a checkpoint deltalake loads all active files of a table, starts a hundred threads, and keeps most of the memory: a
+driver that created a checkpoint every 100 commits grew by 50 MB in 4,000 commits, and by more with a larger table. A
+separate process frees everything when it ends, for 0.1 s of CPU per checkpoint.
 """
 
 from __future__ import annotations
@@ -15,19 +15,31 @@ from pathlib import Path
 
 from stateflow.errors import StorageError
 
-_PROGRAM = "delta_checkpoint_program.py"
+_PROGRAM = "checkpoint_program.py"
 _SHOWN = 500
 
 
 def checkpoint(table: Path) -> None:
-    """Makes a checkpoint of the newest version, then lets expired log entries go. Raises StorageError."""
-    # As text, not as a module: it shall not import stateflow, which takes ten times as long as what it needs.
+    """Creates a checkpoint of the newest version, then removes expired log entries.
+
+    Raises:
+        StorageError: the process failed.
+    """
+    # The program is passed as text: `-m` would import stateflow, which takes ten times as long as its own imports.
     program = resources.files(__package__).joinpath(_PROGRAM).read_text()
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(table)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-P", "-c", program, str(table)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+    )
     if ended.returncode:
-        raise StorageError("Delta's checkpoint was not made", table=str(table), exit_code=ended.returncode,
-                           reason=ended.stderr.decode(errors="replace").strip()[-_SHOWN:])  # fmt: skip
+        raise StorageError(
+            "creating a checkpoint of the Delta table failed",
+            table=str(table),
+            exit_code=ended.returncode,
+            reason=ended.stderr.decode(errors="replace").strip()[-_SHOWN:],
+        )

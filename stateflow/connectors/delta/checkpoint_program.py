@@ -1,4 +1,4 @@
-"""The program that `delta_checkpoint` runs; it takes a table's path, and imports deltalake alone."""
+"""The program that `checkpoint` runs with a table's path; it imports only deltalake."""
 
 import os
 import sys
@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 def main(table: Path) -> None:
-    """Makes a checkpoint of the newest version, then lets expired log entries go."""
+    """Creates a checkpoint of the newest version, then removes expired log entries."""
     from deltalake import DeltaTable
 
     opened = DeltaTable(str(table))
     opened.create_checkpoint()
     folder = table / "_delta_log"
-    # deltalake does not sync. What a power failure leaves of a checkpoint must not be what readers begin with.
+    # deltalake does not sync. After a power failure, readers must not start from an incomplete checkpoint.
     for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint", folder):
         _sync(path)
     if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":

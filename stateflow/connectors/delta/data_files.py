@@ -1,8 +1,8 @@
-"""Data files of a Delta table before anybody sees them: their names, and how they become durable.
+"""Data files of a Delta table before they are committed: their names, and how they become durable.
 
-A file is written without a name, synced and then linked: it is there complete or not at all, and a task that dies
-leaves nothing. Unlike in a job root the umask decides who may read, because a table's readers are other people than
-those who run the job.
+A file is written without a name, synced and then linked: it exists completely or not at all, and a task that dies
+leaves nothing. Unlike in a job root the umask decides who may read, because the readers of a table are often not the
+users who run the job.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.connectors.delta_stats import DoubleBounds, statistics
+from stateflow.connectors.delta.statistics import DoubleBounds, statistics
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
 from stateflow.state.handles import Committable
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 # 40 % of snappy's size on a million rows of a keyed aggregation, for a quarter more CPU; 0.3 ms more for ten rows.
 _COMPRESSION = "zstd"
@@ -35,14 +38,14 @@ _NAME = re.compile(
 _LONGEST_NAME = 255
 
 OWN_NAMES = re.compile(rb"stateflow-[A-Za-z0-9._-]+\.parquet")
-"""Finds names of data files in the text of a table's log."""
+"""Matches names of stateflow's data files in the text of a table's log."""
 
 
 @dataclass(frozen=True)
 class FileName:
-    """Who wrote a data file, and towards which barrier: all of it is in its name.
+    """The parsed name of a data file: which job, sink and subtask wrote it, and for which barrier.
 
-    The name begins with a letter, because Delta and Spark do not see what begins with ``_`` or ``.``, and has no
+    The name starts with a letter, because Delta and Spark ignore names that start with ``_`` or ``.``, and has no
     character that a path in Delta's log would have to escape.
     """
 
@@ -58,16 +61,20 @@ class FileName:
 
     @classmethod
     def first(cls, context: SinkContext, writing: Writing) -> FileName:
-        """The name of a writer's first file. Raises ConfigError when `parse` could not read it back."""
+        """Returns the name of a writer's first file. Raises ConfigError when `parse` could not parse it."""
         name = cls(context.job_uuid, context.uid, writing)
         if len(str(name)) > _LONGEST_NAME or cls.parse(str(name)) != name:
-            raise ConfigError("a sink's file cannot be named", hint="use a shorter uid, of letters, digits, '.', '_' "
-                              "and '-'", name=str(name), limit=_LONGEST_NAME)  # fmt: skip
+            raise ConfigError(
+                "the name of a sink's file would not be valid",
+                hint="use a shorter uid, of letters, digits, '.', '_' and '-'",
+                name=str(name),
+                limit=_LONGEST_NAME,
+            )
         return name
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """What a file's name says; None when stateflow did not write it."""
+        """Parses a file's name; returns None for a file that stateflow did not write."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -78,14 +85,14 @@ class FileName:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a writer ends a row group (bytes of rows in memory) and a file (bytes on disk)."""
+    """The sizes at which a writer ends a row group (bytes of rows in memory) and a file (bytes on disk)."""
 
     row_group_bytes: int = 64 << 20
     file_bytes: int = 1 << 30
 
 
-class NamelessFile(io.RawIOBase):
-    """A new file in `folder` that has no name until `link`; gone when it is closed or the process dies before."""
+class UnnamedFile(io.RawIOBase):
+    """A new file in `folder` that has no name until `link`; the kernel removes it when it is closed before that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +102,7 @@ class NamelessFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         view = memoryview(data).cast("B")
         total = len(view)
         while view:
@@ -107,10 +114,10 @@ class NamelessFile(io.RawIOBase):
         return self.size
 
     def link(self, name: str) -> bool:
-        """Makes the bytes durable, then gives them a name, and makes that durable; False when the name is taken."""
+        """Makes the bytes durable, then links them as `name`, durably. Returns False when `name` exists."""
         os.fsync(self._fd)
         try:
-            # Python passes AT_SYMLINK_FOLLOW, which naming a nameless file needs, only when a directory fd is given.
+            # Linking an unnamed file needs AT_SYMLINK_FOLLOW, which Python passes only together with a directory fd.
             own = f"/proc/self/fd/{self._fd}"
             os.link(own, self.folder / name, src_dir_fd=self._fd, follow_symlinks=True)
         except FileExistsError:
@@ -125,7 +132,7 @@ class NamelessFile(io.RawIOBase):
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in `folder` durable."""
+    """Makes the names in `folder` durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -134,21 +141,27 @@ def sync_folder(folder: Path) -> None:
 
 
 def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
-    """What an error of the file system below a table means to a person."""
+    """Translates an error of the file system that a table is in.
+
+    Args:
+        path: the file or folder that was accessed.
+    """
     facts = {"path": str(path), "reason": e.strerror or str(e)}
     if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return ConfigError("the Delta table's folder cannot be read or written", hint="check owner and permissions",
-                           **facts)  # fmt: skip
+        return ConfigError("access to the Delta table's folder was denied", hint="check owner and permissions", **facts)
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR):
-        return ConfigError("the Delta table's file system cannot create files without a name (O_TMPFILE)",
-                           hint="use a local or clustered Linux file system, not NFS", **facts)  # fmt: skip
+        return ConfigError(
+            "the Delta table's file system cannot create files without a name (O_TMPFILE)",
+            hint="use a local or clustered Linux file system, not NFS",
+            **facts,
+        )
     if e.errno == errno.ENOTDIR:
         return ConfigError("the Delta table's path is not a folder", hint="choose another path", **facts)
-    return StorageError("the Delta table's file system failed", **facts, errno=e.errno)
+    return StorageError("operation on the Delta table's file system failed", **facts, errno=e.errno)
 
 
 class ParquetWriter(SinkWriter):
-    """Writes the rows of one attempt: one Parquet file, or several where it grows beyond `limits`.
+    """Writes the rows of one attempt to a Parquet file, or to several when it exceeds `limits`.
 
     Args:
         name: of the first file; later ones differ in `part`.
@@ -159,7 +172,7 @@ class ParquetWriter(SinkWriter):
         self._name = name
         self._schema = schema
         self._limits = limits or Limits()
-        # Optional whatever the row class says: a reader of the table must find the table's own nullability.
+        # Always nullable: readers of the table expect the table's nullability, not that of the row class.
         self._arrow = pa.schema([pa.field(c.name, c.arrow_type) for c in schema.columns])
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
@@ -170,8 +183,12 @@ class ParquetWriter(SinkWriter):
         if rows.num_rows == 0:
             return
         if rows.schema.names != self._arrow.names or rows.schema.types != self._arrow.types:
-            raise SchemaMismatch("rows do not have the sink's columns", uid=self._name.uid,
-                                 expected=str(self._arrow), found=str(rows.schema))  # fmt: skip
+            raise SchemaMismatch(
+                "rows do not match the sink's columns",
+                uid=self._name.uid,
+                expected=str(self._arrow),
+                found=str(rows.schema),
+            )
         self._rows.append(pa.RecordBatch.from_arrays(rows.columns, schema=self._arrow))
         self._rows_bytes += rows.nbytes
         if self._rows_bytes >= self._limits.row_group_bytes:
@@ -208,19 +225,24 @@ class ParquetWriter(SinkWriter):
 
 
 class _ParquetFile:
-    """One Parquet file without a name yet."""
+    """A Parquet file that has no name yet."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._file = NamelessFile(folder)
+        self._file = UnnamedFile(folder)
         self._metadata: list[pq.FileMetaData] = []
         self._doubles = {f.name: DoubleBounds() for f in schema if pa.types.is_floating(f.type)}
         self._writer = pq.ParquetWriter(
-            self._file, schema, compression=_COMPRESSION, store_schema=False, metadata_collector=self._metadata,
+            self._file,
+            schema,
+            compression=_COMPRESSION,
+            store_schema=False,
+            metadata_collector=self._metadata,
             write_statistics=[name for name in schema.names if name not in self._doubles],
-        )  # fmt: skip
+        )
 
     @property
     def size(self) -> int:
+        """Bytes written so far."""
         return self._file.size
 
     def add(self, rows: pa.Table) -> None:
@@ -230,11 +252,11 @@ class _ParquetFile:
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self, name: str, schema: RowSchema) -> Committable:
-        """Gives the file its name."""
+        """Completes the file, and links it as `name`."""
         self._writer.close()
         with self._file:
             if not self._file.link(name):
-                raise StorageError("the name of a sink's file was used twice", name=name)
+                raise StorageError("a sink's file exists already", name=name)
         metadata = self._metadata[0]
         stats = statistics(metadata, schema, self._doubles)
         return Committable(path=name, size=self._file.size, rows=metadata.num_rows, stats=stats)

@@ -1,10 +1,9 @@
 """The log of a Delta table, as far as a sink that only appends needs it.
 
-Reading the table's head and appending to it are done here rather than by deltalake, which loads every active file for
-either: 6 ms in a new table, 260 ms with 100,000 files, for each checkpoint. A head that is known is followed by
-reading only the entries behind it, and an entry is one put-if-absent of its version, durable before it is visible.
-What is larger than that, the first read, Delta's own checkpoints and the clean-up of the log, is deltalake's.
-``docs/design/0003`` tells more.
+This module reads the newest version of a table and appends to its log. deltalake would load all active files for
+either: 6 ms in a new table, 260 ms with 100,000 files, for each checkpoint. From a known version only the later entries
+are read, and an entry is one put-if-absent of its version, durable before it is visible. The first read, Delta's own
+checkpoints and the clean-up of the log use deltalake. See ``docs/design/0003``.
 """
 
 from __future__ import annotations
@@ -21,15 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stateflow.connectors.delta_checkpoint import checkpoint
-from stateflow.connectors.delta_files import OWN_NAMES, NamelessFile, disk_error
-from stateflow.decoders import json_decoder
+from stateflow.connectors.delta.checkpoint import checkpoint
+from stateflow.connectors.delta.data_files import OWN_NAMES, UnnamedFile, disk_error
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
+from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG_FOLDER = "_delta_log"
+
+Action = dict[str, Any]
+"""An action of the log, as decoded JSON."""
 
 # deltalake's default. Delta's own, 10, would rewrite the list of all files ten times as often.
 _CHECKPOINT_INTERVAL = 100
@@ -43,7 +45,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Protocol(msgspec.Struct, frozen=True, rename="camel"):
-    """Delta's ``protocol`` action: what a reader and a writer must be able to do."""
+    """Delta's ``protocol`` action: what readers and writers must support."""
 
     min_reader_version: int
     min_writer_version: int
@@ -52,7 +54,7 @@ class Protocol(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
-    """Delta's ``metaData`` action: who the table is, and its columns."""
+    """Delta's ``metaData`` action: the table's id, columns and properties."""
 
     id: str
     schema_string: str
@@ -75,8 +77,8 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 
 _actions = json_decoder(_Action)
 
-Mark = tuple[int, int, int, int]
-"""Tells one file from another that took its name later."""
+FileId = tuple[int, int, int, int]
+"""Identifies a file, also when another one has the same name later: device, inode, size, and time in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -84,31 +86,31 @@ class DeltaHead:
     """A table at one version, for one application.
 
     Attributes:
-        token: the version that the application's last transaction has; 0 when there is none.
-        mark: which file the log entry of `version` is; None when there is no such file any more.
+        token: the version of the application's last transaction; 0 when there is none.
+        file_id: of the log entry of `version`; None when that entry no longer exists.
     """
 
     version: int
     protocol: Protocol
     metadata: Metadata
     token: int
-    mark: Mark | None
+    file_id: FileId | None
 
 
 def entry_path(table: Path, version: int) -> Path:
-    """The log entry that made `version`."""
+    """Returns the path of the log entry that created `version`."""
     return table / LOG_FOLDER / f"{version:020d}.json"
 
 
 def read_head(table: Path, application: str, known: DeltaHead | None = None) -> DeltaHead | None:
-    """The table as it is now; None when there is no table.
+    """Returns the newest version of a table; None when there is no table.
 
     Args:
-        known: an earlier head of the same table and application. It is used only while its log entry is the very same
-            file, so that a table which was dropped and made again is read from the start.
+        known: an earlier head of the same table and application. It is used only while its log entry is still the same
+            file, so that a table which was dropped and created again is read from the start.
 
     Raises:
-        SinkRefused: the table cannot be read by this version.
+        SinkRefused: this version cannot read the table.
     """
     if known is None or not is_current(table, known):
         known = _load(table, application)
@@ -116,38 +118,39 @@ def read_head(table: Path, application: str, known: DeltaHead | None = None) -> 
 
 
 def is_current(table: Path, head: DeltaHead) -> bool:
-    """Whether `head` is still a version of the table at this place."""
-    return head.mark is not None and _mark(entry_path(table, head.version)) == head.mark
+    """Returns whether `head` is still a version of the table at this path."""
+    return head.file_id is not None and _file_id(entry_path(table, head.version)) == head.file_id
 
 
-def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
-    """Writes the log entry `version`, in one step and durable; False when there is one already.
+def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, object]]) -> bool:
+    """Creates the log entry `version`, atomically and durably. Returns False when it exists already.
 
-    Raises StorageError when it may or may not have been written: only reading the table again can tell.
+    Raises:
+        StorageError: the entry may or may not have been written; the caller must read the table again.
     """
     folder = table / LOG_FOLDER
     try:
-        with NamelessFile(folder) as file:
+        with UnnamedFile(folder) as file:
             file.write(b"\n".join(msgspec.json.encode(action) for action in actions) + b"\n")
             return file.link(entry_path(table, version).name)
     except OSError as e:
         raise disk_error(e, folder) from e
 
 
-def maintain(table: Path, version: int, metadata: Metadata) -> None:
-    """After the commit of `version`: now and then makes one of Delta's checkpoints, and removes expired log entries.
+def maintain_log(table: Path, version: int, metadata: Metadata) -> None:
+    """Creates a Delta checkpoint and removes expired log entries, if the commit of `version` makes that due.
 
-    Nothing depends on it, so a failure is only logged.
+    A failure is only logged, because nothing depends on it.
     """
     if (version + 1) % _checkpoint_interval(metadata) == 0:
         _try_checkpoint(table, version)
 
 
-def catch_up(table: Path, head: DeltaHead) -> None:
-    """At a run's start: makes a checkpoint when two or more are missing; a failure is only logged.
+def create_overdue_checkpoint(table: Path, head: DeltaHead) -> None:
+    """Creates a Delta checkpoint at the start of a run when two or more are missing.
 
-    A driver that is killed after its commit leaves out a checkpoint, and so does one that has no room for it. Without
-    this, each later start would read all entries since the last one.
+    A checkpoint is missing after a driver was killed after its commit, or had no disk space. Each later start would
+    otherwise read all entries since the last checkpoint. A failure is only logged.
     """
     newest = list_log(table).newest_checkpoint(head.version)
     if head.version - newest >= 2 * _checkpoint_interval(head.metadata):
@@ -163,7 +166,7 @@ def _try_checkpoint(table: Path, version: int) -> None:
     try:
         checkpoint(table)
     except Exception:
-        _logger.warning("the Delta table %s got no checkpoint at version %d", table, version, exc_info=True)
+        _logger.warning("no checkpoint of the Delta table %s at version %d was created", table, version, exc_info=True)
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ class LogListing:
     """The files of a table's log.
 
     Attributes:
-        names: of all files, each with the version that it is about or begins with.
+        names: of all files, each with its version, or the first of its versions.
         entries: versions that have a log entry.
         checkpoints: versions that have a complete checkpoint.
     """
@@ -182,48 +185,46 @@ class LogListing:
 
     @property
     def other_texts(self) -> list[str]:
-        """JSON files that are no entries: compacted entries, and checkpoints of Delta's version 2."""
+        """JSON files other than entries: compacted entries, and V2 checkpoints."""
         return [name for name in self.names if name.endswith(".json") and name.count(".") > 1]
 
     def newest_checkpoint(self, version: int) -> int:
-        """The newest version up to `version` that has a checkpoint; 0 without one."""
+        """Returns the newest version up to `version` that has a checkpoint; 0 when there is none."""
         return max((v for v in self.checkpoints if v <= version), default=0)
 
 
 def list_log(table: Path) -> LogListing:
-    """What a table's log consists of. Raises StorageError."""
+    """Lists the files of a table's log. Raises StorageError."""
     folder = table / LOG_FOLDER
     try:
         found = [match for name in os.listdir(folder) if (match := _LOG_FILE.fullmatch(name))]
     except OSError as e:
         raise disk_error(e, folder) from e
-    there = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
+    parts_found = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
     return LogListing(
         names={match.string: int(match["version"]) for match in found},
         entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
-        checkpoints=frozenset(version for (version, parts), number in there.items() if number >= parts),
+        checkpoints=frozenset(version for (version, parts), number in parts_found.items() if number >= parts),
     )
 
 
-def unnamed_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
-    """Those of `files` that no version of the table which can still be read names, nor a tombstone that Delta keeps.
+def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
+    """Returns those of `files` that no readable version of the table and no tombstone refers to.
 
-    The newest version and its tombstones come from Delta's checkpoint. Only for files that these do not name, older
-    log entries are read: from the newest one back to those that were written before the files.
+    The newest version and its tombstones are read from Delta's checkpoint. Older log entries are read only for files
+    that these do not contain: from the newest entry back to entries that are older than the files.
 
     Args:
-        application: whose commits may name the files.
+        application: the application whose commits may refer to the files.
         files: names of stateflow's data files, each with the generation that wrote it.
     """
     opened = open_deltalake(table)
     missing = files.keys() - {uri.rpartition("/")[2] for uri in opened.file_uris()}
     if missing:
-        # Lite: only what the log names. All tombstones are older than zero hours.
-        missing -= set(
-            opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
-        )
+        # A vacuum that is not full lists files of the log only, and all tombstones are older than zero hours.
+        missing -= set(opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False))
     if missing:
-        # Versions that are older than the tombstones which Delta keeps can be read until the log is cleaned up.
+        # Versions older than Delta's tombstones remain readable until the log is cleaned up.
         oldest = min(files[name] for name in missing)
         for text in _texts(table, application, oldest):
             missing -= {name.decode() for name in OWN_NAMES.findall(text)}
@@ -233,9 +234,9 @@ def unnamed_files(table: Path, application: str, files: Mapping[str, int]) -> se
 
 
 def _texts(table: Path, application: str, oldest: int) -> Iterator[bytes]:
-    """The log as text, newest entry first, as far back as it may name a file of the generation `oldest`.
+    """Yields the log as text, newest entry first, as far back as it may refer to a file of the generation `oldest`.
 
-    What a generation publishes has a token above its number; or, in at-least-once mode, the newest token below that.
+    The commits of a generation have tokens above its number, or, in at-least-once mode, the newest token below it.
     """
     listing = list_log(table)
     for name in listing.other_texts:
@@ -254,7 +255,7 @@ def _texts(table: Path, application: str, oldest: int) -> Iterator[bytes]:
 
 
 def _text(path: Path) -> bytes:
-    """A file of the log; nothing when a clean-up has removed it in between."""
+    """Reads a file of the log; returns nothing when a clean-up has removed it meanwhile."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -269,8 +270,8 @@ def _token_of(path: Path, lines: list[bytes], application: str) -> int | None:
 
 
 def open_deltalake(table: Path) -> DeltaTable:
-    """The table through deltalake. Raises SinkRefused, StorageError, or deltalake's TableNotFoundError."""
-    # Costs 0.2 s at the first time; the tasks never need it.
+    """Opens a table with deltalake. Raises SinkRefused, StorageError, or deltalake's TableNotFoundError."""
+    # The import takes 0.2 s, and tasks never need it.
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -279,7 +280,7 @@ def open_deltalake(table: Path) -> DeltaTable:
     except TableNotFoundError:
         raise
     except DeltaError as e:
-        hint = "does it have a feature that is newer than this version, or is its log damaged?"
+        hint = "check whether it has a feature that this version does not support, or a damaged log"
         raise SinkRefused("the Delta table cannot be read", hint=hint, **_facts(table, e)) from e
     except OSError as e:
         raise StorageError("the Delta table's log cannot be read", **_facts(table, e)) from e
@@ -298,27 +299,25 @@ def _load(table: Path, application: str) -> DeltaHead | None:
         protocol=Protocol(
             needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features
         ),
-        metadata=Metadata(
-            str(about.id), opened.schema().to_json(), about.partition_columns, dict(about.configuration)
-        ),
+        metadata=Metadata(str(about.id), opened.schema().to_json(), about.partition_columns, dict(about.configuration)),
         token=opened.transaction_version(application) or 0,
-        mark=_mark(entry_path(table, version)),
+        file_id=_file_id(entry_path(table, version)),
     )
 
 
 def _follow(table: Path, application: str, head: DeltaHead) -> DeltaHead:
-    """The head after the entries that came behind `head`."""
+    """Returns the head after all entries that are later than `head`."""
     while True:
         path = entry_path(table, head.version + 1)
         try:
             with path.open("rb") as file:
-                lines, mark = file.readlines(), _mark_of(os.fstat(file.fileno()))
+                lines, file_id = file.readlines(), _file_id_of(os.fstat(file.fileno()))
         except FileNotFoundError:
             return head
         except OSError as e:
             raise disk_error(e, path) from e
         head = _applied(head, application, path, lines)
-        head = dataclasses.replace(head, version=head.version + 1, mark=mark)
+        head = dataclasses.replace(head, version=head.version + 1, file_id=file_id)
 
 
 def _applied(head: DeltaHead, application: str, path: Path, lines: list[bytes]) -> DeltaHead:
@@ -336,23 +335,23 @@ def _decoded(path: Path, lines: list[bytes]) -> list[_Action]:
     try:
         return [_actions.decode(line) for line in lines if line.strip()]
     except msgspec.DecodeError as e:
-        message = "a log entry of the Delta table does not decode"
+        message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
-def _mark(path: Path) -> Mark | None:
+def _file_id(path: Path) -> FileId | None:
     try:
-        return _mark_of(path.stat())
+        return _file_id_of(path.stat())
     except FileNotFoundError:
         return None
     except OSError as e:
         raise disk_error(e, path) from e
 
 
-def _mark_of(status: os.stat_result) -> Mark:
+def _file_id_of(status: os.stat_result) -> FileId:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _facts(table: Path, e: Exception) -> dict[str, str]:
-    # deltalake's messages may have a backtrace behind the first line.
+    # deltalake's messages may have a backtrace after the first line.
     return {"table": str(table), "reason": str(e).strip().partition("\n")[0]}

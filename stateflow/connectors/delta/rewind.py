@@ -1,7 +1,7 @@
-"""Going back in a Delta table: which version holds what a checkpoint saw, what it costs, and the entry that does it.
+"""Rewinds a Delta table: finds the version of a checkpoint, previews the changes, and builds the restoring log entry.
 
-The table's log is a tree once somebody went back in it: an entry of ours that restores version 6 continues 6, not the
-entry before it. What counts as undone is what lies between the content of now and the older one in this tree.
+After a rewind the versions of a table form a tree: an entry of stateflow that restores version 6 is based on 6, not on
+the entry before it. A rewind undoes the entries between the newest version and the restored one in this tree.
 """
 
 from __future__ import annotations
@@ -10,55 +10,49 @@ import base64
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 import msgspec
 
 from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
-from stateflow.connectors.delta_effect import Apart, other_commit
-from stateflow.connectors.delta_files import disk_error
-from stateflow.connectors.delta_log import DeltaHead, Metadata
-from stateflow.connectors.delta_versions import (
-    Action,
-    Content,
-    DataFile,
-    Entry,
-    parent,
-    read_content,
-    read_entry,
-)
+from stateflow.connectors.delta.data_files import disk_error
+from stateflow.connectors.delta.log import Action, DeltaHead, Metadata
+from stateflow.connectors.delta.rewind_preview import Divergence, other_commit
+from stateflow.connectors.delta.versions import Content, DataFile, Entry, parent, read_content, read_entry
 from stateflow.errors import SinkDiverged, SinkRefused
 
-_OUT = "choose a newer checkpoint, or keep the table as it is and mend it by hand"
+_HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _UUID_CHARACTERS = 20
 
-# What else an ``add`` may have belongs to features that the sink refuses, but the older version may have had.
-_FIELDS = frozenset(
-    {"path", "partitionValues", "size", "modificationTime", "stats", "tags", "deletionVector"}
-)
+# Other fields of an ``add`` belong to features that the sink rejects, but that the older version may have had.
+_FIELDS = frozenset({"path", "partitionValues", "size", "modificationTime", "stats", "tags", "deletionVector"})
 
 
 @dataclass(frozen=True)
 class Change:
-    """From one version's content to another's: files that go, and files that come back."""
+    """The difference between two versions: files to remove, and files to restore."""
 
-    gone: tuple[DataFile, ...]
-    back: tuple[DataFile, ...]
+    removed: tuple[DataFile, ...]
+    restored: tuple[DataFile, ...]
 
     def actions(self, now: int) -> list[Action]:
-        """What does it, as a log entry has it."""
-        return [*({"remove": _remove(f, now)} for f in self.gone), *({"add": _add(f)} for f in self.back)]
+        """Returns the actions of the log entry that makes the change.
+
+        Args:
+            now: in milliseconds since 1970.
+        """
+        return [*({"remove": _remove(f, now)} for f in self.removed), *({"add": _add(f)} for f in self.restored)]
 
 
 class Rewinder:
-    """A table at the version of one handle, and the way back from there.
+    """Plans rewinds of a table from one version.
 
     Args:
-        application: whose tokens count.
+        application: the application whose tokens mark checkpoints.
+        head: the version to rewind from.
     """
 
     def __init__(self, table: Path, application: str, head: DeltaHead) -> None:
@@ -68,11 +62,16 @@ class Rewinder:
         self._entries: dict[int, Entry | None] = {}
 
     def plan(self, checkpoint_id: int) -> SinkRewind:
-        """What going back to `checkpoint_id` would do. Raises SinkDiverged or SinkRefused when it cannot be done."""
+        """Returns the effect of a rewind to `checkpoint_id`.
+
+        Raises:
+            SinkDiverged: the table cannot be rewound to that version.
+            SinkRefused: a property of the table forbids it.
+        """
         if self._head.token <= checkpoint_id:
             return SinkRewind(self._head.version, None, 0, 0, ())
         to_version = self._version_before(checkpoint_id)
-        newest, older = self._contents(to_version)
+        newest, older = self._contents(to_version, checkpoint=checkpoint_id)
         if older.token > checkpoint_id:
             raise self._too_old(version=to_version, checkpoint=checkpoint_id)
         self._checked(newest, older)
@@ -80,18 +79,18 @@ class Rewinder:
         return SinkRewind(self._head.version, to_version, removed, returned, others)
 
     def change(self, to_version: int) -> Change:
-        """What makes the table hold what it held at `to_version`. Raises as `plan` does."""
+        """Returns the change that restores the content of `to_version`. Raises as `plan` does."""
         return self._checked(*self._contents(to_version))
 
     def changes_since(self, version: int) -> TableChanges:
-        """What the entries after `version` did to rows, up to the version of the handle."""
+        """Returns the commits after `version` that changed rows, up to the version of the head."""
         entries = {v: self._entry(v) for v in range(version + 1, self._head.version + 1)}
         published = any(e is not None and self._application in e.tokens for e in entries.values())
         others = (_other(v, e, self._application) for v, e in entries.items())
         return TableChanges(str(self._table), published, tuple(o for o in others if o))
 
     def _version_before(self, checkpoint_id: int) -> int:
-        """The newest version before the first one whose token is above `checkpoint_id`, as far as the log tells."""
+        """Returns the version before the first one whose token is above `checkpoint_id`, as far as the log reaches."""
         first = None
         for version in range(self._head.version, -1, -1):
             entry = self._entry(version)
@@ -111,44 +110,55 @@ class Rewinder:
     def _content(self, version: int | None) -> Content | None:
         return None if version is None else read_content(self._table, version, self._application)
 
-    def _contents(self, to_version: int) -> tuple[Content, Content]:
+    def _contents(self, to_version: int, **facts: int) -> tuple[Content, Content]:
         newest, older = self._content(self._head.version), self._content(to_version)
         if newest is None or older is None:
-            raise self._too_old(version=to_version)
+            raise self._too_old(version=to_version, **facts)
         return newest, older
 
     def _too_old(self, **facts: int) -> SinkDiverged:
-        return SinkDiverged("the Delta table cannot go back: its log does not reach back to that version any more",
-                            hint=_OUT, table=str(self._table), **facts)  # fmt: skip
+        return SinkDiverged(
+            "the Delta table cannot be rewound: its log no longer contains that version",
+            hint=_HINT,
+            table=str(self._table),
+            **facts,
+        )
 
     def _checked(self, newest: Content, older: Content) -> Change:
-        """What makes one content of the other, if that can be done, and the table forbids nothing of it."""
+        """Returns the change from `newest` to `older`, after checking that it is possible and permitted."""
         change = _change(newest, older)
         facts = {"table": str(self._table), "version": older.version}
-        reason = _misfit(newest, older, change)
-        if reason:
-            raise SinkDiverged(f"the Delta table cannot go back: {reason}", hint=_OUT, **facts)
-        missing = [f for file in change.back for f in _missing(self._table, file)]
+        if found := _incompatibility(newest, older, change):
+            raise SinkDiverged(f"the Delta table cannot be rewound: {found.reason}", hint=_HINT, **facts, **found.facts)
+        missing = sorted(f for file in change.restored for f in _missing(self._table, file))
         if missing:
-            raise SinkDiverged("the Delta table cannot go back: files of that version are gone", hint="was the table "
-                               f"vacuumed? {_OUT}", **facts, files=missing[:3], missing=len(missing))  # fmt: skip
+            raise SinkDiverged(
+                "the Delta table cannot be rewound: files of that version no longer exist",
+                hint=f"VACUUM may have removed them; {_HINT}",
+                **facts,
+                files=missing[:3],
+                missing=len(missing),
+            )
         configuration = newest.metadata.configuration or {}
-        if change.gone and (configuration.get("delta.appendOnly") or "").lower() == "true":
-            raise SinkRefused("the Delta table cannot go back: its rows may not be removed", hint="ALTER TABLE ... "
-                              "UNSET TBLPROPERTIES ('delta.appendOnly'), and set it again afterwards", **facts,
-                              property="delta.appendOnly")  # fmt: skip
+        if change.removed and (configuration.get("delta.appendOnly") or "").lower() == "true":
+            raise SinkRefused(
+                "the Delta table cannot be rewound: it does not permit removing rows",
+                hint="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), and set it again afterwards",
+                **facts,
+                property="delta.appendOnly",
+            )
         return change
 
-    def _effect(self, newest: Content, older: Content) -> tuple[int | None, int | None, tuple[str, ...]]:
-        """Rows that go, rows that come back, and what others did that is undone."""
-        base, undone, redone = self._apart(newest.version, older.version)
+    def _effect(self, newest: Content, older: Content) -> tuple[int | None, int | None, tuple[OtherCommit, ...]]:
+        """Returns rows to remove, rows to restore, and the commits of other writers that are undone."""
+        base, undone, redone = self._paths_from_base(newest.version, older.version)
         known = older if base == older.version else self._content(base)
-        apart = Apart(known.files if known else None, undone, redone)
-        removed, returned = apart.rows()
-        return removed, returned, tuple(apart.others(self._application))
+        divergence = Divergence(known.files if known else None, undone, redone)
+        removed, returned = divergence.rows()
+        return removed, returned, tuple(divergence.other_commits(self._application))
 
-    def _apart(self, newest: int, older: int) -> tuple[int | None, list[Entry], list[Entry]]:
-        """The last version that both descend from (None: the log does not tell), and the entries from there."""
+    def _paths_from_base(self, newest: int, older: int) -> tuple[int | None, list[Entry], list[Entry]]:
+        """Returns the newest common base of two versions (None when unknown), and the entries from there to each."""
         undone: list[Entry] = []
         redone: list[Entry] = []
         while newest != older:
@@ -166,21 +176,21 @@ class Rewinder:
 
 def _other(version: int, entry: Entry | None, application: str) -> OtherCommit | None:
     if entry is None:
-        return OtherCommit(version, frozenset(), f"version {version}: its log entry is gone")
+        return OtherCommit(version, frozenset(), f"version {version}: its log entry no longer exists")
     if application in entry.tokens or not (entry.added or entry.removed):
         return None
     return other_commit(entry)
 
 
 def _change(newest: Content, older: Content) -> Change:
-    gone = tuple(file for key, file in newest.files.items() if key not in older.files)
-    back = tuple(file for key, file in older.files.items() if key not in newest.files)
-    return Change(gone, back)
+    removed = tuple(file for key, file in newest.files.items() if key not in older.files)
+    restored = tuple(file for key, file in older.files.items() if key not in newest.files)
+    return Change(removed, restored)
 
 
 def _remove(file: DataFile, now: int) -> Action:
-    about = _without(file, "modificationTime")
-    return {**about, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+    fields = _without(file, "modificationTime")
+    return {**fields, "deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
 
 
 def _add(file: DataFile) -> Action:
@@ -191,39 +201,45 @@ def _without(file: DataFile, *names: str) -> Action:
     return {name: value for name, value in file.action.items() if name in _FIELDS and name not in names}
 
 
-# -- whether it can be done -------------------------------------------------------------------------------------------
+# -- compatibility of two versions ------------------------------------------------------------------------------------
 
 
-def _misfit(newest: Content, older: Content, change: Change) -> str | None:
-    """Why files of `older` would not be read right in the table as it is now; its columns and properties stay."""
-    if newest.metadata.id != older.metadata.id:
-        return "it was replaced since"
-    if newest.metadata.partition_columns != older.metadata.partition_columns:
-        return "it was partitioned otherwise"
-    fields = _columns(newest.metadata)
-    lost = [name for name, column in _columns(older.metadata).items() if fields.get(name) != column]
+@dataclass(frozen=True)
+class _Incompatibility:
+    """Why the newest table would not read the files of an older version correctly."""
+
+    reason: str
+    facts: Mapping[str, object]
+
+
+def _incompatibility(newest: Content, older: Content, change: Change) -> _Incompatibility | None:
+    """Compares two versions: a rewind restores files, but neither columns nor properties."""
+    now, then = newest.metadata, older.metadata
+    if now.id != then.id:
+        return _Incompatibility("it has been replaced", {"table_id": then.id, "found": now.id})
+    if now.partition_columns != then.partition_columns:
+        facts = {"partitioned_by": then.partition_columns, "found": now.partition_columns}
+        return _Incompatibility("it was partitioned differently", facts)
+    fields = _columns(now)
+    lost = sorted(name for name, column in _columns(then).items() if fields.get(name) != column)
     if lost:
-        return f"columns were dropped or changed since ({', '.join(sorted(lost))})"
-    if any(f.vector for f in change.back) and "deletionVectors" not in (
-        newest.protocol.writer_features or []
-    ):
-        return "its rows were deleted with deletion vectors, which it does not support any more"
+        return _Incompatibility("columns have been dropped or changed", {"columns": lost})
+    if any(f.vector for f in change.restored) and "deletionVectors" not in (newest.protocol.writer_features or []):
+        reason = "that version has deletion vectors, which the table no longer supports"
+        return _Incompatibility(reason, {"feature": "deletionVectors"})
     return None
 
 
-def _columns(metadata: Metadata) -> dict[str, Any]:
-    """What decides how a column is found in a file and read, by name."""
+def _columns(metadata: Metadata) -> dict[str, object]:
+    """Returns, by name, the properties that decide how a column is found in a file and read."""
     return {
-        f["name"]: (
-            f["type"],
-            [v for k, v in sorted(f.get("metadata", {}).items()) if k.startswith("delta.columnM")],
-        )
+        f["name"]: (f["type"], [v for k, v in sorted(f.get("metadata", {}).items()) if k.startswith("delta.columnM")])
         for f in msgspec.json.decode(metadata.schema_string)["fields"]
     }
 
 
 def _missing(table: Path, file: DataFile) -> Iterator[str]:
-    """Names of what is needed to read a file and is not there."""
+    """Yields the names of files that are needed to read a data file and do not exist."""
     if _size(table, file.path) != file.action["size"]:
         yield file.path
     vector = _vector_path(file.vector) if file.vector else None
@@ -232,26 +248,26 @@ def _missing(table: Path, file: DataFile) -> Iterator[str]:
 
 
 def _size(table: Path, path: str) -> int | None:
-    """Size of a file that the log names; None when it is not there, or where this host cannot look."""
+    """Returns the size of a file of the log; None when it does not exist, or is not on a file system of this host."""
     parts = urlsplit(path)
     if parts.scheme not in ("", "file"):
         return None
-    place = table / unquote(parts.path)
+    location = table / unquote(parts.path)
     try:
-        return place.stat().st_size
+        return location.stat().st_size
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise disk_error(e, place) from e
+        raise disk_error(e, location) from e
 
 
-def _vector_path(vector: Mapping[str, Any]) -> str | None:
-    """Where a deletion vector is; None when it is in the log itself."""
+def _vector_path(vector: Action) -> str | None:
+    """Returns the path of a deletion vector; None when it is in the log itself."""
     kind, text = vector["storageType"], str(vector["pathOrInlineDv"])
     if kind != "u":
         return text if kind == "p" else None
     folder, name = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
-    # The same code as Python's base85, with other characters for the digits.
+    # Z85 is the encoding of Python's base85 with other characters for the digits.
     number = base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85)))
     file = f"deletion_vector_{UUID(bytes=number)}.bin"
     return f"{folder}/{file}" if folder else file

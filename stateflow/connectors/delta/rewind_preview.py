@@ -1,6 +1,7 @@
-"""What going back in a Delta table does to rows, told from files and from what their writers counted.
+"""Previews how a rewind changes the rows of a Delta table, from its log alone.
 
-Nothing is read but the log. What it does not tell is said to be unknown: a preview must not be wrong.
+Counts come from the files and from the metrics of their writers. A count that these do not determine is reported as
+unknown: a preview must not be wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from stateflow.api.sink import OtherCommit
-from stateflow.connectors.delta_versions import DataFile, Entry, Key, restored
+from stateflow.connectors.delta.versions import DataFile, Entry, Key, restored
 
 _COPIED = ("numCopiedRows", "num_copied_rows", "numTargetRowsCopied", "num_target_rows_copied")
 _COPYING = frozenset({"DELETE", "UPDATE", "MERGE"})
@@ -20,13 +21,13 @@ _RowsByPath = Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
-class Apart:
-    """How the contents of two versions came to differ.
+class Divergence:
+    """How the contents of two versions diverged.
 
     Attributes:
-        files: of the last version that both descend from; None when the log does not tell.
-        undone: entries from there to the content of now, in order.
-        redone: entries from there to the content that is to come back.
+        files: of their newest common base; None when it is unknown.
+        undone: entries from the base to the newest version, in order.
+        redone: entries from the base to the version to restore, in order.
     """
 
     files: Files | None
@@ -34,63 +35,61 @@ class Apart:
     redone: Sequence[Entry]
 
     def rows(self) -> tuple[int | None, int | None]:
-        """Rows that go, and rows that come back; None for what is unknown."""
+        """Returns the number of rows to remove and of rows to restore; None for unknown numbers."""
         if self.files is None:
             return None, None
-        after, before = _replayed(self.files, self.undone), _replayed(self.files, self.redone)
-        if after is None or before is None:
+        newest, older = _replayed(self.files, self.undone), _replayed(self.files, self.redone)
+        if newest is None or older is None:
             return None, None
-        kept = _kept(after, before, self.undone, self.redone)
-        there, then = _sum(f.rows for f in after.values()), _sum(f.rows for f in before.values())
-        if kept is None or there is None or then is None:
+        kept = _kept(newest, older, self.undone, self.redone)
+        newest_rows, older_rows = _sum(f.rows for f in newest.values()), _sum(f.rows for f in older.values())
+        if kept is None or newest_rows is None or older_rows is None:
             return None, None
-        return there - kept, then - kept
+        return newest_rows - kept, older_rows - kept
 
-    def others(self, application: str) -> Iterator[str]:
-        """What others than `application` did to rows, and is undone: a sentence for each commit."""
-        # What removes a file need not say how many rows it has.
+    def other_commits(self, application: str) -> Iterator[OtherCommit]:
+        """Yields the undone commits of writers other than `application` that changed rows."""
+        # A remove action need not have the number of rows of its file.
         known = [*(self.files or {}).values(), *(f for e in self.undone for f in e.added)]
         rows = {file.key: file.rows for file in known}
         for entry in self.undone:
             if (entry.added or entry.removed) and application not in entry.tokens:
-                brought = _sum(f.rows for f in entry.added)
-                took = _sum(rows.get(f.key, f.rows) for f in entry.removed)
-                yield _sentence(entry, _difference(brought, took))
+                added = _sum(f.rows for f in entry.added)
+                removed = _sum(rows.get(f.key, f.rows) for f in entry.removed)
+                yield _commit(entry, _difference(added, removed))
 
 
 def other_commit(entry: Entry) -> OtherCommit:
-    """What a commit of another writer did, according to its log entry."""
-    rows = _difference(_sum(f.rows for f in entry.added), _sum(f.rows for f in entry.removed))
-    paths = sorted({f.path for f in (*entry.added, *entry.removed)})
-    return OtherCommit(entry.version, frozenset(entry.tokens), _sentence(entry, rows), tuple(paths))
+    """Describes a commit of another writer from its log entry."""
+    return _commit(entry, _difference(_sum(f.rows for f in entry.added), _sum(f.rows for f in entry.removed)))
 
 
 def _replayed(files: Files, entries: Iterable[Entry]) -> Files | None:
-    """`files` after what `entries` did to rows, as if nobody had compacted; None when that cannot be told apart."""
+    """Applies the row changes of `entries` to `files`, without compactions; returns None when that is not possible."""
     result = dict(files)
     for entry in entries:
         if restored(entry) is not None:
-            continue  # its content is that of the version before it on this way
+            continue  # the entries before it on this path lead to the content that it restores
         for file in entry.removed:
             if result.pop(file.key, None) is None:
-                return None  # a compacted file: nobody knows which rows of it went
+                return None  # a compacted file: which of its rows were removed is unknown
         result.update((file.key, file) for file in entry.added)
     return result
 
 
-def _kept(after: Files, before: Files, undone: Iterable[Entry], redone: Iterable[Entry]) -> int | None:
-    """Rows that are in both, as far as files and what their writers counted tell."""
+def _kept(newest: Files, older: Files, undone: Iterable[Entry], redone: Iterable[Entry]) -> int | None:
+    """Returns the number of rows in both versions, as far as files and metrics of their writers determine it."""
     if all(any(_copied_rows(e) != 0 for e in entries) for entries in (undone, redone)):
-        return None  # a file that was copied on both ways is in neither, and its rows may be in both
-    now = {f.path: f.rows for f in after.values()}
-    then = {f.path: f.rows for f in before.values()}
+        return None  # a file that was rewritten on both paths is in neither version, but its rows may be in both
+    now = {f.path: f.rows for f in newest.values()}
+    then = {f.path: f.rows for f in older.values()}
     copied = [*_copied(now, then, undone), *_copied(then, now, redone)]
-    # Deletion vectors only grow on the way from one to the other: the smaller one has what is in both.
+    # Deletion vectors only grow along a path, so the version with fewer rows of a file has the common ones.
     return _sum([*(_least(now[p], then[p]) for p in now.keys() & then.keys()), *copied])
 
 
 def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[Entry]) -> Iterator[int | None]:
-    """Rows that a DELETE, UPDATE or MERGE among `entries` took over from files of `then` into files of `now`."""
+    """Yields the rows that a DELETE, UPDATE or MERGE of `entries` copied from files of `then` into files of `now`."""
     old = set(then)
     for entry in entries:
         removed, added = {f.path for f in entry.removed}, {f.path: f.rows for f in entry.added}
@@ -101,9 +100,9 @@ def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[Entry]) -> It
         if rewritten <= old and new.items() <= now.items():
             yield copied
         elif rewritten <= old and not new.keys() & now.keys() and copied == _sum(new.values()):
-            old |= new.keys()  # rewritten once more, or deleted: a later entry tells
+            old |= new.keys()  # rewritten or deleted by a later entry, which is handled there
         else:
-            yield None  # of rows from files of both kinds nobody knows which are left
+            yield None  # which rows remain is unknown when they come from files of both kinds
 
 
 def _copied_rows(entry: Entry) -> int | None:
@@ -126,18 +125,34 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return total
 
 
-def _sentence(entry: Entry, rows: str) -> str:
+def _commit(entry: Entry, rows: int | None) -> OtherCommit:
+    paths = sorted({f.path for f in (*entry.added, *entry.removed)})
+    return OtherCommit(
+        entry.version,
+        frozenset(entry.tokens),
+        _sentence(entry, rows),
+        tuple(paths),
+        entry.info.get("operation", ""),
+        rows,
+    )
+
+
+def _sentence(entry: Entry, rows: int | None) -> str:
     who = "".join(f" by {application}" for application in sorted(entry.tokens))
     ms = entry.info.get("timestamp")
     when = f" at {datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if ms else ""
     what = entry.info.get("operation", "a commit")
-    return f"version {entry.version}: {what}{who}{when}, {rows}"
+    return f"version {entry.version}: {what}{who}{when}, {_counted(rows)}"
 
 
-def _difference(brought: int | None, took: int | None) -> str:
-    if brought is None or took is None:
+def _difference(added: int | None, removed: int | None) -> int | None:
+    return None if added is None or removed is None else added - removed
+
+
+def _counted(rows: int | None) -> str:
+    if rows is None:
         return "an unknown number of rows"
-    if brought == took:
+    if rows == 0:
+        # Plans of older versions have this text, and their execution compares it.
         return "as many rows as before"
-    count = abs(brought - took)
-    return f"{count} {'row' if count == 1 else 'rows'} {'more' if brought > took else 'fewer'}"
+    return f"{abs(rows)} {'row' if abs(rows) == 1 else 'rows'} {'more' if rows > 0 else 'fewer'}"

@@ -1,7 +1,8 @@
-"""A Delta table as a sink: tasks write Parquet files that no version of the table names, one commit makes them visible.
+"""The Delta sink: tasks write Parquet files, and one commit per checkpoint makes them visible.
 
-The table remembers, under the sink's application id, the last checkpoint that was published. Reading that token and
-committing the next one is a compare-and-swap on the table's version, so two runs can never both publish a checkpoint.
+The table stores the last published checkpoint as the transaction version of the sink's application id: the token.
+Reading the token and committing the next one is a compare-and-swap on the table's version, so two runs can never both
+publish a checkpoint.
 """
 
 from __future__ import annotations
@@ -10,27 +11,36 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, SinkWriter, TableChanges, Writing
 from stateflow.clock import SystemClock
-from stateflow.connectors.delta_checks import check_table, new_table
-from stateflow.connectors.delta_files import FileName, NamelessFile, ParquetWriter, disk_error, sync_folder
-from stateflow.connectors.delta_log import (
+from stateflow.connectors.delta.checks import check_table, new_table
+from stateflow.connectors.delta.data_files import FileName, ParquetWriter, UnnamedFile, disk_error, sync_folder
+from stateflow.connectors.delta.log import (
     LOG_FOLDER,
+    Action,
     DeltaHead,
     append_entry,
-    catch_up,
+    create_overdue_checkpoint,
     entry_path,
     is_current,
-    maintain,
+    maintain_log,
     read_head,
-    unnamed_files,
+    unreferenced_files,
 )
-from stateflow.connectors.delta_rewind import Change, Rewinder
-from stateflow.connectors.delta_versions import ENGINE, RESTORE
-from stateflow.errors import ConfigError, DataError, InternalError, SinkDiverged, SinkRefused, StorageError
+from stateflow.connectors.delta.rewind import Change, Rewinder
+from stateflow.connectors.delta.versions import ENGINE, RESTORE
+from stateflow.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentUnsupported,
+    InternalError,
+    SinkDiverged,
+    SinkRefused,
+    StorageError,
+)
 from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 
@@ -41,24 +51,31 @@ _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 class DeltaSink(Sink):
     """Appends a stream's rows to a Delta table, each row exactly once.
 
-    The table is created when there is none: one nullable column per field of the row class. A table that is there
-    already must have those columns; it may have more, which stay null, if nothing about it asks more of a writer than
-    adding files (no partitions, constraints, defaults, column mapping, ...). What cannot be honoured is refused by
-    name before the first batch, and again whenever the table changes.
+    The sink creates a missing table with one nullable column per field of the row class. An existing table must have
+    these columns. It may have further columns, which stay null, but no property that requires more of a writer than
+    adding files: no partitions, constraints, defaults, column mapping and so on. The sink rejects such a table, and
+    names the property, before the first batch and whenever the table changes.
 
     Args:
         table: a path, or ``file:///path``.
+
+    Raises:
+        ConfigError: the path is not on a POSIX file system, or looks percent-encoded.
     """
 
     def __init__(self, table: str | os.PathLike[str]) -> None:
         address = os.fspath(table)
         log = open_storage(address).local_path(LOG_FOLDER)
         if log is None:
-            raise ConfigError("a Delta table must be on a POSIX file system", hint="use a path or file:///path",
-                              table=address)  # fmt: skip
+            raise ConfigError(
+                "a Delta table must be on a POSIX file system", hint="use a path or file:///path", table=address
+            )
         if _ESCAPE.search(str(log)):
-            raise ConfigError("a Delta table's path must not look percent-encoded: readers would look elsewhere",
-                              hint="choose a path without '%'", table=address)  # fmt: skip
+            raise ConfigError(
+                "a Delta table's path must not look percent-encoded: readers would decode it",
+                hint="choose a path without '%'",
+                table=address,
+            )
         self.table = str(log.parent)
         self._root = log.parent
         self._heads: dict[str, DeltaHead] = {}
@@ -67,7 +84,7 @@ class DeltaSink(Sink):
         return f"DeltaSink({self.table!r})"
 
     def __reduce__(self) -> tuple[type[DeltaSink], tuple[str]]:
-        # A head that another process knows is of no use to a task.
+        # Tasks do not need the cached heads.
         return DeltaSink, (self.table,)
 
     @property
@@ -79,10 +96,9 @@ class DeltaSink(Sink):
         return True
 
     def check(self, context: SinkContext) -> str | None:
+        _require_deltalake(self.table)
         if self._root.exists() and not self._root.is_dir():
-            raise ConfigError(
-                "the Delta table's path is not a folder", hint="choose another", table=self.table
-            )
+            raise ConfigError("the Delta table's path is not a folder", hint="choose another", table=self.table)
         head = self._head(context)
         if head is None:
             new_table("", context.schema, 0)
@@ -95,14 +111,12 @@ class DeltaSink(Sink):
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        return frozenset(name.job_uuid for name in self._written() if name.uid == context.uid) - {
-            context.job_uuid
-        }
+        return frozenset(name.job_uuid for name in self._data_files() if name.uid == context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
         head = self._head(context) or self._create(context)
-        # Somebody else may have made it in between.
+        # Another process may have created the table meanwhile.
         check_table(self.table, head, context.schema)
         return head.metadata.id
 
@@ -112,22 +126,21 @@ class DeltaSink(Sink):
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._head(context)
         if head is None:
-            raise SinkDiverged("the sink's table is gone", hint="restore it, or give the sink a new uid",
-                               table=self.table)  # fmt: skip
+            raise SinkDiverged(
+                "the sink's table no longer exists", hint="restore it, or give the sink a new uid", table=self.table
+            )
         check_table(self.table, head, context.schema)
         return DeltaSinkTable(self._root, context, head)
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         head = self._head(context)
         if head is not None:
-            catch_up(self._root, head)
-        # The folder before the log: a file that is published in between is then found in the log.
+            create_overdue_checkpoint(self._root, head)
+        # List the folder before reading the log: a file that is committed in between is then found in the log.
         own = (context.job_uuid, context.uid)
-        written = {str(name): name.writing for name in self._written() if (name.job_uuid, name.uid) == own}
-        possible = {
-            name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)
-        }
-        leftovers = sorted(unnamed_files(self._root, context.application, possible)) if possible else []
+        written = {str(name): name.writing for name in self._data_files() if (name.job_uuid, name.uid) == own}
+        possible = {name: w.generation for name, w in written.items() if is_leftover(w.generation, w.ordinal, name)}
+        leftovers = sorted(unreferenced_files(self._root, context.application, possible)) if possible else []
         for path in leftovers:
             try:
                 (self._root / path).unlink(missing_ok=True)
@@ -145,19 +158,19 @@ class DeltaSink(Sink):
         return head
 
     def _create(self, context: SinkContext) -> DeltaHead:
-        """Makes the table, unless somebody else does at the same moment."""
-        now = int(_clock.now().timestamp() * 1000)
+        """Creates the table, unless another process creates it first."""
+        now = _now_ms()
         actions = new_table(str(uuid.UUID(_clock.new_id())), context.schema, now)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
         self._make_folders()
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
         head = self._head(context)
         if head is None:
-            raise StorageError("the Delta table is not there although it was created", table=self.table)
+            raise StorageError("the Delta table was created, but cannot be found", table=self.table)
         return head
 
     def _check_vacant(self) -> None:
-        """Other people's files in a new table's folder would be deleted by the first VACUUM."""
+        """Raises SinkRefused when a new table's folder has other files, which the first VACUUM would delete."""
         try:
             others = [n for n in os.listdir(self._root) if n[0] not in "._" and FileName.parse(n) is None]
         except FileNotFoundError:
@@ -165,8 +178,12 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, self._root) from e
         if others:
-            raise SinkRefused("the sink's folder is neither a Delta table nor empty", hint="choose another path",
-                              table=self.table, found=sorted(others)[:3])  # fmt: skip
+            raise SinkRefused(
+                "the sink's folder is neither a Delta table nor empty",
+                hint="choose another path",
+                table=self.table,
+                found=sorted(others)[:3],
+            )
 
     def _make_folders(self) -> None:
         folder = self._root / LOG_FOLDER
@@ -178,8 +195,8 @@ class DeltaSink(Sink):
         except OSError as e:
             raise disk_error(e, folder) from e
 
-    def _written(self) -> Iterator[FileName]:
-        """The names of all data files of sinks, of any job."""
+    def _data_files(self) -> Iterator[FileName]:
+        """Yields the names of all data files that sinks wrote, of any job."""
         try:
             found = [FileName.parse(name) for name in os.listdir(self._root)]
         except (FileNotFoundError, NotADirectoryError):
@@ -189,16 +206,27 @@ class DeltaSink(Sink):
         yield from filter(None, found)
 
 
+def _require_deltalake(table: str) -> None:
+    """Raises EnvironmentUnsupported without deltalake, which the driver needs; tasks only write Parquet files."""
+    if find_spec("deltalake") is None:
+        raise EnvironmentUnsupported(
+            "a package for Delta tables is not installed",
+            hint="pip install 'stateflow[delta]'",
+            package="deltalake",
+            table=table,
+        )
+
+
 def _check_writable(*folders: Path) -> None:
     for folder in folders:
         try:
-            NamelessFile(folder).close()
+            UnnamedFile(folder).close()
         except OSError as e:
             raise disk_error(e, folder) from e
 
 
 class DeltaSinkTable(SinkTable):
-    """The table at the version that its head names; a commit makes the next version or none."""
+    """A table at the version of its head; a commit creates the next version, or fails."""
 
     def __init__(self, root: Path, context: SinkContext, head: DeltaHead) -> None:
         self.table_id = head.metadata.id
@@ -222,9 +250,15 @@ class DeltaSinkTable(SinkTable):
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
-            raise InternalError("a sink's table can only go back, and its token only grow", table=str(self._root),
-                                version=self.version, to_version=to_version, known=self.token, token=token)  # fmt: skip
-        # Asked before, because a table that changed may have lost what the plan was made for.
+            raise InternalError(
+                "a rewind needs an older version and a larger token",
+                table=str(self._root),
+                version=self.version,
+                to_version=to_version,
+                known=self.token,
+                token=token,
+            )
+        # Checked first: a table that has changed may have lost the files that the rewind restores.
         if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
             return None
         change = Change((), ()) if to_version is None else self._rewinder().change(to_version)
@@ -233,20 +267,20 @@ class DeltaSinkTable(SinkTable):
     def _rewinder(self) -> Rewinder:
         return Rewinder(self._root, self._context.application, self._head)
 
-    def _append(self, actions: list[dict[str, Any]]) -> int | None:
-        """The entry behind the version of this handle; None when somebody else's is there."""
-        # A new version behind a table that was dropped and made again would be a hole in its log.
+    def _append(self, actions: list[Action]) -> int | None:
+        """Creates the next version and returns it; returns None when another writer has created it."""
+        # Appending to a table that was dropped and created again would leave a gap in its log.
         if not is_current(self._root, self._head):
             return None
         version = self.version + 1
         if not append_entry(self._root, version, actions):
             return None
-        maintain(self._root, version, self._head.metadata)
+        maintain_log(self._root, version, self._head.metadata)
         return version
 
     def _size(self, path: str) -> int | None:
         if FileName.parse(path) is None:
-            raise DataError("a file to be published is none of a sink's", path=path, table=str(self._root))
+            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
         try:
             return (self._root / path).lstat().st_size
         except FileNotFoundError:
@@ -254,56 +288,68 @@ class DeltaSinkTable(SinkTable):
         except OSError as e:
             raise disk_error(e, self._root / path) from e
 
-    def _actions(self, token: int, committables: list[Committable]) -> list[dict[str, Any]]:
+    def _actions(self, token: int, committables: list[Committable]) -> list[Action]:
         if len({c.path for c in committables}) < len(committables):
             application = self._context.application
-            raise InternalError("a file is to be published twice", application=application, token=token)
-        now = int(_clock.now().timestamp() * 1000)
+            raise InternalError("a checkpoint has a file twice", application=application, token=token)
+        now = _now_ms()
         info = {
             "timestamp": now,
             "operation": "STREAMING UPDATE",
             "operationParameters": {
-                "outputMode": "Append", "queryId": self._context.application, "epochId": str(token),
+                "outputMode": "Append",
+                "queryId": self._context.application,
+                "epochId": str(token),
             },
             "operationMetrics": {
-                "numAddedFiles": str(len(committables)), "numRemovedFiles": "0",
+                "numAddedFiles": str(len(committables)),
+                "numRemovedFiles": "0",
                 "numOutputRows": str(sum(c.rows for c in committables)),
                 "numOutputBytes": str(sum(c.size for c in committables)),
             },
             "readVersion": self.version,
-            # Spares other people's MERGE, UPDATE and DELETE a conflict with rows that they could not have read.
+            # Avoids conflicts with concurrent MERGE, UPDATE and DELETE, which could not have read these rows.
             "isBlindAppend": True,
             "engineInfo": ENGINE,
-        }  # fmt: skip
+        }
         added = [{"add": _add(c, now)} for c in committables]
         return [{"commitInfo": info}, self._transaction(token, now), *added]
 
-    def _rewind_actions(self, to_version: int | None, token: int, change: Change) -> list[dict[str, Any]]:
-        now = int(_clock.now().timestamp() * 1000)
+    def _rewind_actions(self, to_version: int | None, token: int, change: Change) -> list[Action]:
+        now = _now_ms()
         parameters = {"queryId": self._context.application, "epochId": str(token)}
-        went = "kept" if to_version is None else f"back to version {to_version}"
+        result = "kept" if to_version is None else f"back to version {to_version}"
         info = {
             "timestamp": now,
             "operation": "STREAMING UPDATE" if to_version is None else RESTORE,
             "operationParameters": parameters if to_version is None else {"version": str(to_version), **parameters},
             "operationMetrics": {
-                "numRestoredFiles": str(len(change.back)), "numRemovedFiles": str(len(change.gone)),
-                "restoredFilesSize": str(sum(f.action["size"] for f in change.back)),
-                "removedFilesSize": str(sum(f.action["size"] for f in change.gone)),
+                "numRestoredFiles": str(len(change.restored)),
+                "numRemovedFiles": str(len(change.removed)),
+                "restoredFilesSize": str(sum(f.action["size"] for f in change.restored)),
+                "removedFilesSize": str(sum(f.action["size"] for f in change.removed)),
             },
             "readVersion": self.version,
             "isBlindAppend": False,
-            "userMetadata": f"rewind of {self._context.application}: {went}, token {token}",
+            "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
             "engineInfo": ENGINE,
-        }  # fmt: skip
+        }
         return [{"commitInfo": info}, self._transaction(token, now), *change.actions(now)]
 
-    def _transaction(self, token: int, now: int) -> dict[str, Any]:
+    def _transaction(self, token: int, now: int) -> Action:
         return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
 
 
-def _add(file: Committable, now: int) -> dict[str, Any]:
+def _now_ms() -> int:
+    return int(_clock.now().timestamp() * 1000)
+
+
+def _add(file: Committable, now: int) -> Action:
     return {
-        "path": file.path, "partitionValues": {}, "size": file.size, "modificationTime": now, "dataChange": True,
+        "path": file.path,
+        "partitionValues": {},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": True,
         "stats": file.stats or f'{{"numRecords":{file.rows}}}',
-    }  # fmt: skip
+    }

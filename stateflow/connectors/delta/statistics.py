@@ -1,7 +1,7 @@
-"""Statistics of a data file as Delta keeps them, taken from what Parquet's footer says.
+"""Statistics of a data file in Delta's format, taken from the Parquet footer.
 
-A bound that is left out is never wrong: readers then look into the file. So every value that JSON, or some reader of
-Delta, cannot represent exactly enough is left out rather than approximated downwards.
+A missing bound is always correct, because readers then read the file. So a bound that JSON, or some reader of Delta,
+cannot represent exactly enough is left out, not rounded inwards.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Bounds = tuple[Json | None, Json | None]
 class DoubleBounds:
     """Smallest and largest value of a column of doubles.
 
-    They are counted here and kept out of Parquet's footer: the footer's bounds ignore NaN, Spark orders NaN above
-    every number, and so a filter like ``x > 5`` would not find a NaN in a file whose other values are small.
+    They are computed here and left out of the Parquet footer, whose bounds ignore NaN. Spark orders NaN above every
+    number, so a filter such as ``x > 5`` would miss a NaN in a file whose other values are small.
     """
 
     def __init__(self) -> None:
@@ -44,13 +44,17 @@ class DoubleBounds:
         self._nan = False
 
     def add(self, column: pa.ChunkedArray) -> None:
+        """Adds the values of a column of doubles."""
         self.nulls += column.null_count
         self._nan = self._nan or bool(pc.any(pc.is_nan(column)).as_py())
         ends = pc.min_max(column).as_py()
         self._values += [v for v in ends.values() if v is not None and not math.isnan(v)]
 
     def bounds(self) -> Bounds:
-        """Of two zeros -0.0 is the smaller for some readers, and neither for others: these bounds hold for both."""
+        """Returns the bounds; None for one that is unknown, NaN or infinite.
+
+        Some readers order -0.0 below 0.0, and others treat them as equal: a zero is bounded so that both are right.
+        """
         if not self._values:
             return None, None
         low, high = min(self._values), max(self._values)
@@ -60,11 +64,11 @@ class DoubleBounds:
 
 
 def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[str, DoubleBounds]) -> str:
-    """The ``stats`` of an ``add`` action, as JSON.
+    """Returns the ``stats`` of an ``add`` action, as JSON.
 
     Args:
-        metadata: footer of a file whose columns are those of `schema`.
-        doubles: what the footer does not tell, by column.
+        metadata: footer of a file with the columns of `schema`.
+        doubles: bounds of the columns that the footer has none for, by column.
     """
     low: dict[str, Json] = {}
     high: dict[str, Json] = {}
@@ -88,7 +92,7 @@ def statistics(metadata: pq.FileMetaData, schema: RowSchema, doubles: Mapping[st
 def _bounds(column: Column, chunks: list[pq.Statistics]) -> Bounds:
     translate = _TRANSLATE.get(column.spark_type)
     filled = [c for c in chunks if c.num_values > 0]
-    # A chunk without bounds holds a string that is longer than Parquet's footer keeps.
+    # A row group without bounds has a string that is longer than the Parquet footer stores.
     if translate is None or not filled or not all(c.has_min_max for c in filled):
         return None, None
     return translate(min(c.min_raw for c in filled), max(c.max_raw for c in filled))
@@ -99,11 +103,11 @@ def _integers(low: int, high: int) -> Bounds:
 
 
 def _strings(low: bytes, high: bytes) -> Bounds:
-    return low.decode()[:_PREFIX], _shortened_up(high.decode())
+    return low.decode()[:_PREFIX], shortened_up(high.decode())
 
 
-def _shortened_up(text: str) -> str | None:
-    """A short string that is not less than `text` in the order of UTF-8 bytes; None when there is none."""
+def shortened_up(text: str) -> str | None:
+    """Returns a short string that is not less than `text` in the order of UTF-8 bytes; None when there is none."""
     if len(text) <= _PREFIX:
         return text
     for end in range(_PREFIX, min(_EXPANDED_PREFIX, len(text))):
@@ -123,7 +127,7 @@ def _date(days: int) -> str | None:
 
 
 def _zoned(low: int, high: int) -> Bounds:
-    """Milliseconds, as Delta's writers keep them; rounded outwards, because not all readers allow for the rest."""
+    """Returns bounds in milliseconds, as Delta's writers store them, rounded outwards: not all readers do that."""
     return _instant(low // 1000, "Z"), _instant(-(-high // 1000), "Z")
 
 
@@ -133,8 +137,8 @@ def _unzoned(low: int, high: int) -> Bounds:
 
 def _instant(milliseconds: int, zone: str) -> str | None:
     def text() -> str:
-        moment = _EPOCH + timedelta(milliseconds=milliseconds)
-        return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
+        timestamp = _EPOCH + timedelta(milliseconds=milliseconds)
+        return timestamp.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
 
     return _or_none(text)
 
@@ -143,7 +147,7 @@ T = TypeVar("T")
 
 
 def _or_none(make: Callable[[], T]) -> T | None:
-    """None for what Python's calendar, years 1 to 9999, does not have."""
+    """Returns None for a date outside of Python's calendar, years 1 to 9999."""
     try:
         return make()
     except (OverflowError, ValueError):

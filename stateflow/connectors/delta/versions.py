@@ -1,8 +1,8 @@
-"""What the versions of a Delta table hold, and what each entry of its log changed.
+"""The files of each version of a Delta table, and the changes of each log entry.
 
-An entry is read as it stands in the log. The files of a version come from deltalake, which knows every format that
-Delta's checkpoints can have, but which tells neither statistics as they were written nor deletion vectors. So it makes
-one checkpoint more, in a folder of its own that has links to the log up to that version, and the files are read there.
+An entry is read as it is in the log. The files of a version come from deltalake, which supports every format of Delta's
+checkpoints, but returns neither the original statistics nor deletion vectors. So deltalake creates one more checkpoint,
+in a temporary folder with links to the log up to that version, and the files are read from that checkpoint.
 """
 
 from __future__ import annotations
@@ -11,38 +11,29 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow.parquet as pq
 
-from stateflow.connectors.delta_files import disk_error
-from stateflow.connectors.delta_log import (
-    LOG_FOLDER,
-    Metadata,
-    Protocol,
-    entry_path,
-    list_log,
-    open_deltalake,
-)
+from stateflow.connectors.delta.data_files import disk_error
+from stateflow.connectors.delta.log import LOG_FOLDER, Action, Metadata, Protocol, entry_path, list_log, open_deltalake
 from stateflow.errors import CorruptFile, SinkRefused, StorageError
 
 _SIDECARS = "_sidecars"
 
 ENGINE, RESTORE = "stateflow", "RESTORE"
 
-Action = dict[str, Any]
 Key = tuple[str, str]
-"""Names a file as one version has it: its path, and which of its rows are deleted."""
+"""Identifies the content of a file in a version: its path, and its deletion vector."""
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file that an action of the log names.
+    """A file of an action of the log.
 
     Attributes:
         action: the ``add`` or ``remove``.
-        rows: without deleted ones; None when there are no statistics.
+        rows: number of rows without deleted ones; None when there are no statistics.
     """
 
     action: Action
@@ -50,37 +41,41 @@ class DataFile:
 
     @classmethod
     def of(cls, action: Action) -> DataFile:
-        """The file that an ``add`` or ``remove`` is about."""
+        """Returns the file of an ``add`` or ``remove``."""
         found = msgspec.json.decode(action.get("stats") or "{}").get("numRecords")
         deleted = (action.get("deletionVector") or {}).get("cardinality", 0)
         return cls(action, None if found is None else found - deleted)
 
     @property
     def path(self) -> str:
+        """Path as in the log: percent-encoded, and relative to the table unless absolute."""
         return str(self.action["path"])
 
     @property
     def vector(self) -> Action | None:
-        """What is deleted of it."""
+        """The deletion vector of the file, as in the log; None without one."""
         return self.action.get("deletionVector")
 
     @property
     def key(self) -> Key:
+        """Identifies the file and its deletion vector."""
         v = self.vector
         return self.path, f"{v['storageType']}{v['pathOrInlineDv']}@{v.get('offset')}" if v else ""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one entry of the log says.
+    """A decoded entry of the log.
 
     Attributes:
-        tokens: what it sets, by application.
-        added, removed: files whose rows came or went; a file that was only rewritten with the same rows is in neither.
+        info: its ``commitInfo``.
+        tokens: the transaction versions that it sets, by application.
+        added: files whose rows it adds. Compaction, which only rewrites rows, adds none.
+        removed: files whose rows it removes.
     """
 
     version: int
-    info: Mapping[str, Any]
+    info: Action
     tokens: Mapping[str, int]
     added: tuple[DataFile, ...]
     removed: tuple[DataFile, ...]
@@ -88,7 +83,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Content:
-    """What a version held, for one application."""
+    """The content of a version, and the token of one application at that version."""
 
     version: int
     protocol: Protocol
@@ -98,20 +93,20 @@ class Content:
 
 
 def parent(entry: Entry) -> int:
-    """The version whose content an entry continues."""
+    """Returns the version that an entry is based on: the restored version, or the one before the entry."""
     back_to = restored(entry)
     return entry.version - 1 if back_to is None else back_to
 
 
 def restored(entry: Entry) -> int | None:
-    """The version that an entry of ours went back to; None when it is another entry."""
+    """Returns the version that stateflow restored with this entry; None for any other entry."""
     if (entry.info.get("engineInfo"), entry.info.get("operation")) != (ENGINE, RESTORE):
         return None
     return int(entry.info["operationParameters"]["version"])
 
 
 def read_entry(table: Path, version: int) -> Entry | None:
-    """The log entry of a version; None when there is no such entry, any more or yet."""
+    """Returns the log entry of a version; None when the log has no such entry."""
     path = entry_path(table, version)
     try:
         lines = path.read_bytes().splitlines()
@@ -123,7 +118,7 @@ def read_entry(table: Path, version: int) -> Entry | None:
         actions: list[Action] = [msgspec.json.decode(line) for line in lines if line.strip()]
         return _entry(version, actions)
     except (msgspec.DecodeError, KeyError) as e:
-        message = "a log entry of the Delta table does not decode"
+        message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
@@ -143,7 +138,7 @@ def _entry(version: int, actions: list[Action]) -> Entry:
 
 
 def read_content(table: Path, version: int, application: str) -> Content | None:
-    """What the table held at `version`; None when its log does not tell any more."""
+    """Returns the content of the table at `version`; None when its log no longer contains that."""
     from deltalake.exceptions import TableNotFoundError
 
     with tempfile.TemporaryDirectory(prefix="stateflow-delta-") as scratch:
@@ -163,10 +158,7 @@ def read_content(table: Path, version: int, application: str) -> Content | None:
         return Content(
             version=version,
             protocol=Protocol(
-                needs.min_reader_version,
-                needs.min_writer_version,
-                needs.reader_features,
-                needs.writer_features,
+                needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features
             ),
             metadata=metadata,
             token=opened.transaction_version(application) or 0,
@@ -175,7 +167,7 @@ def read_content(table: Path, version: int, application: str) -> Content | None:
 
 
 def _link_log(table: Path, view: Path, version: int) -> None:
-    """Makes a table of links that ends at `version`, and begins with the newest checkpoint up to there."""
+    """Links the log of a table into a view that starts at the newest checkpoint up to `version`, and ends there."""
     source, links = (table / LOG_FOLDER).absolute(), view / LOG_FOLDER
     links.mkdir()
     listing = list_log(table)
@@ -188,29 +180,37 @@ def _link_log(table: Path, view: Path, version: int) -> None:
 
 
 def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
-    """The files of a view's newest version.
+    """Returns the files of a view's newest version.
 
-    One entry more, without the table's settings for checkpoints, says that statistics are to be text, as in the log.
+    An additional entry without the table's settings for checkpoints makes the checkpoint store statistics as JSON text,
+    as the log does.
     """
     from deltalake.exceptions import DeltaError
 
     plain = {
-        "id": metadata.id, "format": {"provider": "parquet", "options": {}}, "schemaString": metadata.schema_string,
-        "partitionColumns": metadata.partition_columns, "configuration": {}, "createdTime": 0,
-    }  # fmt: skip
+        "id": metadata.id,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": metadata.schema_string,
+        "partitionColumns": metadata.partition_columns,
+        "configuration": {},
+        "createdTime": 0,
+    }
     entry_path(view, version + 1).write_bytes(msgspec.json.encode({"metaData": plain}))
     try:
         open_deltalake(view).create_checkpoint()
     except DeltaError as e:
-        raise StorageError("the files of a Delta table's version cannot be listed", version=version,
-                           reason=str(e).partition("\n")[0]) from e  # fmt: skip
+        raise StorageError(
+            "the files of a version of the Delta table cannot be listed",
+            version=version,
+            reason=str(e).partition("\n")[0],
+        ) from e
     checkpoint = view / LOG_FOLDER / f"{version + 1:020d}.checkpoint.parquet"
     adds = pq.read_table(checkpoint, columns=["add"]).column("add")
     return [DataFile.of(_as_logged(add)) for add in adds.to_pylist(maps_as_pydicts="strict") if add]
 
 
 def _as_logged(add: Action) -> Action:
-    """An ``add`` as an entry has it: what is not there is left out."""
+    """Returns an ``add`` as in a log entry, without fields that are null."""
     found = {name: value for name, value in add.items() if value is not None}
     if vector := found.get("deletionVector"):
         found["deletionVector"] = {name: value for name, value in vector.items() if value is not None}

@@ -1,10 +1,9 @@
-"""Compares a source's declared columns with those of its first file, for formats that Spark reads as declared."""
+"""Compares the declared columns with those of the first file, for formats without a schema of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -13,29 +12,32 @@ from stateflow.api.schema import RowSchema
 from stateflow.similar_names import closest_first
 
 LARGEST = 64 * 2**20
-"""Of the files that are read for this, in bytes: Spark reads all of a JSON file to find its columns."""
+"""The largest file that is compared, in bytes: Spark reads all of a JSON file to infer its columns."""
 
 
 def first_small_file(files: Sequence[Path]) -> Path | None:
-    """The first file that is neither empty nor large; None without one."""
+    """Returns the first file that is neither empty nor larger than `LARGEST`; None without one."""
     return next((file for file in files if 0 < file.stat().st_size <= LARGEST), None)
 
 
 def column_warnings(
-    spark: SparkSession, file: Path, schema: RowSchema, reader: tuple[str, dict[str, Any]]
+    spark: SparkSession, file: Path, schema: RowSchema, reader: tuple[str, Mapping[str, str]]
 ) -> list[str]:
-    """What the columns of one file let expect of a run, a sentence each.
+    """Compares the columns of one file with the declared ones.
 
     Args:
-        reader: format and options.
+        reader: format and options of Spark's reader.
+
+    Returns:
+        One sentence per likely problem of a run.
     """
     format, options = reader
-    # With another mode, records that do not parse would end this, or add a column.
+    # With another mode, records that cannot be parsed would raise, or add a column.
     own = {name: value for name, value in options.items() if name.lower() != "mode"}
     try:
         found = spark.read.format(format).options(**own, mode="DROPMALFORMED").load(str(file)).columns
     except Exception as e:
-        return [f"the columns of {file} are not known: {reason_in(e)}"]
+        return [f"the columns of {file} cannot be read: {reason_in(e)}"]
     if format == "csv":
         has_header = any(n.lower() == "header" and str(v).lower() == "true" for n, v in options.items())
         return _by_position(found, schema, str(file)) if has_header else _by_count(found, schema, str(file))
@@ -43,18 +45,18 @@ def column_warnings(
 
 
 def _missing(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
-    """For formats that Spark reads by name."""
+    """Compares by name, for formats that Spark reads by name."""
     names = {column.name for column in schema.columns if not column.nullable} - set(found)
     return [
         f"no record of {file} has {column!r}, which {schema.row_class.__name__} declares without None: rows with a "
         f"null in it fail; the file has {', '.join(closest_first(column, found))}"
         for column in schema.names
         if column in names
-    ]  # fmt: skip
+    ]
 
 
 def _by_position(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
-    """For CSV with a header, whose names Spark does not look at when columns are declared."""
+    """Compares in order, for CSV with a header, whose names Spark ignores when columns are declared."""
     if [name.lower() for name in found] == [name.lower() for name in schema.names]:
         return []
     return [
@@ -64,10 +66,10 @@ def _by_position(found: Sequence[str], schema: RowSchema, file: str) -> list[str
 
 
 def _by_count(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
-    """For CSV without a header."""
+    """Compares the number of columns, for CSV without a header."""
     if len(found) == len(schema.names):
         return []
     return [
         f"{file} has {len(found)} columns, and {schema.row_class.__name__} declares {len(schema.names)}: Spark takes "
-        "them by position, and is the option header=\"true\" missing?"
-    ]  # fmt: skip
+        'them by position; check whether the option header="true" is missing'
+    ]

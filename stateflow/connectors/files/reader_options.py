@@ -1,9 +1,8 @@
-"""Formats of file sources, and the options of Spark 4.2's reader of each."""
+"""Formats of file sources, and the options of Spark 4.2's readers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from stateflow.errors import ConfigError
 from stateflow.similar_names import did_you_mean
@@ -29,25 +28,31 @@ READER_OPTIONS: Mapping[str, frozenset[str]] = {
         "text": "lineSep wholetext encoding",
     }.items()
 }
-"""By format. Options that have an effect on writing only are left out."""
+"""Options by format, without those that only affect writing."""
 MODES = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
-"""What Spark's readers of JSON and CSV do with a record that does not parse."""
+"""How Spark's readers of JSON and CSV handle a record that cannot be parsed."""
 
 
-def check_reader(format: str, options: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a format, an option or a mode that does not exist. Spark would ignore the last two.
+def check_reader(format: str, options: Mapping[str, object]) -> None:
+    """Checks format, options and mode of a file source; Spark would ignore a wrong option or mode.
 
-    A name with a dot, such as ``fs.s3a.endpoint``, is one of Hadoop's settings, and is not checked.
+    A name with a dot, such as ``fs.s3a.endpoint``, is a Hadoop setting and is not checked.
+
+    Raises:
+        ConfigError: the format, an option or the mode does not exist.
     """
     known = READER_OPTIONS.get(str(format).lower())
     if known is None:
-        raise ConfigError("there is no such format of a file source", hint=did_you_mean(str(format), READER_OPTIONS),
-                          format=format)  # fmt: skip
+        raise ConfigError(
+            "unknown format of a file source", hint=did_you_mean(str(format), READER_OPTIONS), format=format
+        )
     folded = {name.lower() for name in known}
     for name, value in options.items():
         if name.lower() not in folded and "." not in name:
-            raise ConfigError("the reader of a file source has no such option", hint=did_you_mean(name, sorted(known)),
-                              option=name, format=format)  # fmt: skip
+            raise ConfigError(
+                "unknown option of a file source", hint=did_you_mean(name, sorted(known)), option=name, format=format
+            )
         if name.lower() == "mode" and str(value).upper() not in MODES:
-            raise ConfigError("the reader of a file source has no such mode", hint=did_you_mean(str(value), MODES),
-                              mode=value, format=format)  # fmt: skip
+            raise ConfigError(
+                "unknown mode of a file source", hint=did_you_mean(str(value), MODES), mode=value, format=format
+            )

@@ -1,8 +1,8 @@
-"""Work that a run does besides its batches and that no result depends on: it survives errors and reports them.
+"""Work of a run that no result depends on: its errors are reported, and the run continues.
 
-What a run promises is at stake in checkpoints, publication and the log alone; errors there end the run. Everything else
-is tried through `BackgroundWork`: an error is logged, counted by kind, recorded in the history, and followed by a pause
-that grows, so that a storage that refuses is not asked at full speed.
+The guarantees of a run depend on checkpoints, publication and the log alone; errors there end the run. Everything else
+goes through `BackgroundWork`: an error is logged, counted by kind, recorded in the history, and followed by a pause
+that grows, so that a storage that refuses requests is not called at full speed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from stateflow.checkpoint.history import BACKGROUND, ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
+from stateflow.checkpoint.history import BACKGROUND, write_action
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import Fenced, InternalError, StateflowError
-from stateflow.metrics import Recorder
+from stateflow.observability.metrics import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(seconds=1), timedelta(minutes=5)
 
 
 class Work(enum.Enum):
-    """The kinds of background work; each value is a counter of `metrics.METRICS` without its prefix."""
+    """A kind of background work; its value is part of the name of its failure counter in `metrics.METRICS`."""
 
     REQUESTS = "request_watch"
-    """Looking for requests to the run."""
+    """Polling for requests and answering them."""
     COLLECTION = "collection"
-    """Deleting garbage in the job root, abandoned savepoints and files that writers left aside."""
+    """Deleting garbage in the job root, abandoned savepoints and temporary files of dead writers."""
     HISTORY = "history"
     """Writing and trimming the history."""
     CLEANUP = "cleanup"
@@ -38,20 +39,20 @@ class Work(enum.Enum):
 
     @property
     def metric(self) -> str:
-        """The counter of its failures."""
+        """Name of the counter of its failures."""
         return f"num_{self.value}_failures"
 
 
 @dataclass(frozen=True)
 class Failures:
-    """What went wrong with one kind of work since the run began.
+    """Failures of one kind of work since the start of the run.
 
     Attributes:
-        count: how many tries failed.
-        in_a_row: how many of them since it last succeeded.
-        last: the last error; None before there was one.
-        at: when that was, in ISO 8601.
-        pause_until: before then it is not tried again; in seconds of the clock that never goes back.
+        count: failed attempts.
+        in_a_row: failed attempts since the last success.
+        last: the last error; None before the first one.
+        at: timestamp of `last`, in ISO 8601.
+        pause_until: earliest time of the next attempt, in seconds of the monotonic clock.
     """
 
     count: int = 0
@@ -62,10 +63,10 @@ class Failures:
 
 
 class BackgroundWork:
-    """Tries the background work of one run, from any of its threads.
+    """Attempts the background work of one run; safe to call from all its threads.
 
     Args:
-        root: gives the clock, and the history that gets the records.
+        root: holds the history that gets the records.
         recorder: counts failures.
         generation: of the run.
     """
@@ -79,12 +80,15 @@ class BackgroundWork:
         self._recorded = dict.fromkeys(Work, Failures())
 
     def attempt(self, kind: Work, work: Callable[[], object], at_once: bool = False) -> bool:
-        """Does `work`; whether it succeeded. An error is counted, and nothing else comes of it.
+        """Calls `work`; returns whether it succeeded. An error is only reported.
 
         Args:
-            at_once: whether it is tried although the pause after the last failure is not over.
+            kind: counts as this kind of work.
+            work: raises an error to fail.
+            at_once: whether to attempt it during the pause after the last failure; otherwise returns False then.
 
-        Raises Fenced: the run must end, whoever finds that out.
+        Raises:
+            Fenced: a newer run has claimed the job, so this run must end whichever work detects it.
         """
         if not at_once and self._root.clock.monotonic() < self.failures(kind).pause_until:
             return False
@@ -100,17 +104,17 @@ class BackgroundWork:
         return True
 
     def failures(self, kind: Work) -> Failures:
-        """What went wrong so far."""
+        """Returns the failures of one kind of work so far."""
         with self._lock:
             return self._failures[kind]
 
     def pause(self, kind: Work, usual: timedelta) -> timedelta:
-        """How long to wait before the next try: `usual`, and longer after failures."""
+        """Returns how long to wait before the next attempt: `usual`, and longer after failures."""
         left = self.failures(kind).pause_until - self._root.clock.monotonic()
         return max(usual, timedelta(seconds=left))
 
     def finish(self) -> None:
-        """Records in the history what failed since the last record; the run ends."""
+        """Records the failures since the last record in the history; called when the run ends."""
         for kind in Work:
             if self.failures(kind).count > self._recorded[kind].count:
                 self._record(kind, self.failures(kind))
@@ -123,22 +127,38 @@ class BackgroundWork:
             before = self._failures[kind]
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(before.in_a_row, 20))
             now = Failures(
-                before.count + 1, before.in_a_row + 1, failure, at,
-                self._root.clock.monotonic() + pause.total_seconds(),
-            )  # fmt: skip
+                before.count + 1, before.in_a_row + 1, failure, at, self._root.clock.monotonic() + pause.total_seconds()
+            )
             self._failures[kind] = now
         self._recorder.count(kind.metric)
-        # A bug is logged with its traceback, a storage that fails is not.
-        log.warning("%s failed (%d in a row), the run goes on: %s", kind.value, now.in_a_row, failure,
-                    exc_info=None if known or isinstance(error, OSError) else error)  # fmt: skip
-        if now.count & (now.count - 1) == 0:  # 1, 2, 4, 8, …: few records, however long it lasts
+        # Only a bug is logged with its traceback; a failing storage is not.
+        log.warning(
+            "%s failed (%d in a row), the run continues: %s",
+            kind.value,
+            now.in_a_row,
+            failure,
+            exc_info=None if known or isinstance(error, OSError) else error,
+        )
+        if now.count & (now.count - 1) == 0:  # 1, 2, 4, 8, …: few records, however long the failure lasts
             self._record(kind, now)
 
     def _record(self, kind: Work, failed: Failures) -> None:
         assert failed.last is not None
-        write_action(self._root.storage, ActionRecord(
-            seq=self._generation, kind=BACKGROUND, at=failed.at, by=self._root.writer, reason=failed.last.sentence,
-            facts={"work": kind.value, "failures": str(failed.count), "code": failed.last.code,
-                   "run": str(self._generation)},
-        ), f"{kind.value[:3]}{failed.count:x}")  # fmt: skip
+        write_action(
+            self._root.storage,
+            ActionRecord(
+                seq=self._generation,
+                kind=BACKGROUND,
+                at=failed.at,
+                by=self._root.writer,
+                reason=failed.last.sentence,
+                facts={
+                    "work": kind.value,
+                    "failures": str(failed.count),
+                    "code": failed.last.code,
+                    "run": str(self._generation),
+                },
+            ),
+            f"{kind.value[:3]}{failed.count:x}",
+        )
         self._recorded[kind] = failed

@@ -1,4 +1,4 @@
-"""Looks now and then whether a newer run has claimed the job, so that a run that is at a long batch learns it."""
+"""A thread that detects during a long batch that a newer run has claimed the job."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
-from stateflow.checkpoint.fencing import fenced_by
-from stateflow.checkpoint.log import CheckpointLog
+from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.errors import Fenced
 
 log = logging.getLogger(__name__)
 
 
 class FenceWatch:
-    """A thread that reads the log's head at an interval: one LIST and one small GET.
+    """Reads the log's head at an interval, in a thread: one LIST and one small GET each time.
 
-    The log alone fences a run, at its next append; this only shortens how long a fenced run works in vain. So a look
-    that fails is logged, and the next one follows.
+    Only the log fences a run, when the run next appends an entry. The watch shortens the time that a fenced run works
+    in vain, so a failed check is logged and the next one follows.
 
     Args:
-        on_fenced: called once, in the thread: interrupts what the run is doing.
+        guard: of the run.
+        interval: between two checks.
+        on_fenced: called once, in the thread; interrupts what the run is doing.
     """
 
-    def __init__(
-        self, job_log: CheckpointLog, generation: int, interval: timedelta, on_fenced: Callable[[], None]
-    ) -> None:
-        self._log = job_log
-        self._generation = generation
+    def __init__(self, guard: FenceGuard, interval: timedelta, on_fenced: Callable[[], None]) -> None:
+        self._guard = guard
         self._interval = interval
         self._on_fenced = on_fenced
         self._ended = threading.Event()
@@ -36,32 +34,32 @@ class FenceWatch:
         self._thread = threading.Thread(target=self._watch, name="stateflow-fence", daemon=True)
 
     def begin(self) -> None:
-        """Starts looking."""
+        """Starts the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread; may be called more than once, and before `begin`."""
+        """Ends the thread. May be called more than once, and before `begin`."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def check(self) -> None:
-        """Raises Fenced when a look has found a newer run."""
+        """Raises Fenced once the watch has found a newer run."""
         if self._fenced is not None:
             raise self._fenced
 
-    def look(self) -> bool:
-        """Reads the head once; returns whether the run is fenced."""
+    def is_fenced(self) -> bool:
+        """Reads the log's head once, unless a newer run is known; returns whether one has claimed the job."""
         if self._fenced is None:
-            self._fenced = fenced_by(self._log, self._generation)
+            self._fenced = self._guard.find()
         return self._fenced is not None
 
     def _watch(self) -> None:
         while not self._ended.wait(self._interval.total_seconds()):
             try:
-                if self.look():
+                if self.is_fenced():
                     self._on_fenced()
                     return
             except Exception:
-                # Whatever a storage's client raises: the next look may succeed, and the log fences anyway.
-                log.warning("the look for a newer run failed", exc_info=True)
+                # Any error of a storage client: the next check may succeed, and the log fences the run in any case.
+                log.warning("the check for a newer run failed", exc_info=True)

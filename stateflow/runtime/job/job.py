@@ -1,4 +1,4 @@
-"""What a run works with, and what each of its batches gives."""
+"""A job that is ready to run, and the results of its batches."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from stateflow.checkpoint.documents import QuarantinedFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.restore import Wanted
-from stateflow.metrics import NullRecorder, Recorder
-from stateflow.runtime.declared import declared_if_known
-from stateflow.runtime.plan import JobPlan
-from stateflow.runtime.publishing import BoundSink
-from stateflow.settings import Settings
-from stateflow.state.evolution import Declarations
+from stateflow.checkpoint.log.documents import QuarantinedFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.restore.state_matching import CurrentJob
+from stateflow.config.settings import Settings
+from stateflow.observability.metrics import NullRecorder, Recorder
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.planning.state_discovery import declared_states_if_known
+from stateflow.runtime.publisher import BoundSink
+from stateflow.state.schema.compatibility import Declarations
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the sources are after a batch.
+    """Positions of the sources at the end of a batch.
 
     Attributes:
-        spark: when Spark reads them.
+        sources: of each source.
+        spark: progress of Spark's query; None when the sources are read without Spark.
         quarantined: input files that the batch skips.
     """
 
@@ -31,21 +32,27 @@ class Positions:
     quarantined: tuple[QuarantinedFile, ...] = ()
 
 
-Capture = Callable[[str], Positions]
-"""Captures the positions of the batch that begins; its argument is a data folder for what is too large to inline."""
+PositionCapture = Callable[[str], Positions]
+"""Captures the positions at the end of the batch that begins.
+
+Takes a data folder, for what is too large for the manifest.
+"""
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What one batch did.
+    """Result of one batch.
 
     Attributes:
-        checkpoint_id: the newest checkpoint; 0 before there is one.
-        committed: whether that has this batch in it; else its output is not published yet.
-        rows_in: rows that came from each source to the first operator or sink on it, after the transforms before that.
-        increment_bytes: of state files that were stored for it, those of a compaction apart.
-        compaction_bytes: of state files that a compaction wrote, which hold old data.
-        full_bytes: of all state that it consists of.
+        checkpoint_id: the newest checkpoint; 0 before the first one.
+        ordinal: number of the batch in the run.
+        rows_in: rows that the first operators or sinks after the sources read, after the transforms before these.
+        rows_out: rows for each sink, by uid.
+        increment_bytes: size of the state files that were stored for this batch, without those of a compaction.
+        compaction_bytes: size of the state files that a compaction wrote; they hold older data.
+        full_bytes: size of all state.
+        seconds: duration.
+        committed: whether the newest checkpoint contains this batch; otherwise its output is not published yet.
     """
 
     checkpoint_id: int
@@ -61,11 +68,15 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a run works with.
+    """A job with its opened root.
 
     Attributes:
-        sources: (uid, description) of each source.
-        recorder: gets figures with Flink's names, in snake case.
+        root: the job root.
+        plan: the physical plan.
+        settings: of the run.
+        sinks: by uid.
+        sources: (uid, description) of each source, ordered by uid.
+        recorder: gets metrics with Flink's names, in snake case.
     """
 
     root: JobRoot
@@ -76,24 +87,26 @@ class Job:
     recorder: Recorder = field(default_factory=NullRecorder)
 
     @property
-    def wanted(self) -> Wanted:
-        """What stored state and positions are compared with."""
-        return Wanted(
-            self.plan.parallelism,
-            self.root.job.max_parallelism,
-            self.plan.key_types,
-            self.sources,
-            self._declared,
+    def wanted(self) -> CurrentJob:
+        """What the job declares, for the comparison with stored state and positions."""
+        return CurrentJob(
+            self.plan.parallelism, self.root.job.max_parallelism, self.plan.key_types, self.sources, self._declared
         )
 
     @cached_property
     def _declared(self) -> dict[str, Declarations]:
-        return declared_if_known(self.plan, self.root.job.max_parallelism)
+        return declared_states_if_known(self.plan, self.root.job.max_parallelism)
 
 
 @dataclass
-class Totals:
-    """What a run did so far."""
+class RunTotals:
+    """Counts of a run and its restarts.
+
+    Attributes:
+        batches: completed batches.
+        rows_in, rows_out: as in `BatchResult`.
+        quarantined: records of skipped input files.
+    """
 
     batches: int = 0
     rows_in: int = 0
@@ -101,7 +114,7 @@ class Totals:
     quarantined: list[QuarantinedFile] = field(default_factory=list)
 
     def count(self, rows_in: int, rows_out: dict[str, int]) -> None:
-        """One more batch."""
+        """Adds a batch."""
         self.batches += 1
         self.rows_in += rows_in
         for sink, rows in rows_out.items():

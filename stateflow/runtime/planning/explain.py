@@ -1,4 +1,4 @@
-"""A job's plan as facts and as text, before anything runs."""
+"""Explains the physical plan of a job, for `stateflow plan`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from stateflow.api.functions import TaskInfo
-from stateflow.api.graph import (
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.nodes import (
     Edge,
-    Graph,
     Node,
     PartialNode,
     ProcessNode,
@@ -19,21 +19,23 @@ from stateflow.api.graph import (
     TransformNode,
     UnionNode,
     WatermarkNode,
-    parents_of,
 )
+from stateflow.api.graph.traversal import parents_of
 from stateflow.api.schema import RowSchema
-from stateflow.runtime.declared import declare
-from stateflow.runtime.plan import Level, Unit, plan_job
-from stateflow.settings import Settings
-from stateflow.time_to_live import StateTtlConfig
+from stateflow.config.settings import Settings
+from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
+from stateflow.runtime.planning.state_discovery import discover_states
+from stateflow.types.ttl_config import StateTtlConfig
 
 
 @dataclass(frozen=True)
-class DrawnSource:
-    """Where rows come from.
+class SourceExplanation:
+    """A source.
 
     Attributes:
-        bounded: whether it ends.
+        reads: description of what it reads.
+        columns: its row class with names and types of the columns.
+        bounded: whether its input ends.
     """
 
     uid: str
@@ -43,12 +45,12 @@ class DrawnSource:
 
 
 @dataclass(frozen=True)
-class DrawnInput:
-    """What a unit takes.
+class InputExplanation:
+    """One input of an operator chain.
 
     Attributes:
-        rows: the way of the rows since they were read or emitted.
-        key: columns with their types; empty for one that is not keyed.
+        rows: lineage of the rows since they were read or emitted.
+        key: key columns with their types; empty for an unkeyed input.
     """
 
     rows: str
@@ -58,12 +60,12 @@ class DrawnInput:
 
 
 @dataclass(frozen=True)
-class DrawnState:
-    """A state that the function declares in `open`.
+class StateExplanation:
+    """A state that a function declares.
 
     Attributes:
-        time_to_live: how long an entry lives and after what, such as ``3 d after each write, in processing time``;
-            empty when it lives for ever.
+        time_to_live: duration and reference of its TTL, such as ``3 d after each write, in processing time``; empty
+            without TTL.
     """
 
     name: str
@@ -74,8 +76,8 @@ class DrawnState:
 
 
 @dataclass(frozen=True)
-class DrawnSink:
-    """Where rows go, in the same task."""
+class SinkExplanation:
+    """A sink, which writes rows in the task that emits them."""
 
     uid: str
     sink: str
@@ -83,155 +85,166 @@ class DrawnSink:
 
 
 @dataclass(frozen=True)
-class DrawnUnit:
-    """What one task runs.
+class ChainExplanation:
+    """One operator chain.
 
     Attributes:
-        function: empty for a unit without an operator.
-        states: None when `open` failed outside a run.
-        unknown_because: why it failed.
+        function: name of the operator's function; empty for a chain without an operator.
+        states: None if the function cannot be opened outside of a run.
+        unknown_because: the error of opening the function.
+        relay: whether the chain only forwards rows.
     """
 
     uid: str
     function: str
-    inputs: tuple[DrawnInput, ...]
+    inputs: tuple[InputExplanation, ...]
     output: str
     side_outputs: tuple[str, ...]
-    states: tuple[DrawnState, ...] | None
+    states: tuple[StateExplanation, ...] | None
     unknown_because: str
-    sinks: tuple[DrawnSink, ...]
+    sinks: tuple[SinkExplanation, ...]
     relay: bool
 
 
 @dataclass(frozen=True)
-class DrawnLevel:
-    """Units behind the same number of shuffles."""
+class LevelExplanation:
+    """The operator chains after the same number of shuffles."""
 
     number: int
     tasks: int
-    units: tuple[DrawnUnit, ...]
+    chains: tuple[ChainExplanation, ...]
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A job as it would run."""
+class JobExplanation:
+    """The physical plan of a job, as plain values."""
 
     job: str
     parallelism: int
     max_parallelism: int
     on_spark: bool
-    sources: tuple[DrawnSource, ...]
-    levels: tuple[DrawnLevel, ...]
+    sources: tuple[SourceExplanation, ...]
+    levels: tuple[LevelExplanation, ...]
 
 
-def draw(graph: Graph, settings: Settings, on_spark: bool) -> Drawing:
-    """The job's plan. Calls `open` of its functions, on copies, to see which states they declare.
+def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanation:
+    """Explains a job's plan. Opens copies of its functions to discover the states that they declare.
 
-    Raises JobDefinitionError when the job cannot run.
+    Raises:
+        JobDefinitionError: the job cannot run.
     """
     plan = plan_job(graph, settings.parallelism)
-    return Drawing(
-        settings.name, settings.parallelism, settings.key_groups, on_spark,
-        tuple(DrawnSource(n.uid, n.source.description, _columns(n.schema), n.source.bounded) for n in plan.sources),
+    return JobExplanation(
+        settings.name,
+        settings.parallelism,
+        settings.key_groups,
+        on_spark,
+        tuple(
+            SourceExplanation(n.uid, n.source.description, _columns(n.schema), n.source.bounded) for n in plan.sources
+        ),
         tuple(_level(level, graph, settings.key_groups) for level in plan.levels),
-    )  # fmt: skip
+    )
 
 
-def as_text(drawing: Drawing) -> Iterator[str]:
-    """The drawing in lines."""
-    where = "on Spark" if drawing.on_spark else "without Spark"
-    yield (f"job {drawing.job}: {where}, parallelism {drawing.parallelism}, "
-           f"{drawing.max_parallelism} key groups")  # fmt: skip
-    for source in drawing.sources:
+def to_lines(explanation: JobExplanation) -> Iterator[str]:
+    """Yields the lines of the text that `stateflow plan` prints."""
+    where = "on Spark" if explanation.on_spark else "without Spark"
+    parallelism = f"parallelism {explanation.parallelism}, {explanation.max_parallelism} key groups"
+    yield f"job {explanation.job}: {where}, {parallelism}"
+    for source in explanation.sources:
         yield f"source {source.uid}: {source.reads}{', bounded' if source.bounded else ''}"
         yield f"  rows: {source.columns}"
-    for level in drawing.levels:
+    for level in explanation.levels:
         yield f"shuffle {level.number}, to {level.tasks} tasks"
-        for unit in level.units:
-            yield from ("  " + line for line in _unit_lines(unit))
+        for chain in level.chains:
+            yield from ("  " + line for line in _chain_lines(chain))
 
 
-def _unit_lines(unit: DrawnUnit) -> Iterator[str]:
-    if unit.relay:
-        yield f"relay of {unit.inputs[0].rows}"
+def _chain_lines(chain: ChainExplanation) -> Iterator[str]:
+    if chain.relay:
+        yield f"relay of {chain.inputs[0].rows}"
         return
-    if unit.function:
-        yield f"operator {unit.uid}: {unit.function}"
-        yield from ("  " + _input_line(given) for given in unit.inputs)
-        yield from ("  " + line for line in _state_lines(unit))
-        yield f"  emits {unit.output}"
-        yield from (f"  side output {name}" for name in unit.side_outputs)
-    indent = "  " if unit.function else ""
-    yield from (f"{indent}sink {sink.uid}: {sink.sink} of {sink.rows}" for sink in unit.sinks)
+    if chain.function:
+        yield f"operator {chain.uid}: {chain.function}"
+        yield from ("  " + _input_line(given) for given in chain.inputs)
+        yield from ("  " + line for line in _state_lines(chain))
+        yield f"  emits {chain.output}"
+        yield from (f"  side output {name}" for name in chain.side_outputs)
+    indent = "  " if chain.function else ""
+    yield from (f"{indent}sink {sink.uid}: {sink.sink} of {sink.rows}" for sink in chain.sinks)
 
 
-def _input_line(given: DrawnInput) -> str:
+def _input_line(given: InputExplanation) -> str:
     if given.broadcast:
         return f"takes {given.rows}, broadcast"
     order = f", ordered by {', '.join(given.order_by)}" if given.order_by else ""
     return f"takes {given.rows}, keyed by {', '.join(given.key)}{order}"
 
 
-def _state_lines(unit: DrawnUnit) -> Iterator[str]:
-    if unit.states is None:
-        yield f"states unknown: open failed outside a run: {unit.unknown_because}"
-    for state in unit.states or ():
+def _state_lines(chain: ChainExplanation) -> Iterator[str]:
+    if chain.states is None:
+        yield f"states unknown: open failed outside a run: {chain.unknown_because}"
+    for state in chain.states or ():
         arrow = f"{state.key_type} -> " if state.key_type else ""
         lives = f", lives {state.time_to_live}" if state.time_to_live else ""
         yield f"{state.kind} state {state.name}: {arrow}{state.value_type}{lives}"
 
 
-def _level(level: Level, graph: Graph, max_parallelism: int) -> DrawnLevel:
-    units = tuple(_unit(unit, level, graph, max_parallelism) for unit in level.units)
-    return DrawnLevel(level.number, level.targets, units)
+def _level(level: Level, graph: Graph, max_parallelism: int) -> LevelExplanation:
+    chains = tuple(_chain(chain, level, graph, max_parallelism) for chain in level.chains)
+    return LevelExplanation(level.number, level.targets, chains)
 
 
-def _unit(unit: Unit, level: Level, graph: Graph, max_parallelism: int) -> DrawnUnit:
-    operator = unit.operator
-    info = TaskInfo(unit.uid, 0, level.parallelism, max_parallelism, datetime.fromtimestamp(0, UTC))
+def _chain(chain: OperatorChain, level: Level, graph: Graph, max_parallelism: int) -> ChainExplanation:
+    operator = chain.operator
+    info = TaskInfo(chain.uid, 0, level.parallelism, max_parallelism, datetime.fromtimestamp(0, UTC))
     states, why = _states(operator, info) if operator else ((), "")
     sides = [f"{n.tag.name}: {_columns(n.schema)}" for n in graph.side_outputs if n.parent is operator]
-    return DrawnUnit(
-        uid=unit.uid, function=operator.name if operator else "",
-        inputs=tuple(_input(edge, operator) for edge in unit.inputs),
-        output=_columns(operator.schema) if operator else "", side_outputs=tuple(sides), states=states,
-        unknown_because=why, relay=unit.is_relay,
-        sinks=tuple(DrawnSink(s.uid, type(s.sink).__name__, _way(o.node)) for o in unit.outlets for s in o.sinks),
-    )  # fmt: skip
+    return ChainExplanation(
+        uid=chain.uid,
+        function=operator.name if operator else "",
+        inputs=tuple(_input(edge, operator) for edge in chain.inputs),
+        output=_columns(operator.schema) if operator else "",
+        side_outputs=tuple(sides),
+        states=states,
+        unknown_because=why,
+        relay=chain.is_relay,
+        sinks=tuple(
+            SinkExplanation(s.uid, type(s.sink).__name__, _lineage(o.node)) for o in chain.outputs for s in o.sinks
+        ),
+    )
 
 
-def _input(edge: Edge, operator: ProcessNode | None) -> DrawnInput:
+def _input(edge: Edge, operator: ProcessNode | None) -> InputExplanation:
     keying = edge.keying
     if keying is None:
-        return DrawnInput(_way(edge.node), (), (), broadcast=operator is not None)
+        return InputExplanation(_lineage(edge.node), (), (), broadcast=operator is not None)
     key = tuple(f"{name} {kind}" for name, kind in zip(keying.columns, keying.types, strict=True))
-    return DrawnInput(_way(edge.node), key, keying.order_by, broadcast=False)
+    return InputExplanation(_lineage(edge.node), key, keying.order_by, broadcast=False)
 
 
-def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[DrawnState, ...] | None, str]:
+def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[StateExplanation, ...] | None, str]:
     try:
-        declared = declare(operator.function, info)
-    except Exception as e:  # a user's code, which may want what only a task has
+        declared = discover_states(operator.function, info)
+    except Exception as e:  # user code, which may need something that exists only in a task
         return None, f"{type(e).__name__}: {e}"
-    lives = {name: _life(config) for name, config in declared.keyed.times_to_live.items()}
+    registry = declared.keyed.registry
+    lives = {name: _time_to_live(config) for name, config in registry.ttl_configs.items()}
     keyed = [
-        DrawnState(s.name, s.kind, s.key_type, s.value_type, lives.get(s.name, ""))
-        for s in declared.keyed.schemas
+        StateExplanation(s.name, s.kind, s.key_type, s.value_type, lives.get(s.name, "")) for s in registry.schemas
     ]
-    operator_states = (
-        DrawnState(s.name, s.kind, s.key_type, s.value_type) for s in declared.operator.schemas
-    )
+    operator_states = (StateExplanation(s.name, s.kind, s.key_type, s.value_type) for s in declared.operator.schemas)
     return (*keyed, *operator_states), ""
 
 
-def _life(config: StateTtlConfig) -> str:
+def _time_to_live(config: StateTtlConfig) -> str:
     reads = config.update_type is StateTtlConfig.UpdateType.OnReadAndWrite
     since = "each read and write" if reads else "each write"
     return f"{_duration(config.ttl)} after {since}, in {config.ttl_time_characteristic.value} time"
 
 
 def _duration(time: timedelta) -> str:
-    """``1 d 12 h``: the units that are not zero."""
+    """Returns a duration such as ``1 d 12 h``, without units that are zero."""
     rest, found = time // timedelta(milliseconds=1), []
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1)):
         count, rest = divmod(rest, size)
@@ -240,17 +253,17 @@ def _duration(time: timedelta) -> str:
     return " ".join(found)
 
 
-def _way(node: Node) -> str:
-    """How the rows of `node` come about, from sources and operators on."""
+def _lineage(node: Node) -> str:
+    """Returns how the rows of `node` are computed from those of sources and operators."""
     if isinstance(node, SourceNode | ProcessNode):
         return node.uid
     if isinstance(node, SideOutputNode):
         return f"{node.parent.uid}'s {node.tag.name}"
-    ways = [_way(parent) for parent in parents_of(node)]
+    ways = [_lineage(parent) for parent in parents_of(node)]
     if isinstance(node, UnionNode):
         return f"({' + '.join(ways)})"
     if isinstance(node, RowsNode):
-        letters = "dead letters of " if node.step.catches else ""
+        letters = "dead letters of " if node.step.emits_dead_letters else ""
         return f"{ways[0]} > {letters}{node.step.kind.value} {node.step.name}"
     if isinstance(node, PartialNode):
         return f"{ways[0]} > partial aggregation"

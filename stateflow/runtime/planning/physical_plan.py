@@ -1,4 +1,4 @@
-"""From the logical graph to levels of units: what runs in which task of which shuffle. Pure."""
+"""Arranges the logical graph in levels of operator chains. Pure functions, without storage or Spark."""
 
 from __future__ import annotations
 
@@ -6,49 +6,42 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stateflow.api.functions import has_timers
-from stateflow.api.graph import (
-    Edge,
-    Graph,
-    Node,
-    ProcessNode,
-    SinkNode,
-    SourceNode,
-    event_time_of,
-    is_emitted,
-    leaves_of,
-    level_of,
-    maker_of,
-    sources_of,
-    strategies,
-)
+from stateflow.api.functions.process import has_timers
+from stateflow.api.graph.event_time import event_time_of, watermark_strategies
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.nodes import Edge, Node, ProcessNode, SinkNode, SourceNode, TransformNode
+from stateflow.api.graph.traversal import is_emitted, leaves_of, level_of, parents_of, producer_of, sources_of
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.barrier import Participant
+from stateflow.checkpoint.barrier.pending_barrier import Participant
+from stateflow.errors import JobDefinitionError
 
 
 @dataclass(frozen=True)
-class Outlet:
-    """Something that a unit's tasks emit.
+class Output:
+    """One output of an operator chain.
 
     Attributes:
-        node: the emitted node, or the source, whose rows these are.
-        sinks: those that take the rows in the same task.
-        feeds: whether a unit of the next level consumes the rows.
+        node: the emitted node or the source whose rows these are.
+        sinks: the sinks that write the rows in the same task.
+        is_forwarded: whether the next level consumes the rows.
     """
 
     node: Node
     sinks: tuple[SinkNode, ...]
-    feeds: bool
+    is_forwarded: bool
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Something that runs in tasks: a keyed operator with the sinks behind it, a sink on an unkeyed stream, or a relay,
-    which only carries rows over a level that they have no work in.
+class OperatorChain:
+    """Operators that one task runs.
+
+    A keyed operator with the row functions and sinks after it, a sink on an unkeyed stream, or a relay, which forwards
+    rows through a level in which nothing processes them.
 
     Attributes:
-        first_target: global index of its subtask 0 within its level.
-        inputs: one; or two, of connected streams.
+        first_target: index of its subtask 0 among all tasks of its level.
+        inputs: one input, or the two of connected streams.
+        operator: None for a relay and for a sink on an unkeyed stream.
     """
 
     uid: str
@@ -56,46 +49,49 @@ class Unit:
     first_target: int
     inputs: tuple[Edge, ...]
     operator: ProcessNode | None
-    outlets: tuple[Outlet, ...]
+    outputs: tuple[Output, ...]
 
     @property
     def is_relay(self) -> bool:
-        """Whether it only carries rows on."""
-        return self.operator is None and any(o.feeds for o in self.outlets)
+        """Whether the chain only forwards rows."""
+        return self.operator is None and any(o.is_forwarded for o in self.outputs)
 
     @property
-    def fires(self) -> bool:
-        """Whether its function has timers."""
+    def has_timer_function(self) -> bool:
+        """Whether its function defines `on_timer`."""
         return self.operator is not None and has_timers(self.operator.function)
 
     @cached_property
     def fires_between_rows(self) -> bool:
-        """Whether a key's event-time timers fire between two of its rows: the rows come from sources, of which alone it
-        is known what may still come, and in the order of event time."""
-        if not self.fires or self.level != 1:
+        """Whether a key's event-time timers fire between two of its rows.
+
+        They do if the rows come directly from sources, whose watermarks bound the rows that may still come, and in the
+        order of event time.
+        """
+        if not self.has_timer_function or self.level != 1:
             return False
         return all(e.keying is None or _is_in_time_order(e) for e in self.inputs)
 
     @cached_property
     def watermark_sources(self) -> frozenset[str]:
-        """Uids of the sources that its watermark is made of."""
-        return frozenset(strategies(e.node for e in self.operator.inputs) if self.operator else ())
+        """Uids of the sources that determine its watermark."""
+        return frozenset(watermark_strategies(e.node for e in self.operator.inputs) if self.operator else ())
 
     @cached_property
     def sources(self) -> frozenset[str]:
-        """Uids of the sources whose rows can reach it."""
+        """Uids of the sources whose rows can reach the chain."""
         return frozenset(source.uid for edge in self.inputs for source in sources_of(edge.node))
 
 
 @dataclass(frozen=True)
 class Share:
-    """A part of an input's rows that goes through the shuffle apart, so that something is known of all of its rows.
+    """Rows of an input that are sent through the shuffle separately, because they have phase or source in common.
 
     Attributes:
-        number: tells the shares of an input apart.
-        leaf: whose rows these are; None for those of all leaves.
-        phase: of the rows; None where each row says it, or all are of the same.
-        origin: number of the source that they come from, when its watermark is made of them; else -1.
+        number: number of the share within its input.
+        leaf: the source or emitted node of the rows; None for the rows of all leaves.
+        phase: the phase of all rows; None if the level has one phase, or each row carries its phase.
+        origin: number of the source whose watermark follows from the rows; -1 for all others.
     """
 
     number: int
@@ -106,69 +102,72 @@ class Share:
 
 @dataclass(frozen=True)
 class Level:
-    """All units behind the same number of shuffles; one shuffle and one mapInArrow run them.
+    """All operator chains after the same number of shuffles; one shuffle and one ``mapInArrow`` run them.
 
     Attributes:
+        number: the first level has number 1.
         sources: uids of the job's sources, in order.
-        phased: whether rows of phase 0 can come in, which timers of a level before have made.
+        has_timer_rows: whether rows of phase 0 can arrive, which timers of a previous level emit.
     """
 
     number: int
-    units: tuple[Unit, ...]
+    chains: tuple[OperatorChain, ...]
     parallelism: int
     sources: tuple[str, ...] = ()
-    phased: bool = False
+    has_timer_rows: bool = False
 
     @property
     def targets(self) -> int:
-        """Number of tasks."""
-        return len(self.units) * self.parallelism
+        """Number of tasks of the level."""
+        return len(self.chains) * self.parallelism
 
     @cached_property
     def inputs(self) -> tuple[Node, ...]:
-        """The distinct nodes whose rows the units take."""
-        return tuple(dict.fromkeys(e.node for u in self.units for e in u.inputs))
+        """The distinct nodes whose rows the chains consume."""
+        return tuple(dict.fromkeys(e.node for u in self.chains for e in u.inputs))
 
     @cached_property
-    def fed(self) -> tuple[Outlet, ...]:
-        """The outlets that units of the next level consume; an outlet's place here is its number."""
-        return tuple(o for u in self.units for o in u.outlets if o.feeds)
+    def forwarded(self) -> tuple[Output, ...]:
+        """The outputs that the next level consumes. The index of an output is its number."""
+        return tuple(o for u in self.chains for o in u.outputs if o.is_forwarded)
 
     @cached_property
     def shares(self) -> dict[Node, tuple[Share, ...]]:
-        """How the rows of each input are taken apart."""
+        """The shares of each input."""
         return {node: tuple(self._shares(node)) for node in self.inputs}
 
     @property
-    def tells_origin(self) -> bool:
-        """Whether rows say which source they come from."""
+    def has_origins(self) -> bool:
+        """Whether rows carry the number of their source."""
         return any(share.origin >= 0 for shares in self.shares.values() for share in shares)
 
     def _shares(self, node: Node) -> Iterator[Share]:
-        taken = any(u.operator and e.node is node for u in self.units for e in u.inputs)
-        timed = strategies([node], directly=True) if taken else {}
+        taken = any(u.operator and e.node is node for u in self.chains for e in u.inputs)
+        timed = watermark_strategies([node], directly=True) if taken else {}
         leaves = list(dict.fromkeys(leaves_of(node)))
         number = 0
         for leaf in leaves if timed and len(leaves) > 1 else [None]:
             of = leaves[0] if leaf is None else leaf
             origin = self.sources.index(of.uid) if isinstance(of, SourceNode) and of.uid in timed else -1
-            phased = self.phased and leaves != [node] and any(map(is_emitted, [leaf] if leaf else leaves))
-            for phase in (0, 1) if phased else (None,):
+            has_timer_rows = (
+                self.has_timer_rows and leaves != [node] and any(map(is_emitted, [leaf] if leaf else leaves))
+            )
+            for phase in (0, 1) if has_timer_rows else (None,):
                 yield Share(number, leaf, phase, origin)
                 number += 1
 
     @property
-    def connects(self) -> bool:
-        """Whether a unit has several inputs, so that rows say which they came by."""
-        return any(len(u.inputs) > 1 for u in self.units)
+    def has_connected_inputs(self) -> bool:
+        """Whether a chain has several inputs, so that rows carry the number of their input."""
+        return any(len(u.inputs) > 1 for u in self.chains)
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that a batch runs.
+    """The levels of a job.
 
     Attributes:
-        sources: in order of uids, so that their order in the job file means nothing.
+        sources: in order of uids, so that the order of sources in the job file has no effect.
     """
 
     sources: tuple[SourceNode, ...]
@@ -176,43 +175,43 @@ class JobPlan:
     parallelism: int
 
     @property
-    def units(self) -> tuple[Unit, ...]:
-        """All units of all levels."""
-        return tuple(u for level in self.levels for u in level.units)
+    def chains(self) -> tuple[OperatorChain, ...]:
+        """All chains of all levels."""
+        return tuple(u for level in self.levels for u in level.chains)
 
     @property
     def bounded(self) -> frozenset[str]:
-        """Uids of the sources that end."""
+        """Uids of the bounded sources."""
         return frozenset(node.uid for node in self.sources if node.source.bounded)
 
     @property
     def key_types(self) -> dict[str, list[str]]:
-        """Spark type names of the key columns, by operator."""
-        return {u.uid: list(u.operator.keying.types) for u in self.units if u.operator}
+        """Spark type names of the key columns, by uid of the operator."""
+        return {u.uid: list(u.operator.keying.types) for u in self.chains if u.operator}
 
     @property
     def strategies(self) -> dict[str, WatermarkStrategy]:
-        """The watermark strategies of sources that reach an operator, by uid."""
-        return strategies(e.node for u in self.units if u.operator for e in u.inputs)
+        """The watermark strategies of the sources that reach an operator, by uid of the source."""
+        return watermark_strategies(e.node for u in self.chains if u.operator for e in u.inputs)
 
     @property
-    def first_units(self) -> frozenset[str]:
-        """Uids of units of the first level whose rows, together, are those of every source once."""
+    def row_counting_chains(self) -> frozenset[str]:
+        """Uids of chains of the first level that together read each row of each source exactly once."""
         counted: set[str] = set()
         chosen = []
-        for unit in self.levels[0].units:
-            found = {s.uid for e in unit.inputs for s in sources_of(e.node)}
+        for chain in self.levels[0].chains:
+            found = {s.uid for e in chain.inputs for s in sources_of(e.node)}
             if not found & counted:
                 counted |= found
-                chosen.append(unit.uid)
+                chosen.append(chain.uid)
         return frozenset(chosen)
 
     def participants(self) -> list[Participant]:
-        """Who must report on a barrier."""
+        """Returns the subtasks that must report on a barrier."""
         result: list[Participant] = []
         upstream: frozenset[tuple[str, int]] = frozenset()
         for level in self.levels:
-            keys = [(u.uid, s) for u in level.units for s in range(level.parallelism)]
+            keys = [(u.uid, s) for u in level.chains for s in range(level.parallelism)]
             result += [Participant(uid, subtask, upstream) for uid, subtask in keys]
             upstream = frozenset(keys)
         return result
@@ -224,8 +223,8 @@ def _is_in_time_order(edge: Edge) -> bool:
 
 
 @dataclass(frozen=True)
-class _Draft:
-    """A unit before its level is laid out."""
+class _ChainDraft:
+    """An operator chain before its place in the level is known."""
 
     uid: str
     level: int
@@ -236,66 +235,92 @@ class _Draft:
 
 
 def plan_job(graph: Graph, parallelism: int) -> JobPlan:
-    """Arranges a checked graph in levels. Raises JobDefinitionError when it cannot run."""
+    """Checks a graph and arranges it in levels.
+
+    Raises:
+        JobDefinitionError: the graph cannot run.
+    """
     graph.check()
-    drafts = _drafts(graph)
+    drafts = _chain_drafts(graph)
     relays = _relays(drafts)
     drafts += relays
-    fed = {(leaf, draft.level - 1) for draft in drafts for leaf in _leaves(draft)}
+    forwarded = {(leaf, draft.level - 1) for draft in drafts for leaf in _leaves(draft)}
     numbers = sorted({draft.level for draft in drafts})
     levels = []
     uids = tuple(sorted(s.uid for s in graph.sources))
-    phased = False
+    has_timer_rows = False
     for number in numbers:
-        here = [draft for draft in drafts if draft.level == number]
-        units = tuple(_unit(draft, index * parallelism, fed) for index, draft in enumerate(here))
-        levels.append(Level(number, units, parallelism, uids, phased))
-        phased = phased or any(unit.fires for unit in units)
+        of_level = [draft for draft in drafts if draft.level == number]
+        chains = tuple(_chain(draft, index * parallelism, forwarded) for index, draft in enumerate(of_level))
+        levels.append(Level(number, chains, parallelism, uids, has_timer_rows))
+        has_timer_rows = has_timer_rows or any(chain.has_timer_function for chain in chains)
     return JobPlan(tuple(sorted(graph.sources, key=lambda s: s.uid)), tuple(levels), parallelism)
 
 
-def _drafts(graph: Graph) -> list[_Draft]:
+def _chain_drafts(graph: Graph) -> list[_ChainDraft]:
     used = dict.fromkeys(leaf for node in graph.consumed for leaf in leaves_of(node) if is_emitted(leaf))
     drafts = []
     for operator in graph.operators:
-        nodes = tuple(node for node in used if maker_of(node)[0] is operator)
+        nodes = tuple(node for node in used if producer_of(node)[0] is operator)
         sinks = tuple(s for s in graph.sinks if s.parent in nodes)
-        # What nobody takes is still compared with its class.
+        # The rows of an output without a consumer are still checked against their class.
         drafts.append(
-            _Draft(operator.uid, level_of(operator), operator.inputs, operator, nodes or (operator,), sinks)
+            _ChainDraft(operator.uid, level_of(operator), operator.inputs, operator, nodes or (operator,), sinks)
         )
     for sink in graph.sinks:
         if not is_emitted(sink.parent):
             edges = (Edge(sink.parent, None),)
-            drafts.append(_Draft(sink.uid, level_of(sink.parent) + 1, edges, None, (sink.parent,), (sink,)))
+            drafts.append(_ChainDraft(sink.uid, level_of(sink.parent) + 1, edges, None, (sink.parent,), (sink,)))
     return drafts
 
 
-def _relays(drafts: Iterable[_Draft]) -> list[_Draft]:
-    """A row moves one level at a time: only then do the barriers that a task hears tell of all that it reads."""
-    found: dict[tuple[Node, int], _Draft] = {}
+def _relays(drafts: Iterable[_ChainDraft]) -> list[_ChainDraft]:
+    """Returns relays for the levels that rows pass without being processed.
+
+    A row moves one level at a time. Only then do the barriers that a task receives name all attempts whose rows it
+    reads.
+    """
+    found: dict[tuple[Node, int], _ChainDraft] = {}
     for draft in drafts:
         for leaf in _leaves(draft):
             for level in range(level_of(leaf) + 1, draft.level):
-                # No user's uid begins like this.
+                # A uid in a job file cannot begin with a tilde.
                 uid = f"~relay-{level}-{len(found)}"
-                found.setdefault((leaf, level), _Draft(uid, level, (Edge(leaf, None),), None, (leaf,), ()))
+                found.setdefault((leaf, level), _ChainDraft(uid, level, (Edge(leaf, None),), None, (leaf,), ()))
     return list(found.values())
 
 
-def _leaves(draft: _Draft) -> list[Node]:
+def _leaves(draft: _ChainDraft) -> list[Node]:
     return [leaf for edge in draft.inputs for leaf in leaves_of(edge.node)]
 
 
-def _unit(draft: _Draft, first_target: int, fed: set[tuple[Node, int]]) -> Unit:
-    outlets = tuple(
-        Outlet(node, tuple(s for s in draft.sinks if s.parent is node), _feeds(draft, node, fed))
+def _chain(draft: _ChainDraft, first_target: int, forwarded: set[tuple[Node, int]]) -> OperatorChain:
+    outputs = tuple(
+        Output(node, tuple(s for s in draft.sinks if s.parent is node), _is_forwarded(draft, node, forwarded))
         for node in draft.nodes
     )
-    return Unit(draft.uid, draft.level, first_target, draft.inputs, draft.operator, outlets)
+    return OperatorChain(draft.uid, draft.level, first_target, draft.inputs, draft.operator, outputs)
 
 
-def _feeds(draft: _Draft, node: Node, fed: set[tuple[Node, int]]) -> bool:
-    # A sink on a source's stream has that stream as its outlet, and sends it nowhere.
+def _is_forwarded(draft: _ChainDraft, node: Node, forwarded: set[tuple[Node, int]]) -> bool:
+    # The output of a sink on a source's stream is that stream, but the sink forwards nothing.
     sends = draft.operator is not None or not draft.sinks
-    return sends and (node, draft.level) in fed
+    return sends and (node, draft.level) in forwarded
+
+
+def check_no_transforms(plan: JobPlan) -> None:
+    """Raises JobDefinitionError if an input is computed by a Spark transform, which needs Spark."""
+    for chain in plan.chains:
+        if any(has_transform(edge.node) for edge in chain.inputs):
+            raise JobDefinitionError(
+                "a transform cannot run without Spark",
+                hint="run the job on Spark, or connect the operator to the stream before the transform",
+                uid=chain.uid,
+            )
+
+
+def has_transform(node: Node) -> bool:
+    """Returns whether a transform lies between `node` and the sources or emitted nodes that its rows come from."""
+    if leaves_of(node) == [node]:
+        return False
+    return isinstance(node, TransformNode) or any(map(has_transform, parents_of(node)))

@@ -1,4 +1,4 @@
-"""Taking every table of a job back, as the log's intent says: completed by whoever starts next, however often."""
+"""Rewind of a job's tables to the versions of the log's intent; repeatable, and completed by the next start."""
 
 from __future__ import annotations
 
@@ -9,136 +9,179 @@ from types import MappingProxyType
 
 from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, TableChanges
-from stateflow.checkpoint.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent
-from stateflow.checkpoint.history import ActionRecord, write_action
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.log import CheckpointLog, Head
+from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
-from stateflow.runtime.publishing import BoundSink, Publisher
+from stateflow.runtime.publisher import BoundSink, Publisher
 
-_TRIES = 50
-_FIRST = 3
-"""As many commits and files of another writer are named in an error."""
+_MAX_ATTEMPTS = 50
+_MAX_NAMED = 3
+"""The number of commits and files of another writer that an error names."""
 
 
-def restore_order(publisher: Publisher, root: JobRoot, sinks: dict[str, BoundSink], head: Head) -> Head:
-    """Publishes what a start finds pending; goes back to an older checkpoint when some of it is gone.
+def recover_pending_output(
+    publisher: Publisher, root: JobRoot, sinks: dict[str, BoundSink], head: Head, guard: FenceGuard
+) -> Head:
+    """Publishes the pending output that a start finds; rewinds to an older checkpoint if some of it was deleted.
 
-    Returns the newest entry. Raises MissingFile when it cannot go back; else as `complete_rewind`.
+    Returns the newest log entry. Raises MissingFile when no older checkpoint is retained; otherwise as
+    `complete_rewind`.
+
+    Args:
+        publisher: publishes the run's output.
+        root: of the job.
+        sinks: the job's sinks, by uid.
+        head: the run's newest log entry.
+        guard: of the run; it follows the CLAIM of a rewind.
     """
-    lost = publisher.lost_checkpoint(head)
+    lost = publisher.oldest_lost_checkpoint(head)
     publisher.publish_pending(head, lambda p: lost is None or p.checkpoint_id < lost)
     if lost is None:
-        publisher.check_standing(head)
+        publisher.check_tables(head)
         failpoints.hit("start.published")
         return head
-    base, intents = publisher.way_back(head, lost)
+    base, intents = publisher.plan_rewind(head, lost)
     reason = f"output of checkpoint {lost} was deleted before it was published"
     facts = RestoreFacts(
-        request="", by=root.writer, reason=reason, label=f"checkpoint {base.id}", base=base.id, left=head.checkpoint_id,
-        undone=[ref.id for ref in root.kept(head) if ref.id >= lost],
+        request="",
+        by=root.writer,
+        reason=reason,
+        label=f"checkpoint {base.id}",
+        base=base.id,
+        left=head.checkpoint_id,
+        undone=[ref.id for ref in root.checkpoints.kept(head) if ref.id >= lost],
         at=root.clock.now().isoformat(timespec="milliseconds"),
-    )  # fmt: skip
-    # With an intent, as when a person goes back: a fenced driver, or somebody who takes a savepoint, may still publish
-    # what is dropped here into another sink, before its table has our token.
+    )
+    # With an intent, as for a restore: a fenced driver, or a process that takes a savepoint, may still publish output
+    # that is dropped here into another sink, before its table has the token of this rewind.
     adoption = replace(root.adoption(head, base), restore=facts, sinks=intents)
     adopted = root.adopt(head, adoption, reason)
-    publisher.forget()
+    guard.follow(adopted)
+    publisher.reset()
     return complete_rewind(root, sinks, adopted, planned_now=True)
 
 
-def complete_rewind(
-    root: JobRoot, sinks: dict[str, BoundSink], head: Head, planned_now: bool = False
-) -> Head:
-    """Does what the intent in `head` has left to do, and says so in the log; returns the newest entry.
+def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, planned_now: bool = False) -> Head:
+    """Completes the intent of `head`, and records in the log that it is completed; returns the newest entry.
 
     Args:
-        planned_now: whether the caller has just appended the intent. A table with nothing of ours to take back then
-            keeps what another writer commits at the same time.
+        sinks: the job's sinks, by uid.
+        planned_now: whether the caller has just appended the intent. A table with nothing to rewind then keeps what
+            another writer commits concurrently.
 
     Raises:
-        ForeignRows: another writer changed a table after the intent's plan.
-        ConfigError: a sink that must go back is not in the job.
+        ForeignRows: another writer changed a table after the intent was planned.
+        ConfigError: the job lacks a sink of the intent.
         Fenced: a newer run has claimed the job.
-        SinkDiverged: a table is not the one that was to go back, or cannot go back any more.
+        SinkDiverged: a table is not the one of the intent, or can no longer be restored to its version.
     """
     rewind = head.entry.rewind
     if rewind is None:
         return head
     missing = sorted(rewind.sinks.keys() - sinks.keys())
     if missing:
-        raise ConfigError("a sink was removed while its table has not gone back yet", hint="start the job once with "
-                          "the sink, then remove it", sinks=missing)  # fmt: skip
+        raise ConfigError(
+            "a sink was removed before its table was restored",
+            hint="start the job once with the sink, then remove it",
+            sinks=missing,
+        )
     published = {}
     for uid in sorted(rewind.sinks):
         failpoints.hit("rewind.table")
-        published[uid] = _take_back(sinks[uid], rewind, root.log, planned_now)
+        published[uid] = _rewind_table(sinks[uid], rewind, root.log, planned_now)
     failpoints.hit("rewind.tables")
     _record(root, rewind)
     failpoints.hit("rewind.recorded")
-    head = root.rewound(head, published)
+    head = root.finish_rewind(head, published)
     failpoints.hit("rewind.done")
     return head
 
 
 def record_replaced(root: JobRoot, rewind: Rewind, by: int) -> None:
-    """Records in the history a restore that was not completed, because the plan of intent `by` replaces it."""
+    """Adds a restore to the history that was not completed, because the intent of entry `by` replaces it.
+
+    Args:
+        by: sequence number of the CLAIM with the newer intent.
+    """
     _record(root, rewind, {"replaced_by": str(by)})
 
 
 def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Before the log says that it is done, so that a kill in between loses no record: the next start writes it, under
-    the same name."""
-    done = rewind.restore
-    if done is None:
+    """Writes the history record of a rewind.
+
+    It is written before the log's entry that completes the rewind, so that a kill in between loses no record: the next
+    start writes it again, under the same name.
+    """
+    facts = rewind.restore
+    if facts is None:
         return
     now = root.clock.now()
-    took = now - datetime.fromisoformat(done.at)
+    took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(
-        seq=rewind.seq, kind="restore" if done.request else "rewind", at=now.isoformat(timespec="milliseconds"),
-        by=done.by, reason=done.reason,
-        took_ms=round(took.total_seconds() * 1000, 1), bytes=done.bytes,
-        facts={"to": done.label, "from_checkpoint": str(done.left), "request": done.request, "base": str(done.base),
-               "undone": ", ".join(str(i) for i in done.undone),
-               "of_job": done.of_job, "savepoint_path": done.savepoint_path, **more},
-    )  # fmt: skip
+        seq=rewind.seq,
+        kind="restore" if facts.request else "rewind",
+        at=now.isoformat(timespec="milliseconds"),
+        by=facts.by,
+        reason=facts.reason,
+        took_ms=round(took.total_seconds() * 1000, 1),
+        bytes=facts.bytes,
+        facts={
+            "to": facts.label,
+            "from_checkpoint": str(facts.left),
+            "request": facts.request,
+            "base": str(facts.base),
+            "undone": ", ".join(str(i) for i in facts.undone),
+            "of_job": facts.of_job,
+            "savepoint_path": facts.savepoint_path,
+            **more,
+        },
+    )
     write_action(root.storage, record, "intent")
 
 
-def _take_back(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
+def _rewind_table(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
     intent, seq = rewind.sinks[sink.uid], rewind.seq
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         table = sink.open_table()
         if table.table_id != intent.table_id:
-            raise SinkDiverged("the sink's table is not the one that was to go back", hint="put the table "
-                               "of the plan back, then start again", sink=sink.uid, table=sink.location,
-                               known=intent.table_id, found=table.table_id)  # fmt: skip
+            raise SinkDiverged(
+                "the sink's table is not the one of the restore",
+                hint="put the table of the plan back, then start the job again",
+                sink=sink.uid,
+                table=sink.location,
+                known=intent.table_id,
+                found=table.table_id,
+            )
         version = table.version
         token = table.token or 0
         if token > seq:
-            raise _ahead(sink, token, log)
+            raise _newer_token(sink, token, log)
         if token < seq:
-            done = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)
-            if done is None:
+            rewound = table.rewind(_version_to_restore(sink, table, rewind, planned_now), seq)
+            if rewound is None:
                 continue
-            version = done
+            version = rewound
         return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=seq)
-    raise StorageError("the sink's table changes too fast to take it back", sink=sink.uid, tries=_TRIES)
+    raise StorageError("the sink's table changes too fast to rewind it", sink=sink.uid, tries=_MAX_ATTEMPTS)
 
 
 def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, planned_now: bool) -> int | None:
-    """The version whose content comes back; None when the content of the handle stays.
+    """Returns the version whose content is restored; None when the content of the handle stays.
 
-    A paused driver may have published since the plan was made: the content of `to_version` is what counts, not the way
-    there. What another writer has committed since then was not part of the plan: the rewind on this very handle must
-    not undo it.
+    A paused driver may have published since the plan was made: the content of `to_version` decides, not the difference
+    to it. Commits of another writer since then were not part of the plan: the rewind through this handle must not undo
+    them.
     """
     intent = rewind.sinks[sink.uid]
     if intent.to_version is None or intent.to_version == table.version:
         return None
     seen = intent.to_version if intent.seen_version is None else intent.seen_version
     changes = table.changes_since(seen)
-    unplanned = _unplanned(sink, rewind, changes)
+    unplanned = _unplanned_commits(sink, rewind, changes)
     if not unplanned:
         return intent.to_version
     if planned_now and seen == intent.to_version and not changes.published:
@@ -146,35 +189,41 @@ def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, plann
     raise _foreign_rows(sink.uid, intent, changes, unplanned)
 
 
-def _unplanned(sink: BoundSink, rewind: Rewind, changes: TableChanges) -> list[OtherCommit]:
-    """Commits that are not of a sink of this job that goes back with the same table."""
+def _unplanned_commits(sink: BoundSink, rewind: Rewind, changes: TableChanges) -> list[OtherCommit]:
+    """Returns the commits of other writers: not those of this job's sinks that are restored with the same table."""
     table_id = rewind.sinks[sink.uid].table_id
     ours = {f"{sink.context.job_uuid}/{uid}" for uid, i in rewind.sinks.items() if i.table_id == table_id}
     return [commit for commit in changes.others if not commit.applications & ours]
 
 
-def _foreign_rows(
-    uid: str, intent: SinkIntent, changes: TableChanges, unplanned: list[OtherCommit]
-) -> ForeignRows:
+def _foreign_rows(uid: str, intent: SinkIntent, changes: TableChanges, unplanned: list[OtherCommit]) -> ForeignRows:
     newest = unplanned[-1].version
     return ForeignRows(
         "another writer changed the sink's table after the restore was planned, and the restore would undo that",
         hint="pause the other writer; then either approve a plan that shows these commits (stateflow restore JOB "
-        "--plan latest --out PLAN, read it, --execute PLAN): what it undoes can be read at "
+        "--plan latest --out PLAN, read it, --execute PLAN): the rows that it undoes can be read at "
         f"version {newest} of the table, and appended again; or keep all tables as they are (the same with --sinks "
-        "keep): what was published after the checkpoint then comes a second time",
-        sink=uid, table=changes.table, planned_at=intent.seen_version, back_to=intent.to_version,
-        versions=[c.version for c in unplanned], commits=[c.text for c in unplanned[:_FIRST]],
-        files=[path for c in unplanned for path in c.files][:_FIRST],
-    )  # fmt: skip
+        "keep): output published after the checkpoint is then written a second time",
+        sink=uid,
+        table=changes.table,
+        planned_at=intent.seen_version,
+        back_to=intent.to_version,
+        versions=[c.version for c in unplanned],
+        commits=[c.text for c in unplanned[:_MAX_NAMED]],
+        files=[path for c in unplanned for path in c.files][:_MAX_NAMED],
+    )
 
 
-def _ahead(sink: BoundSink, token: int, log: CheckpointLog) -> Fenced | SinkDiverged:
+def _newer_token(sink: BoundSink, token: int, log: CheckpointLog) -> Fenced | SinkDiverged:
     newest = log.read_head()
     if newest is not None and newest.entry.seq >= token:
         return Fenced(
-            "a newer run published to the sink", hint="let the other run work", sink=sink.uid, token=token
+            "a newer run published to the sink", hint="let the newer run continue", sink=sink.uid, token=token
         )
-    return SinkDiverged("the sink's table knows checkpoints that the log does not", hint="if the job root is a copy, "
-                        "run the original; else restore the table to a version that the log knows", sink=sink.uid,
-                        table=sink.location, token=token)  # fmt: skip
+    return SinkDiverged(
+        "the sink's table has a checkpoint that the log does not have",
+        hint="if the job root is a copy, run the original; otherwise restore the table to a version that the log has",
+        sink=sink.uid,
+        table=sink.location,
+        token=token,
+    )

@@ -1,4 +1,4 @@
-"""Bringing a manifest, and the files that it names, into a job root."""
+"""Import of a manifest and its state files into a job root."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import Manifest
-from stateflow.checkpoint.files import check_stored, files_of, write_manifest
-from stateflow.checkpoint.jobroot import JobRoot
-from stateflow.checkpoint.savepoint import take_all, with_keys
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
+from stateflow.checkpoint.savepoints.create import copy_objects, replace_keys
 from stateflow.state.handles import FileHandle
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where files are: a storage, and the prefix of their keys in it.
+class StateLocation:
+    """Storage and key prefix of state files.
 
     Attributes:
-        checked: whether they were read and compared with their hashes just now.
+        folder: prefix of the files' keys.
+        checked: whether the caller has just verified the files' hashes.
     """
 
     storage: Storage
@@ -28,31 +29,32 @@ class Place:
     checked: bool = False
 
 
-def import_state(root: JobRoot, manifest: Manifest, place: Place | None, generation: int) -> FileHandle:
-    """Makes a manifest, and the files that it names, part of a job root; every file is verified.
+def import_state(root: JobRoot, manifest: Manifest, location: StateLocation | None, generation: int) -> FileHandle:
+    """Copies the files of a manifest into a job root, verifies every file, and stores the manifest there.
 
     Args:
-        place: where the files are; None when they are in this root already.
-        generation: of the run that does it, which must not have committed yet.
+        location: where the files are; None for files that the root has already.
+        generation: of the importing process, which must not have committed yet.
 
-    Raises MissingFile or CorruptFile naming a file.
+    Raises:
+        MissingFile, CorruptFile: a file is missing or damaged.
     """
     ordinal = 1
     into = data_folder(generation, ordinal, f"restore{root.clock.new_id()[:12]}")
-    if place is not None:
+    if location is not None:
         names = {f.key: f"{into}{f.sha256}" for f in files_of(manifest)}
-        take_all(place.storage, [(f"{place.folder}{key}", to) for key, to in names.items()], root.storage)
-        manifest = with_keys(manifest, names)
+        copy_objects(location.storage, [(f"{location.folder}{key}", to) for key, to in names.items()], root.storage)
+        manifest = replace_keys(manifest, names)
         unique = {f.key: f for f in files_of(manifest)}.values()
-        linked = {to for key, to in names.items() if place.checked and _is_link(place, key, root, to)}
-        check_stored(root.storage, [f for f in unique if f.key not in linked])
+        linked = {to for key, to in names.items() if location.checked and _is_same_file(location, key, root, to)}
+        check_hashes(root.storage, [f for f in unique if f.key not in linked])
     manifest = replace(
         manifest, job_uuid=root.job.job_uuid, generation=generation, ordinal=ordinal, record=None, history=[]
     )
     return write_manifest(root.storage, into, manifest)
 
 
-def _is_link(place: Place, key: str, root: JobRoot, to: str) -> bool:
-    """Whether what came into the root is the very file that was checked at its place: nothing can differ then."""
-    there, here = place.storage.local_path(f"{place.folder}{key}"), root.storage.local_path(to)
-    return here is not None and there is not None and there.is_file() and here.samefile(there)
+def _is_same_file(location: StateLocation, key: str, root: JobRoot, copy: str) -> bool:
+    """Returns whether the copy is a hard link of the verified file, so that it need not be read again."""
+    source, target = location.storage.local_path(f"{location.folder}{key}"), root.storage.local_path(copy)
+    return target is not None and source is not None and source.is_file() and target.samefile(source)

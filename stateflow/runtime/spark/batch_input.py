@@ -1,4 +1,4 @@
-"""The rows of one Spark batch, without the input files that turn out to be corrupt."""
+"""The input of one Spark batch, without corrupt files that the job skips."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.graph import SourceNode
+from stateflow.api.graph.nodes import SourceNode
 from stateflow.api.input_files import QUARANTINE, UnreadableFile, plain_path, unreadable_in
 from stateflow.api.source import Source
 from stateflow.errors import BatchFailed, CorruptInput
-from stateflow.runtime.frames import source_frame
 from stateflow.runtime.quarantine import SkippedFile
+from stateflow.runtime.spark.frames import source_frame
 
 log = logging.getLogger(__name__)
 
 
 class BatchInput:
-    """The rows of one Spark batch, without the files that turn out to be corrupt.
+    """The input of one Spark batch, without corrupt files that the job skips.
 
-    A file is read by the batch's tasks and by nothing before; when they fail on one, it is read once more alone: a
-    failure that does not come again was none of the file's content. Every attempt at a batch decides anew, by the
-    file's bytes, and only the checkpoint makes the decision count.
+    Files are first read by the tasks of the batch. When a task fails on a file, the file is read once more alone: a
+    failure that does not recur is not caused by its content. Each attempt at a batch decides again, from the bytes of
+    the file, and only a checkpoint makes the decision permanent.
 
     Args:
         nodes: the sources in the order of `source_frame`.
-        sources: by uid.
-        files: gives the percent-encoded URIs of the batch's files, by uid, for sources that read files.
-        frame: the batch's frame, as Spark made it.
+        sources: the sources by uid.
+        files: returns the percent-encoded URIs of the batch's files, by uid, for sources that read files.
+        frame: the batch's DataFrame, as Spark created it.
     """
 
     def __init__(
@@ -46,24 +46,28 @@ class BatchInput:
         self.skipped: list[SkippedFile] = []
 
     def rows(self) -> DataFrame:
-        """The frame without the skipped files."""
+        """Returns the rows of the batch without those of skipped files."""
         if not self.skipped:
             return self._frame
-        # Of Spark's frame nothing can be used, not even the rows of other sources: all of it is computed together.
+        # No part of Spark's frame can be used, not even the rows of other sources: Spark computes all of it together.
         spark, files = self._frame.sparkSession, self._files()
-        gone = {(s.source, s.file.file) for s in self.skipped}
+        skipped = {(s.source, s.file.file) for s in self.skipped}
         return source_frame(
             [
-                (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in gone]))
+                (node, self._rows_of(spark, node, [f for f in files[node.uid] if (node.uid, f) not in skipped]))
                 for node in self._nodes
             ]
         )
 
     def skip_corrupt(self, error: Exception) -> bool:
-        """Looks which file a batch failed on; returns whether the batch can be tried again without it.
+        """Finds the file that a batch failed on, and skips it if the job permits that.
 
-        Raises CorruptInput for a corrupt file that must not be skipped, BatchFailed for a file that another try may be
-        able to read.
+        Returns:
+            Whether the batch can be retried without the file.
+
+        Raises:
+            CorruptInput: the file is corrupt, and must not be skipped.
+            BatchFailed: a retry may be able to read the file.
         """
         found = unreadable_in(str(error))
         if found is None:
@@ -81,15 +85,19 @@ class BatchInput:
         return True
 
     def _check_others(self, found: UnreadableFile) -> None:
-        """Raises CorruptInput when the batch cannot be made anew without the file."""
+        """Raises CorruptInput when the batch cannot be rebuilt without the file."""
         others = sorted(uid for uid, source in self._sources.items() if not source.has_files)
         if others:
-            raise CorruptInput("an input file cannot be read, and cannot be skipped: the rows of sources without files "
-                               "are read with it", hint="replace or remove the file and start again",
-                               file=found.path, reason=found.reason, sources=others)  # fmt: skip
+            raise CorruptInput(
+                "a corrupt input file cannot be skipped, because the batch also has rows of sources without files",
+                hint="replace or remove the file and start again",
+                file=found.path,
+                reason=found.reason,
+                sources=others,
+            )
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
-        """The source whose file it is, and how its log spells the file; nothing for one that a transform reads."""
+        """Returns uid of the source and URI of its file; empty strings for a file that a transform reads."""
         for uid, files in self._files().items():
             for file in files:
                 if plain_path(file) == found.path:
@@ -105,8 +113,12 @@ class BatchInput:
             if again is not None and again.is_corrupt:
                 return
             raise (again or replace(found, is_corrupt=False)).error() from e
-        raise BatchFailed("an input file could be read at the second try only", hint="look at the storage; a new run "
-                          "starts from the last checkpoint", file=found.path, reason=found.reason)  # fmt: skip
+        raise BatchFailed(
+            "an input file could be read only at the second attempt",
+            hint="check the storage; a new run continues from the last checkpoint",
+            file=found.path,
+            reason=found.reason,
+        )
 
     def _skip(self, uid: str, found: UnreadableFile) -> None:
         known = {s.file.file for s in self.skipped if s.source == uid}
@@ -114,9 +126,7 @@ class BatchInput:
         truncated = self._sources[uid].truncated(left)
         more = [UnreadableFile(file, reason, is_corrupt=True) for file, reason in truncated.items()]
         for each in [found, *more]:
-            log.warning(
-                "a corrupt input file is skipped: source=%s file=%s error=%s", uid, each.path, each.reason
-            )
+            log.warning("skipping a corrupt input file: source=%s file=%s error=%s", uid, each.path, each.reason)
             self.skipped.append(SkippedFile(uid, each))
 
     def _rows_of(self, spark: SparkSession, node: SourceNode, files: list[str]) -> DataFrame:

@@ -1,8 +1,8 @@
-"""The Spark checkpoint location: captured at a barrier, and made anew for a run.
+"""The Spark checkpoint location: captured at a barrier, and created again for each run.
 
-A new run gets a fresh location with exactly what Spark needs to go on behind batch N: ``metadata``, ``offsets/N-1``,
-``offsets/N``, ``commits/N`` and the sources' own logs as of N. Anything less makes some source start again from the
-beginning, or fail. A batch that was planned and not committed leaves nothing: it is planned again.
+A new run gets a new location with exactly what Spark needs to continue after batch N: ``metadata``, ``offsets/N-1``,
+``offsets/N``, ``commits/N`` and the sources' own logs as of N. With less, some source would start from the beginning,
+or fail. A batch that was planned but not committed is not part of it, so Spark plans it again.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import json
 import os
 from pathlib import Path
 
-from stateflow.checkpoint.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.files import write_bytes
+from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import BatchFailed, CorruptFile, InternalError
-from stateflow.state.transfer import check_content, private_folder, remove_tree
+from stateflow.state.files.host_cache import check_content, private_folder, remove_tree
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 
 INLINE_LIMIT = 8 << 10
-"""Source logs up to this size are in the manifest itself."""
+"""Source logs up to this size, in bytes, are stored in the manifest itself."""
 _COMMIT = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class SparkLocation:
-    """One run's Spark checkpoint location, as a local or shared folder.
+    """The Spark checkpoint location of one run, a local or shared folder.
 
     Args:
-        folder: where it is.
+        folder: its path.
         storage: the job root, for source logs that are too large for a manifest.
     """
 
@@ -37,8 +37,16 @@ class SparkLocation:
         self._storage = storage
         self._newest: dict[str, SourceFile] = {}
 
-    def seed(self, position: SparkPosition | None, query_id: str) -> None:
-        """Makes the location: empty for a job without a checkpoint, else to go on behind `position`."""
+    def create(self, position: SparkPosition | None, query_id: str) -> None:
+        """Creates the location.
+
+        Args:
+            position: the position that Spark continues after; None for a job without a checkpoint.
+            query_id: id of the streaming query.
+
+        Raises:
+            CorruptFile: the position is incomplete, or a stored source log is damaged.
+        """
         self.folder.mkdir(parents=True, mode=0o700)
         if position is None:
             return
@@ -52,59 +60,73 @@ class SparkLocation:
             self._write(f"sources/{_checked(file.path)}", source_log(self._storage, file))
         self._remember(position.source_files)
         if missing := missing_entries(position):
-            raise CorruptFile("a checkpoint has not all of what Spark needs to know which files were read",
-                              hint="go back to an older checkpoint: stateflow restore", batch=position.batch_id,
-                              missing=missing[:3])  # fmt: skip
+            raise CorruptFile(
+                "a checkpoint lacks parts of Spark's log of files that were read",
+                hint="restore an older checkpoint with stateflow restore",
+                batch=position.batch_id,
+                missing=missing[:3],
+            )
 
     def capture(self, batch_id: int, folder: str) -> SparkPosition:
-        """Everything that Spark wrote to describe the batch that is about to run.
+        """Returns what Spark has written about the batch that is about to run.
 
         Args:
-            batch_id: Spark's number of the batch; its offsets are written, its commit is not.
+            batch_id: Spark's number of the batch, whose offsets are written and whose commit is not.
             folder: data folder for large source logs of this barrier.
+
+        Raises:
+            BatchFailed: Spark's log of files is incomplete.
         """
         offsets = self._read(f"offsets/{batch_id}")
         if offsets is None:
-            raise InternalError("Spark has not written the offsets of a batch that it runs", batch=batch_id)
+            raise InternalError("Spark has not written the offsets of the running batch", batch=batch_id)
         files = [self._source_file(path, folder) for path in self._source_paths()]
         self._remember(files)
         position = SparkPosition(
-            batch_id=batch_id, offsets=offsets,
-            previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None, commit=_COMMIT,
+            batch_id=batch_id,
+            offsets=offsets,
+            previous_offsets=self._read(f"offsets/{batch_id - 1}") if batch_id else None,
+            commit=_COMMIT,
             source_files=files,
-        )  # fmt: skip
+        )
         if missing := missing_entries(position):
-            raise BatchFailed("Spark's list of the files that it has read is not complete", hint="did another process "
-                              "remove files below the folder? a new run makes the list anew", batch=batch_id,
-                              missing=missing[:3], folder=str(self.folder))  # fmt: skip
+            raise BatchFailed(
+                "Spark's log of files that were read is incomplete",
+                hint="check whether another process removes files below the folder; a new run creates the log again",
+                batch=batch_id,
+                missing=missing[:3],
+                folder=str(self.folder),
+            )
         return position
 
     def _remember(self, files: list[SourceFile]) -> None:
-        """Keeps what the newest position has, which the next one may have as well. Older entries of a source's log are
-        in a compacted one, and are never needed again."""
+        """Keeps the files of the newest position, because the next one may have them, too.
+
+        Older entries of a source's log are part of a compacted one, and are never needed again.
+        """
         self._newest = {file.path: file for file in files}
 
     def batch_files(self, batch_id: int, source: int) -> list[str]:
-        """The files of a batch that Spark's file source has listed, as percent-encoded URIs; none for other sources.
+        """Returns the files of a batch that Spark's file source has listed, as percent-encoded URIs.
+
+        Returns none for other sources.
 
         Args:
-            source: its number, in the order in which the query has the sources.
+            source: number of the source in the query.
         """
         last, before = self._log_offset(batch_id, source), self._log_offset(batch_id - 1, source)
         if last is None:
             return []
         folder = self.folder / "sources" / str(source)
         lines = [
-            line
-            for name in needed_entries(os.listdir(folder))
-            for line in (folder / name).read_text().splitlines()
+            line for name in needed_entries(os.listdir(folder)) for line in (folder / name).read_text().splitlines()
         ]
         entries = [json.loads(line) for line in lines if line.startswith("{")]
         after = -1 if before is None else before
         return [entry["path"] for entry in entries if after < int(entry["batchId"]) <= last]
 
     def _log_offset(self, batch_id: int, source: int) -> int | None:
-        """Up to which entry of its own log Spark's file source was read; None before it began, and for others."""
+        """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""
         content = self._read(f"offsets/{batch_id}")
         lines = content.decode().splitlines()[2:] if content else []
         offset = lines[source] if source < len(lines) else NOT_BEGUN
@@ -112,7 +134,7 @@ class SparkLocation:
         return int(found["logOffset"]) if isinstance(found, dict) and "logOffset" in found else None
 
     def _source_paths(self) -> list[str]:
-        """Of each source's log: the newest compacted entry and all behind it; of other files: all."""
+        """Returns the files to keep: the newest compacted entry of each log, all later entries, and other files."""
         root = self.folder / "sources"
         result = []
         for source in sorted(os.listdir(root)) if root.is_dir() else []:
@@ -143,7 +165,7 @@ class SparkLocation:
 
 
 def source_log(storage: Storage, file: SourceFile) -> bytes:
-    """The content of a file of a source's log. Raises MissingFile or CorruptFile."""
+    """Returns the content of a file of a source's log. Raises MissingFile or CorruptFile."""
     if file.handle is None:
         return file.content or b""
     data = storage.get(check_key(file.handle.key), file.handle.size)
@@ -152,11 +174,14 @@ def source_log(storage: Storage, file: SourceFile) -> bytes:
 
 
 def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
-    """Where the location of a run is whose job root is no file system: on the driver's disk, since only the driver
-    uses it, and a run never goes on from another one's.
+    """Returns the folder of the location for a job root that is not a file system, on the driver's disk.
 
-    Locations of older runs are removed. Never a newer run's: nothing fences a driver that was paused after its CLAIM,
-    and a newer run on this host may use its own by then.
+    Only the driver uses the location, and a run never continues from that of another run. Removes the locations of
+    older runs, but never that of a newer run: nothing fences a driver that was paused after its CLAIM, and a newer run
+    on this host may already use its own.
+
+    Args:
+        local: scratch folder of this host.
     """
     private_folder(local)
     locations = local / "spark" / job_uuid
@@ -167,23 +192,21 @@ def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
 
 
 def needed_entries(names: list[str]) -> list[str]:
-    """Which entries of a source's log Spark needs: ``12.compact`` holds everything up to 12."""
+    """Returns the entries of a source's log that Spark needs: ``12.compact`` contains everything up to 12."""
     compacted = [int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")]
     newest = max(compacted, default=-1)
     plain = sorted((n for n in names if n.isdigit()), key=int)
     kept = [n for n in plain if int(n) > newest]
     return (
-        ([f"{newest}.compact"] if compacted else [])
-        + kept
-        + sorted(n for n in names if not n.split(".")[0].isdigit())
+        ([f"{newest}.compact"] if compacted else []) + kept + sorted(n for n in names if not n.split(".")[0].isdigit())
     )
 
 
 def missing_entries(position: SparkPosition) -> list[str]:
-    """Entries that a file source's log must have for its offset and does not have.
+    """Returns the entries that the logs of file sources need for their offsets, but lack.
 
-    Spark numbers them from 0 without a gap, and the offset names the newest one. Without one of them Spark would read
-    the files in it a second time, without an error.
+    Spark numbers entries from 0 without gaps, and the offset is the number of the newest one. Without one of them Spark
+    would read its files again, without an error.
     """
     logs: dict[str, set[str]] = {}
     for file in position.source_files:
@@ -193,15 +216,13 @@ def missing_entries(position: SparkPosition) -> list[str]:
     for number, line in enumerate(position.offsets.decode().splitlines()[2:]):
         newest = _file_log_offset(line)
         names = logs.get(str(number), set())
-        compacted = max(
-            (int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1
-        )
+        compacted = max((int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")), default=-1)
         missing += [f"{number}/{n}" for n in range(compacted + 1, newest + 1) if str(n) not in names]
     return missing
 
 
 def _file_log_offset(line: str) -> int:
-    """The newest entry of a file source's log; -1 for a source of another kind, or one that had nothing yet."""
+    """Returns the newest entry of a file source's log; -1 without an entry, or for a source of another kind."""
     try:
         offset = json.loads(line)
     except ValueError:
@@ -211,19 +232,17 @@ def _file_log_offset(line: str) -> int:
 
 
 def source_positions(position: SparkPosition, sources: list[tuple[str, str]]) -> list[SourcePosition]:
-    """Each source's own offset, from Spark's offset log.
+    """Returns the position of each source, from Spark's offset log.
 
     Args:
-        sources: (uid, description) in the order in which the query has them.
+        sources: pairs of uid and description, in the order of the query.
     """
     lines = position.offsets.decode().splitlines()[2:]
-    return [
-        SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)
-    ]
+    return [SourcePosition(uid=uid, description=d, offset=o) for (uid, d), o in zip(sources, lines, strict=True)]
 
 
 def _checked(path: str) -> str:
     parts = path.split("/")
     if not 2 <= len(parts) <= 4 or any(p in ("", ".", "..") for p in parts) or "\0" in path:
-        raise CorruptFile("a manifest names a source log outside its folder", path=path)
+        raise CorruptFile("a manifest refers to a source log outside of its folder", path=path)
     return path

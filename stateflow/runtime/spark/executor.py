@@ -1,4 +1,4 @@
-"""The executor on Spark: one action per batch, for the whole graph."""
+"""The executor on Spark: runs the whole graph in one Spark action per batch."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from pyspark import SparkContext, TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stateflow.checkpoint.reports import TaskReport
-from stateflow.runtime import stores
-from stateflow.runtime.exchange import first_exchange, next_exchange, reads_of_source, reads_once
-from stateflow.runtime.executors import BatchWork, Executor, decode_reports, level_specs
-from stateflow.runtime.frames import source_frame, split_sources
-from stateflow.runtime.plan import JobPlan
-from stateflow.runtime.sorting import SortSpace, sorted_input
-from stateflow.runtime.specs import REPORT, BatchInfo, LevelSpec
-from stateflow.runtime.task import Barrier, run_level
+from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.spark.frames import source_frame, split_sources
+from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
+from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.task import run_level
+from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
 
 
 class SparkExecutor(Executor):
-    """Builds the frames of a batch and collects its reports."""
+    """Builds the DataFrames of a batch and collects its task reports."""
 
     reads_by_spark = True
 
@@ -32,44 +33,50 @@ class SparkExecutor(Executor):
         self._group = ""
 
     def cancel(self) -> None:
-        """Cancels the jobs of the batch that runs, which then fails."""
+        """Cancels the Spark jobs of the running batch, which then fails."""
         if self._group:
             SparkSession.active().sparkContext.cancelJobGroup(self._group)
 
-    def no_rows(self, plan: JobPlan) -> DataFrame:
-        """An empty frame of the sources' columns."""
+    def empty_rows(self, plan: JobPlan) -> DataFrame:
+        """Returns an empty DataFrame with the columns of all sources."""
         spark = SparkSession.active()
         return source_frame([(node, spark.createDataFrame([], node.schema.ddl)) for node in plan.sources])
 
     def execute(self, rows: DataFrame, work: BatchWork) -> list[TaskReport]:
-        """Runs the batch over the frame `rows`, which must be what the sources give for it."""
+        """Runs the batch.
+
+        Args:
+            rows: the rows of all sources, as `source_frame` combines them.
+        """
         specs = level_specs(work)
-        self._group = job_group(rows.sparkSession.sparkContext, work.info.generation)
+        self._group = job_group(rows.sparkSession.sparkContext, work.info.id.generation)
         with ExitStack() as persisted:
             frame = _level_frame(self._first(rows, work, persisted), specs[0])
             for at, level in enumerate(work.plan.levels[1:], 1):
-                # Unpersisted, each reader would run the tasks again.
+                # Without persisting, Spark would run the tasks again for each reader.
                 frame = frame if reads_once(level) else _persist(frame, persisted)
                 before = work.plan.levels[at - 1]
                 frame = _level_frame(next_exchange(level, before, frame, work.info), specs[at])
             collected = frame.select(REPORT).collect()
         return decode_reports(bytes(row[0]) for row in collected)
 
-    def tend(self, plan: JobPlan, info: BatchInfo) -> None:
-        """Spark ends Python processes that had nothing to do for a minute, also those that are storing files: this is
-        something to do, and it takes over what others left."""
+    def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
+        """Runs a task on each worker, which also takes over files that dead workers have not stored.
+
+        Spark terminates Python workers that were idle for a minute, also while they upload files in the background.
+        """
         frame = SparkSession.active().range(0, plan.parallelism, 1, plan.parallelism)
-        frame.mapInArrow(partial(_tend, info), frame.schema).collect()
+        frame.mapInArrow(partial(_keep_alive, info), frame.schema).collect()
 
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
         source = _persist(rows, persisted) if reads_of_source(level) > 1 else rows
-        barrier = Barrier(work.info.generation, work.info.ordinal)
+        barrier = Barrier(work.info.id.generation, work.info.id.ordinal)
         return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
 
 
 def job_group(context: SparkContext, generation: int) -> str:
-    """The group of the jobs that this thread starts: the query's, or our own for a batch without a query."""
+    """Returns the job group of this thread: that of the streaming query, or a new one for a batch without a query."""
     group = context.getLocalProperty("spark.jobGroup.id")
     if not group:
         group = f"stateflow-{generation}"
@@ -84,9 +91,7 @@ def _persist(frame: DataFrame, stack: ExitStack) -> DataFrame:
 
 
 def _level_frame(exchanged: DataFrame, spec: LevelSpec) -> DataFrame:
-    return exchanged.mapInArrow(
-        _task_function(spec), from_arrow_schema(spec.output, prefer_timestamp_ntz=True)
-    )
+    return exchanged.mapInArrow(_task_function(spec), from_arrow_schema(spec.output_schema, prefer_timestamp_ntz=True))
 
 
 def _task_function(spec: LevelSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -97,24 +102,24 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     _freeze_loaded()
     context = TaskContext.get()
     assert context is not None
-    unit = spec.units[context.partitionId() // spec.parallelism]
-    space = SortSpace(spec.batch.sort_memory_bytes, spec.batch.local_folder)
-    rows = sorted_input(unit, space, batches)
+    chain = spec.chains[context.partitionId() // spec.parallelism]
+    settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
+    rows = sorted_input(chain, settings, batches)
     return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
 
 
-def _tend(info: BatchInfo, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    stores.adopt_orphans(info)
+def _keep_alive(info: BatchInfo, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    store_cache.adopt_uploads(info)
     for batch in batches:
         yield batch.slice(0, 0)
 
 
 @cache
 def _freeze_loaded() -> None:
-    """Takes all that a worker process has loaded out of Python's garbage collection, once.
+    """Excludes all objects that a worker process has loaded from garbage collection, once per process.
 
-    PySpark's worker collects garbage behind every task, and would go through 90,000 objects of libraries each time: 50
-    ms, for which the worker's next task waits.
+    PySpark's worker collects garbage after every task, and would traverse 90,000 objects of libraries each time, for 50
+    ms that delay its next task.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The rows of a batch as Spark frames: the sources as one, and the expressions between them and the tasks."""
+"""DataFrames of a batch: the sources in one frame, and the nodes between sources and tasks."""
 
 from __future__ import annotations
 
@@ -12,37 +12,27 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.functions import TaskInfo
-from stateflow.api.graph import (
-    Node,
-    PartialNode,
-    RowsNode,
-    SourceNode,
-    TransformNode,
-    UnionNode,
-    WatermarkNode,
-    leaves_of,
-)
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.functions.rich import RowStep
+from stateflow.api.graph.nodes import Node, PartialNode, RowsNode, SourceNode, TransformNode, UnionNode, WatermarkNode
+from stateflow.api.graph.traversal import leaves_of
 from stateflow.api.input_files import reason_in
-from stateflow.api.rich_functions import RowStep
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
+from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.plan import JobPlan
-from stateflow.runtime.row_steps import steps_in_frame
-from stateflow.runtime.specs import (
-    SOURCE,
-)
-from stateflow.settings import SourceSettings
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.task.row_functions import apply_to_partition
+from stateflow.runtime.task_spec import SOURCE
 
-_WORD = "transform(…, output=Row), which schema=Row means as well"
+_DECLARATION = "transform(…, output=Row), or schema=Row"
 
 
 def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
-    """The frames of a job's sources as one: a query has one frame, and one line of Spark's offset log per source.
+    """Combines the frames of a job's sources: a query has one frame, and a line of Spark's offset log per source.
 
     Args:
-        frames: in the order in which positions are kept.
+        frames: in the order in which positions are stored.
     """
     if len(frames) == 1:
         return frames[0][1]
@@ -64,7 +54,7 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
 
 
 def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, DataFrame]:
-    """The rows of each source, out of a batch of what `source_frame` made."""
+    """Returns the rows of each source, from a batch of the frame that `source_frame` returned."""
     if len(sources) == 1:
         return {sources[0]: rows}
     return {
@@ -75,12 +65,12 @@ def split_sources(sources: Sequence[SourceNode], rows: DataFrame) -> dict[Node, 
     }
 
 
-class Expressions:
-    """The frames of nodes between those whose rows there are and the tasks that take them.
+class FrameBuilder:
+    """Builds DataFrames for the nodes between a source, or an emitted stream, and the tasks that read them.
 
     Args:
-        leaf: the frame of a source or of an emitted node; None to leave its rows out.
-        info: what row functions are told, but for the number of their partition.
+        leaf: returns the frame of a source or an emitted stream; None to leave out its rows.
+        info: the `TaskInfo` of row functions, without the number of their partition.
     """
 
     def __init__(self, leaf: Callable[[Node], DataFrame | None], info: TaskInfo) -> None:
@@ -88,7 +78,7 @@ class Expressions:
         self._info = info
 
     def frame(self, node: Node) -> DataFrame | None:
-        """The rows of `node`, with exactly its columns; None when all were left out."""
+        """Returns the rows of `node`, with exactly its columns; None when all rows were left out."""
         if leaves_of(node) == [node]:
             return self._leaf(node)
         if isinstance(node, WatermarkNode):
@@ -98,10 +88,10 @@ class Expressions:
             return (
                 None
                 if before is None
-                else conform(_transformed(node, before), node.schema, name_of(node.function))
+                else conform(_transformed(node, before), node.schema, describe_function(node.function))
             )
         if isinstance(node, RowsNode):
-            return self._stepped(node)
+            return self._with_functions_applied(node)
         if isinstance(node, PartialNode):
             before = self.frame(node.parent)
             return None if before is None else before.mapInArrow(node.aggregation.apply, node.schema.ddl)
@@ -109,8 +99,8 @@ class Expressions:
         frames = [frame for parent in node.parents if (frame := self.frame(parent)) is not None]
         return reduce(DataFrame.union, frames) if frames else None
 
-    def _stepped(self, node: RowsNode) -> DataFrame | None:
-        """One Python function for all row functions behind each other."""
+    def _with_functions_applied(self, node: RowsNode) -> DataFrame | None:
+        """Applies consecutive row functions in one Python function."""
         steps: tuple[RowStep, ...] = ()
         at: Node = node
         while isinstance(at, RowsNode):
@@ -123,12 +113,15 @@ class Expressions:
 
 def _transformed(node: TransformNode, before: DataFrame) -> DataFrame:
     try:
-        return node.function(before)  # type: ignore[no-any-return]
+        return node.function(before)
     except StateflowError:
         raise
     except Exception as e:
-        raise UserCodeError(f"a transform raised {type(e).__name__}: {str(e)[:1000]}", hint="correct the function",
-                            transform=name_of(node.function)) from e  # fmt: skip
+        raise UserCodeError(
+            f"a transform raised {type(e).__name__}: {str(e)[:1000]}",
+            hint="correct the function",
+            transform=describe_function(node.function),
+        ) from e
 
 
 def _run_steps(
@@ -136,58 +129,86 @@ def _run_steps(
 ) -> Iterator[pa.RecordBatch]:
     context = TaskContext.get()
     assert context is not None
-    return steps_in_frame(steps, schema, replace(info, subtask=context.partitionId()), batches)
+    return apply_to_partition(steps, schema, replace(info, subtask=context.partitionId()), batches)
 
 
 def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> None:
-    """Makes the source's streaming frame, which reads nothing. Raises ConfigError when Spark cannot."""
+    """Creates the source's streaming frame, without reading it. Raises ConfigError when Spark cannot create it."""
     try:
         source.stream(spark, limits)
     except StateflowError:
         raise
     except Exception as e:
-        raise ConfigError("Spark cannot read the source", hint="compare path, format and options with what is there",
-                          source=source.description, reason=reason_in(e)) from e  # fmt: skip
+        raise ConfigError(
+            "Spark cannot read the source",
+            hint="check path, format and options of the source",
+            source=source.description,
+            reason=reason_in(e),
+        ) from e
 
 
 def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
-    """Applies every Spark expression of the job to an empty frame, so that a wrong one is told before a run begins.
+    """Applies every Spark expression of the job to an empty frame, to find errors before a run starts.
 
-    Raises UserCodeError or SchemaMismatch.
+    Raises:
+        UserCodeError: a transform raised an exception.
+        SchemaMismatch: a transform does not return the declared columns.
     """
-    # Nothing runs, so nobody asks what time it is.
-    nobody = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
-    expressions = Expressions(lambda node: spark.createDataFrame([], node.schema.ddl), nobody)
+    # Nothing runs, so no function uses the time.
+    info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
+    expressions = FrameBuilder(lambda node: spark.createDataFrame([], node.schema.ddl), info)
     for level in plan.levels:
         for node in level.inputs:
             expressions.frame(node)
 
 
 def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
-    """The declared columns of `frame`, in order. Raises SchemaMismatch naming the column and the transform."""
-    # A transform is a user's function, and may return anything.
+    """Returns the declared columns of `frame`, in order.
+
+    Args:
+        transform: describes the transform that returned `frame`, for errors.
+
+    Raises:
+        SchemaMismatch: a column is missing or has another type; names the column and the transform.
+    """
+    # A transform is user code and may return anything.
     if not isinstance(frame, DataFrame):
-        raise SchemaMismatch("a transform returns no DataFrame", hint="return the frame: df.select(…)",
-                             transform=transform, found=type(frame).__name__)  # fmt: skip
+        raise SchemaMismatch(
+            "a transform does not return a DataFrame",
+            hint="return a frame, such as df.select(…)",
+            transform=transform,
+            found=type(frame).__name__,
+        )
     found = dict(frame.dtypes)
     for column in schema.columns:
         if column.name not in found:
-            raise SchemaMismatch("a transform does not return a declared column", hint="return it, or pass the row "
-                                 f"class of what it returns: {_WORD}", transform=transform, column=column.name,
-                                 declared=schema.row_class.__name__, found=sorted(found))  # fmt: skip
+            raise SchemaMismatch(
+                "a transform does not return a declared column",
+                hint=f"return it, or declare the row class that it returns: {_DECLARATION}",
+                transform=transform,
+                column=column.name,
+                declared=schema.row_class.__name__,
+                found=sorted(found),
+            )
         if found[column.name] != column.spark_type:
-            raise SchemaMismatch("a transform returns a column of another type than declared", hint="cast it in the "
-                                 f"transform, or pass the row class of what it returns: {_WORD}", transform=transform,
-                                 column=column.name, declared=column.spark_type, found=found[column.name])  # fmt: skip
+            raise SchemaMismatch(
+                "a transform returns a column of a type that is not the declared one",
+                hint=f"cast it in the transform, or declare the row class that it returns: {_DECLARATION}",
+                transform=transform,
+                column=column.name,
+                declared=column.spark_type,
+                found=found[column.name],
+            )
     return frame.select(*schema.names)
 
 
-def name_of(function: Callable[..., object]) -> str:
-    """A function as a user finds it: its name, and the file and line where it begins."""
+def describe_function(function: Callable[..., object]) -> str:
+    """Returns the name of a function, with the file and line of its definition."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     code = getattr(function, "__code__", None)
     return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else str(name)
 
 
 def quoted(name: str) -> str:
+    """Quotes a column name for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"

@@ -1,4 +1,4 @@
-"""Where Spark's own log goes: by default errors in one line each to standard error, all else to a file."""
+"""Configures Spark's own log: by default, errors go to standard error in one line each, and all else to a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from socket import socket
 
 from pyspark.sql import SparkSession
 
-from stateflow.settings import QUIET, Settings
-from stateflow.state.transfer import private_folder
+from stateflow.config.settings import QUIET, Settings
+from stateflow.state.files.host_cache import private_folder
 
 _DAEMON = Path(__file__).with_name("worker_daemon") / "stateflow_worker_daemon.py"
 _MODULE, _PATH = "spark.python.daemon.module", "spark.executorEnv.PYTHONPATH"
@@ -26,9 +26,10 @@ _KEPT = 10
 
 @contextmanager
 def quiet_spark(settings: Settings) -> Iterator[Path | None]:
-    """Around a start of Spark: gives it our log configuration, unless ``spark.log`` is ``full`` or the user has one.
+    """Starts Spark, in its body, with stateflow's log configuration.
 
-    Yields the log file, None when Spark's log is not ours.
+    Changes nothing when ``spark.log`` is ``full``, or when the user has a log configuration. Yields the log file; None
+    when Spark uses another configuration.
     """
     before = os.environ.get(_OPTIONS)
     if settings.spark.log != QUIET or _is_configured(settings):
@@ -39,7 +40,7 @@ def quiet_spark(settings: Settings) -> Iterator[Path | None]:
     try:
         yield file
     finally:
-        # Of this start alone: what else the process starts is none of ours.
+        # For this start only: other programs that the process starts are not affected.
         if before is None:
             del os.environ[_OPTIONS]
         else:
@@ -47,17 +48,17 @@ def quiet_spark(settings: Settings) -> Iterator[Path | None]:
 
 
 def options(file: Path) -> list[str]:
-    """What Java is started with so that Spark logs to `file`."""
+    """Returns the options of Java that make Spark log to `file`."""
     return [f"-Dlog4j2.configurationFile={CONFIGURATION.as_uri()}", f"{_FILE}{file}"]
 
 
 def is_quiet() -> bool:
-    """Whether the running Spark was started with our log configuration, by this process or by Airflow's operator."""
+    """Returns whether this process, or Airflow's operator, started Spark with stateflow's log configuration."""
     return _FILE in os.environ.get(_OPTIONS, "")
 
 
 def log_file(local: Path, name: str) -> Path:
-    """A new log file below the scratch folder; older ones are removed but for the newest."""
+    """Returns the path of a new log file below the scratch folder, and removes all but the newest older files."""
     folder = local / "spark-logs"
     private_folder(local)
     private_folder(folder)
@@ -69,36 +70,36 @@ def log_file(local: Path, name: str) -> Path:
 
 
 def quiet_py4j() -> None:
-    """Drops what py4j logs when a connection to Spark ends; it raises the same, and the run reports it."""
+    """Drops py4j's log messages about lost connections to Spark: py4j also raises them, and the run reports them."""
     logging.getLogger("py4j").addHandler(logging.NullHandler())
     logging.getLogger("py4j").propagate = False
     logging.getLogger().addFilter(_not_of_py4j)
 
 
 def _not_of_py4j(record: logging.LogRecord) -> bool:
-    # Some of its lines are logged by the root logger itself, whose first line configures logging to standard error.
+    # py4j also logs through the root logger, whose first message configures logging to standard error.
     return Path(record.pathname).parent.name != "py4j"
 
 
 def quiet_accumulators(session: SparkSession) -> None:
-    """Drops the traceback that the server of accumulators prints when Spark's process dies."""
-    server = session.sparkContext._accumulatorServer  # noqa: SLF001 - there is no public way
+    """Drops the traceback that PySpark's accumulator server prints when Spark's process dies."""
+    server = session.sparkContext._accumulatorServer  # noqa: SLF001 - PySpark has no public access to it
     if "handle_error" in vars(server):  # by an earlier run of this session
         return
     report = server.handle_error
 
-    def handle_error(request: Any, client_address: Any) -> None:
+    def handle_error(request: socket | tuple[bytes, socket], client_address: object) -> None:
         if not isinstance(sys.exception(), EOFError | ConnectionError):
             report(request, client_address)
 
-    server.handle_error = handle_error  # type: ignore[method-assign]
+    vars(server)["handle_error"] = handle_error
 
 
 def quiet_workers(given: Mapping[str, str]) -> dict[str, str]:
-    """Spark settings for Python workers that print no traceback when Spark closes their connection.
+    """Returns the Spark settings for Python workers that print no traceback when Spark closes their connection.
 
     Args:
-        given: the user's Spark settings; nothing is set when they have a daemon or a Python path of their own.
+        given: the user's Spark settings; the result is empty when they set a daemon or a Python path.
     """
     if _MODULE in given or _PATH in given:
         return {}
@@ -106,6 +107,6 @@ def quiet_workers(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_configured(settings: Settings) -> bool:
-    given = f"{os.environ.get(_OPTIONS, '')} {settings.spark.conf.get('spark.driver.extraJavaOptions', '')}"
+    java_options = f"{os.environ.get(_OPTIONS, '')} {settings.spark.conf.get('spark.driver.extraJavaOptions', '')}"
     homes = [os.environ.get("SPARK_CONF_DIR"), os.path.join(os.environ.get("SPARK_HOME", ""), "conf")]
-    return "log4j" in given or any(h and (Path(h) / "log4j2.properties").is_file() for h in homes)
+    return "log4j" in java_options or any(h and (Path(h) / "log4j2.properties").is_file() for h in homes)

@@ -1,9 +1,10 @@
-"""The shuffle in front of a level: rows to the subtasks of their keys, and one barrier behind them, in Spark's words.
+"""The shuffle in front of a level: sends rows to the subtasks of their keys, and one barrier to each subtask.
 
-All edges of a level share one ``repartitionById`` on the global (unit, subtask) index. Its input is a union with
-barrier rows, one per subtask, also because Spark drops a shuffle whose input it can prove empty.
+All edges of a level share one ``repartitionById`` on the global (chain, subtask) index. Its input is a union with
+barrier rows, one per subtask, also because Spark drops a shuffle whose input it can prove to be empty.
 
-Expressions are SQL texts: every method of a Column is a call to the JVM, and a small batch has no time for hundreds.
+Expressions are SQL texts: each method of a ``Column`` is a call to the JVM, and hundreds of calls would dominate the
+time of a small batch.
 """
 
 from __future__ import annotations
@@ -15,42 +16,46 @@ from functools import partial
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from stateflow.api.functions import TaskInfo
-from stateflow.api.graph import (
-    Keying,
-    Node,
-    leaves_of,
+from stateflow.api.graph.nodes import Keying, Node
+from stateflow.api.graph.traversal import leaves_of
+from stateflow.runtime.planning.physical_plan import Level, Share
+from stateflow.runtime.planning.routing import (
+    KEY_HASH,
+    ROW_PHASE,
+    ROW_POSITION,
+    Constant,
+    Field,
+    LevelRouting,
+    Route,
+    to_sql,
 )
-from stateflow.runtime.frames import Expressions, quoted
-from stateflow.runtime.plan import Level, Share, Unit
-from stateflow.runtime.specs import (
+from stateflow.runtime.spark.frames import FrameBuilder, quoted
+from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
-    BROADCAST_ORDER,
     CONTROL,
-    GROUP_SHIFT,
     INPUT,
     ORDER,
     ORIGIN,
+    OUTPUT_NUMBER,
     PHASE,
-    PHASE_SHIFT,
     POSITION,
     POSITION_SHIFT,
     SOURCE_PHASE,
     TARGET,
-    UNIT,
     BatchInfo,
     input_prefix,
     output_prefix,
 )
-from stateflow.runtime.task import Barrier
 
 _ROUTES = "_sf_routes"
 _SHARE_SHIFT = 55
-"""Of a row without a place of its own: above Spark's number, as long as a frame has less than 4 million partitions."""
+"""The lowest bit of a share's number in the position of a row that was not emitted by a task. Spark's own number stays
+below it while a frame has less than 4 million partitions."""
 
 
 def reads_of_source(level: Level) -> int:
-    """How many times the tasks' input reads the batch's source frame."""
+    """Returns how many times the tasks' input reads the batch's source frame."""
     return sum(
         leaves_of(node).count(share.leaf) if share.leaf else len(leaves_of(node))
         for node in level.inputs
@@ -58,52 +63,61 @@ def reads_of_source(level: Level) -> int:
     )
 
 
-def first_exchange(
-    level: Level, sources: Mapping[Node, DataFrame], barrier: Barrier, info: BatchInfo
-) -> DataFrame:
-    """The input of the first level's tasks, from the batch's source frames."""
-    router = _Router(level, info.max_parallelism)
-    frames = list(_shared(level, sources.__getitem__, router, info))
-    frames.append(router.barriers(frames[0].sparkSession, barrier))
-    return router.exchange(frames)
+def first_exchange(level: Level, sources: Mapping[Node, DataFrame], barrier: Barrier, info: BatchInfo) -> DataFrame:
+    """Builds the shuffled input of the first level's tasks.
+
+    Args:
+        sources: the batch's rows by source.
+        barrier: goes to each task, after its rows.
+    """
+    exchange = _Exchange(level, info.settings.max_parallelism)
+    frames = list(_derived_inputs(level, sources.__getitem__, exchange, info))
+    frames.append(exchange.barriers(frames[0].sparkSession, barrier))
+    return exchange.shuffled(frames)
 
 
 def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchInfo) -> DataFrame:
-    """The input of a later level's tasks, from what the level before emitted."""
-    router = _Router(level, info.max_parallelism)
-    frames = [
-        router.forward(emitted, {_number(node, before): node for node in level.inputs if _is_direct(node)})
-    ]
-    frames += _shared(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), router, info)
-    return router.exchange(frames)
+    """Builds the shuffled input of a later level's tasks.
+
+    Args:
+        before: the level before.
+        emitted: everything that its tasks emitted, barriers included.
+    """
+    exchange = _Exchange(level, info.settings.max_parallelism)
+    frames = [exchange.forward(emitted, {_number(node, before): node for node in level.inputs if _is_direct(node)})]
+    frames += _derived_inputs(level, lambda node, *more: _emitted_rows(node, before, emitted, *more), exchange, info)
+    return exchange.shuffled(frames)
 
 
 def reads_once(level: Level) -> bool:
-    """Whether a later level takes all that the level before emitted as it is, and so reads it in one pass."""
+    """Returns whether a later level takes all rows of the level before unchanged, and so reads them in one pass."""
     return all(map(_is_direct, level.inputs))
 
 
 def _is_direct(node: Node) -> bool:
-    """Whether a later level takes the node's rows as they were emitted."""
+    """Returns whether a later level takes the node's rows unchanged."""
     return leaves_of(node) == [node]
 
 
 def _number(node: Node, before: Level) -> int:
-    """That of the outlet of the level before which emits the node's rows."""
-    return next(n for n, outlet in enumerate(before.fed) if outlet.node is node)
+    """Returns the number of the output of the level before that emits the node's rows."""
+    return next(n for n, output in enumerate(before.forwarded) if output.node is node)
 
 
-def _shared(
-    level: Level, leaf: Callable[..., DataFrame], router: _Router, info: BatchInfo
+def _derived_inputs(
+    level: Level, leaf: Callable[..., DataFrame], exchange: _Exchange, info: BatchInfo
 ) -> Iterator[DataFrame]:
-    """The input's rows that go through expressions, which see neither phase nor source: so these go through apart."""
+    """Yields the inputs that go through Spark expressions or row functions, one frame per share.
+
+    Expressions see neither phase nor source of a row, so rows that differ in them go through separately.
+    """
     for node in level.inputs:
         for share in level.shares[node]:
             if level.number > 1 and _is_direct(node):
                 continue
-            frame = Expressions(partial(_leaf_rows, leaf, share), _frame_info(info)).frame(node)
+            frame = FrameBuilder(partial(_leaf_rows, leaf, share), info.task_info()).frame(node)
             if frame is not None:
-                yield router.route(node, frame, _placed(share), share.origin)
+                yield exchange.route(node, frame, _share_location(share), share.origin)
 
 
 def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> DataFrame | None:
@@ -115,114 +129,129 @@ def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> Data
     return rows.select(*(quoted(name) for name in node.schema.names))
 
 
-def _placed(share: Share) -> _Place:
-    """Rows of two shares must not have one position."""
-    position = (
-        f"({_ARRIVAL.position} + {share.number << _SHARE_SHIFT}L)" if share.number else _ARRIVAL.position
-    )
-    return replace(
-        _ARRIVAL, position=position, phase=str(SOURCE_PHASE if share.phase is None else share.phase)
-    )
-
-
-def _frame_info(info: BatchInfo) -> TaskInfo:
-    return TaskInfo("", 0, 0, info.max_parallelism, info.processing_time, info.epoch)
+def _share_location(share: Share) -> _RowLocation:
+    """Returns locations that no other share of the input has."""
+    position = f"({_DERIVED.position} + {share.number << _SHARE_SHIFT}L)" if share.number else _DERIVED.position
+    return replace(_DERIVED, position=position, phase=str(SOURCE_PHASE if share.phase is None else share.phase))
 
 
 def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> DataFrame:
-    """The rows of a node that the tasks before emitted, and further columns."""
+    """Returns the rows of a node that the tasks of the level before emitted, with the columns `more`."""
     number = _number(node, before)
     prefix = output_prefix(number)
     columns = [f"{quoted(prefix + name)} AS {quoted(name)}" for name in node.schema.names]
-    return emitted.where(f"{UNIT} = {number}").selectExpr(*columns, *more)
+    return emitted.where(f"{OUTPUT_NUMBER} = {number}").selectExpr(*columns, *more)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Expressions for where a row stands among the others.
+class _RowLocation:
+    """SQL expressions for a row's location in its input.
 
     Attributes:
         position: grows with the order of arrival.
-        together: how many of its lower bits count rows that came together.
+        batch_bits: how many of its lower bits number rows that arrived together.
     """
 
     position: str
     phase: str
-    together: int
+    batch_bits: int
+
+    def fields(self, keying: Keying | None, prefix: str) -> dict[Field, str]:
+        """Returns the expressions of all fields that a route may use.
+
+        Args:
+            prefix: of the columns that hold the row.
+        """
+        fields: dict[Field, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
+        if keying is not None:
+            fields[KEY_HASH] = f"xxhash64({', '.join(quoted(prefix + column) for column in keying.columns)})"
+        return fields
 
 
 @dataclass(frozen=True)
-class _Route:
-    """Expressions for the way of an input's rows to one subtask."""
+class _SqlRoute:
+    """A route, rendered as SQL expressions."""
 
     target: str
     order: str
-    number: int
+    input: int
+
+    @classmethod
+    def of(cls, route: Route, location: _RowLocation, prefix: str) -> _SqlRoute:
+        """Renders a route; the arguments are those of `_RowLocation.fields`."""
+        fields = location.fields(route.keying, prefix)
+        return cls(f"CAST({to_sql(route.target, fields)} AS INT)", to_sql(route.order, fields), route.input)
+
+    @classmethod
+    def of_barrier(cls, target: str) -> _SqlRoute:
+        """The route of a barrier, which a task reads after all rows."""
+        return cls(f"CAST({target} AS INT)", to_sql(Constant(BARRIER_ORDER), {}), 0)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:
-        """Column and expression."""
-        return ((TARGET, self.target), (ORDER, self.order), (INPUT, str(self.number)))
+        """Pairs of column and expression."""
+        return ((TARGET, self.target), (ORDER, self.order), (INPUT, str(self.input)))
 
 
-_ARRIVAL = _Place("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
-"""Of rows without a place of their own. Spark's number has the partition above 33 bits."""
-_EMITTED = _Place(POSITION, PHASE, POSITION_SHIFT)
+_DERIVED = _RowLocation("monotonically_increasing_id()", str(SOURCE_PHASE), 33)
+"""Of rows that were not emitted by a task. Spark's number has the partition above 33 bits."""
+_EMITTED = _RowLocation(POSITION, PHASE, POSITION_SHIFT)
 
 
 def _case(branches: Sequence[tuple[str, str]]) -> str:
-    """The expression of the first branch whose condition holds; one of them does."""
+    """Returns the expression of the first branch whose condition holds. One condition always holds."""
     if len(branches) == 1:
         return branches[0][1]
     return f"CASE {' '.join(f'WHEN {when} THEN {then}' for when, then in branches)} END"
 
 
-def _prefixed(keying: Keying | None, prefix: str) -> Keying | None:
-    return keying and replace(keying, columns=tuple(prefix + column for column in keying.columns))
-
-
-class _Router:
-    """Gives each row a target, an order, and columns of its own per input."""
+class _Exchange:
+    """Builds the input of one level: each row gets a target, an order, and columns of its own per input."""
 
     def __init__(self, level: Level, max_parallelism: int) -> None:
         self._level = level
-        self._max_parallelism = max_parallelism
+        self._routing = LevelRouting(level, max_parallelism)
         self._payload = [
             (quoted(input_prefix(i) + c.name), c.spark_type)
             for i, n in enumerate(level.inputs)
             for c in n.schema.columns
         ]
 
-    def route(self, node: Node, frame: DataFrame, place: _Place, origin: int = -1) -> DataFrame:
-        """One input's rows, once for each subtask that takes them; `origin` as a `Share` has it."""
-        prefix = input_prefix(self._level.inputs.index(node))
-        renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
-        carried = [
-            f"CAST(NULL AS BINARY) AS {CONTROL}",
-            *self._origin(origin),
-            *self._values(renamed),
-        ]
-        if any(u.operator is None for u in self._takers(node)) and place.position != POSITION:
-            # A position is not to be computed twice: once for the row, once to spread rows over a sink's subtasks.
-            frame = frame.selectExpr("*", f"{place.position} AS {POSITION}")
-            place = replace(place, position=POSITION)
-        cases = [("TRUE", self._routes(node, place))]
-        return self._sent(frame, cases, [f"{place.position} AS {POSITION}", *carried])
-
-    def forward(self, emitted: DataFrame, numbers: Mapping[int, Node]) -> DataFrame:
-        """Barriers and rows of some outlets of the level before, as they were emitted.
-
-        In one pass: a frame that is read twice would have to be persisted, which costs a small batch more than its
-        tasks.
+    def route(self, node: Node, frame: DataFrame, location: _RowLocation, origin: int = -1) -> DataFrame:
+        """Returns the rows of one input, once for each task that takes them.
 
         Args:
-            numbers: the nodes whose rows these are, by the number of their outlet.
+            origin: as in `Share`.
         """
-        wanted = [f"{CONTROL} IS NOT NULL", *(f"{UNIT} = {number}" for number in numbers)]
-        control = _Route(f"CAST({TARGET} AS INT)", f"{BARRIER_ORDER}L", 0)
+        prefix = input_prefix(self._level.inputs.index(node))
+        renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
+        carried = [f"CAST(NULL AS BINARY) AS {CONTROL}", *self._origin(origin), *self._values(renamed)]
+        routes = self._routing.routes(node, location.batch_bits)
+        if location.position != POSITION and any(route.by_position for route in routes):
+            # Spark computes the position once, not for the column and again for the target.
+            frame = frame.selectExpr("*", f"{location.position} AS {POSITION}")
+            location = replace(location, position=POSITION)
+        cases = [("TRUE", [_SqlRoute.of(route, location, "") for route in routes])]
+        return self._sent(frame, cases, [f"{location.position} AS {POSITION}", *carried])
+
+    def forward(self, emitted: DataFrame, numbers: Mapping[int, Node]) -> DataFrame:
+        """Returns the barriers, and the rows of some outputs of the level before, unchanged and in one pass.
+
+        A frame that is read twice would have to be persisted, which costs a small batch more than its tasks.
+
+        Args:
+            numbers: the nodes whose rows these are, by the number of their output.
+        """
+        wanted = [f"{CONTROL} IS NOT NULL", *(f"{OUTPUT_NUMBER} = {number}" for number in numbers)]
         routes = [
-            [control],
-            *(self._routes(node, _EMITTED, output_prefix(number)) for number, node in numbers.items()),
+            [_SqlRoute.of_barrier(TARGET)],
+            *(
+                [
+                    _SqlRoute.of(route, _EMITTED, output_prefix(number))
+                    for route in self._routing.routes(node, _EMITTED.batch_bits)
+                ]
+                for number, node in numbers.items()
+            ),
         ]
         renamed = {
             quoted(input_prefix(self._level.inputs.index(node)) + name): quoted(output_prefix(number) + name)
@@ -234,92 +263,48 @@ class _Router:
         return self._sent(emitted.where(" OR ".join(wanted)), cases, carried)
 
     def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
-        """A barrier from the driver for each task."""
+        """Returns one barrier of the driver for each task."""
         data = msgspec.msgpack.encode(barrier).hex()
+        route = self._route_columns(_SqlRoute.of_barrier("id"))
         return spark.range(0, self._level.targets, 1, 1).selectExpr(
-            *self._named(_Route("CAST(id AS INT)", f"{BARRIER_ORDER}L", 0)), f"0L AS {POSITION}",
-            f"X'{data}' AS {CONTROL}", *self._origin(-1), *self._values({}),
-        )  # fmt: skip
+            *(f"{text} AS {name}" for name, text in route.items()),
+            f"0L AS {POSITION}",
+            f"X'{data}' AS {CONTROL}",
+            *self._origin(-1),
+            *self._values({}),
+        )
 
-    def exchange(self, frames: Sequence[DataFrame]) -> DataFrame:
-        """The frames together, each row at its subtask, in any order."""
+    def shuffled(self, frames: Sequence[DataFrame]) -> DataFrame:
+        """Returns the union of the frames, with each row at its task, in any order."""
         union = frames[0]
         for frame in frames[1:]:
             union = union.union(frame)
-        # Without a projection behind it, which would copy each row once more: tasks leave out what they do not need.
+        # No projection follows, because it would copy each row once more: tasks drop the columns that they do not need.
         return union.repartitionById(self._level.targets, TARGET)
 
-    def _named(self, route: _Route) -> list[str]:
-        """The columns of a route, as far as the level's tasks look at them."""
-        return [f"{text} AS {name}" for name, text in self._way(route).items()]
-
-    def _way(self, route: _Route) -> dict[str, str]:
-        return {name: text for name, text in route.columns if name != INPUT or self._level.connects}
-
-    @property
-    def _told(self) -> tuple[str, ...]:
-        return (ORIGIN,) if self._level.tells_origin else ()
+    def _route_columns(self, route: _SqlRoute) -> dict[str, str]:
+        """Returns the expressions of a route by column, for the columns that the level's tasks read."""
+        return {name: text for name, text in route.columns if name != INPUT or self._level.has_connected_inputs}
 
     def _origin(self, origin: int) -> list[str]:
-        return [f"{origin} AS {ORIGIN}"] if self._level.tells_origin else []
+        return [f"{origin} AS {ORIGIN}"] if self._level.has_origins else []
 
     def _values(self, sources: Mapping[str, str]) -> list[str]:
-        """The inputs' columns: each from the column that `sources` names for it, or null."""
+        """Returns the columns of all inputs: each from the column that `sources` maps it to, or null."""
         return [f"{sources.get(c, f'CAST(NULL AS {kind})')} AS {c}" for c, kind in self._payload]
 
-    def _sent(
-        self, frame: DataFrame, cases: Sequence[tuple[str, list[_Route]]], carried: list[str]
-    ) -> DataFrame:
-        """Each row of `frame` on the routes of the first case that holds for it."""
+    def _sent(self, frame: DataFrame, cases: Sequence[tuple[str, list[_SqlRoute]]], carried: list[str]) -> DataFrame:
+        """Returns each row of `frame` on all routes of the first case whose condition holds for it."""
         if all(len(routes) == 1 for _, routes in cases):
-            ways = [(when, self._way(route)) for when, (route,) in cases]
-            columns = [f"{_case([(when, way[name]) for when, way in ways])} AS {name}" for name in ways[0][1]]
+            single = [(when, self._route_columns(route)) for when, (route,) in cases]
+            columns = [f"{_case([(when, texts[name]) for when, texts in single])} AS {name}" for name in single[0][1]]
             return frame.selectExpr(*columns, *carried)
         arrays = [(when, f"array({', '.join(map(self._struct, routes))})") for when, routes in cases]
         exploded = frame.selectExpr(f"explode({_case(arrays)}) AS {_ROUTES}", *carried)
-        names = [c for c, _ in self._payload]
-        parts = [f"{_ROUTES}.{name}" for name in self._way(cases[0][1][0])]
-        return exploded.selectExpr(*parts, POSITION, CONTROL, *self._told, *names)
+        parts = [f"{_ROUTES}.{name}" for name in self._route_columns(cases[0][1][0])]
+        origin = (ORIGIN,) if self._level.has_origins else ()
+        return exploded.selectExpr(*parts, POSITION, CONTROL, *origin, *(c for c, _ in self._payload))
 
-    def _struct(self, route: _Route) -> str:
-        fields = (f"{name!r}, {text}" for name, text in self._way(route).items())
+    def _struct(self, route: _SqlRoute) -> str:
+        fields = (f"{name!r}, {text}" for name, text in self._route_columns(route).items())
         return f"named_struct({', '.join(fields)})"
-
-    def _takers(self, node: Node) -> list[Unit]:
-        return [unit for unit in self._level.units if any(e.node is node for e in unit.inputs)]
-
-    def _routes(self, node: Node, place: _Place, prefix: str = "") -> list[_Route]:
-        """All that a row of `node` takes.
-
-        Args:
-            prefix: of the columns that the row has now.
-        """
-        return [
-            route
-            for unit in self._takers(node)
-            for number, edge in enumerate(unit.inputs)
-            if edge.node is node
-            for route in self._edge_routes(unit, number, _prefixed(edge.keying, prefix), place)
-        ]
-
-    def _edge_routes(self, unit: Unit, number: int, keying: Keying | None, place: _Place) -> list[_Route]:
-        if keying is not None:
-            return [self._keyed(unit, number, keying, place)]
-        targets = range(unit.first_target, unit.first_target + self._level.parallelism)
-        if unit.operator is not None:
-            return [_Route(str(target), f"{BROADCAST_ORDER}L", number) for target in targets]
-        # A relay keeps the order of arrival of what came together.
-        spread = f"shiftright({place.position}, {place.together})" if unit.is_relay else place.position
-        target = f"CAST(pmod({spread}, {self._level.parallelism}) + {unit.first_target} AS INT)"
-        return [_Route(target, f"shiftleft(CAST({place.phase} AS BIGINT), {PHASE_SHIFT})", number)]
-
-    def _keyed(self, unit: Unit, number: int, keying: Keying, place: _Place) -> _Route:
-        digest = f"xxhash64({', '.join(quoted(c) for c in keying.columns)})"
-        group = f"pmod({digest}, {self._max_parallelism}L)"
-        # As keygroups.subtask_of has it.
-        target = f"CAST(({group} * {self._level.parallelism}) DIV {self._max_parallelism} + {unit.first_target} AS INT)"
-        order = (
-            f"shiftleft(CAST({place.phase} AS BIGINT), {PHASE_SHIFT}) | shiftleft({group}, {GROUP_SHIFT}) | "
-            f"shiftrightunsigned({digest}, {64 - GROUP_SHIFT})"
-        )
-        return _Route(target, order, number)

@@ -1,7 +1,8 @@
-"""The order of a task's input. A shuffle brings rows in any order; here they are sorted, in bounded memory.
+"""Sorts the input of a task in bounded memory, because a shuffle delivers rows in any order.
 
-Rows are sorted by `_order`, then, where two keys share one, by the key, then by the declared order and the order of
-arrival. Numbers sort ten times faster here than rows do in Spark, and the JVM has no row to touch twice: design 0016.
+Rows are sorted by `_order`, then by the key, which matters only when two keys have the same `_order`, then by the
+declared order and the order of arrival. NumPy sorts numbers ten times faster than Spark sorts rows, and the JVM does
+not have to process each row twice: see design 0016. The algorithm is an external merge sort.
 """
 
 from __future__ import annotations
@@ -12,35 +13,35 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import BatchFailed
-from stateflow.runtime.specs import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, UnitSpec
-from stateflow.state.key_columns import comparable
+from stateflow.runtime.task_spec import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
+from stateflow.state.columnar.key_encoding import comparable
 
-Array = np.ndarray[Any, Any]
+Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Names = Mapping[int, str]
-"""The column of each input, by its number."""
+"""The name of a column in each input, by number of the input."""
 
 _COPIES = 2
-"""Rows as they came, and together in one piece."""
+"""Copies of a row while it is sorted: as received, and concatenated."""
 _INDEX_BYTES = 24
-"""For each row, while it is sorted: two numbers and its place."""
+"""Bytes per row while it is sorted: two numbers and its index."""
 _BLOCKS = 64
-"""Of one run's memory a block takes so little that this many runs are read at once in the memory of one."""
+"""Blocks per sorted run: one block of each of this many runs fits into the memory of one run."""
 
 
 @dataclass(frozen=True)
-class SortSpace:
-    """Where rows are sorted.
+class SortSettings:
+    """Limits of sorting.
 
     Attributes:
-        memory_bytes: what this takes at most; more rows go to files, in sorted runs.
-        folder: for these files, on this host.
+        memory_bytes: memory for rows; when it is exceeded, sorted runs are written to files.
+        folder: local folder for these files.
     """
 
     memory_bytes: int
@@ -48,14 +49,19 @@ class SortSpace:
 
 
 def sorted_input(
-    unit: UnitSpec, space: SortSpace, batches: Iterable[pa.RecordBatch]
+    chain: ChainSpec, settings: SortSettings, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `batches` in the order of the unit's input, in batches as large as the largest of them; behind them
-    the barriers. Raises BatchFailed when a run cannot be written."""
-    own = {ORDER, POSITION, INPUT, ORIGIN, *(column for each in unit.inputs for column in each.columns)}
+    """Yields the rows of `batches` in the order of the chain's input, and after them the barriers.
+
+    Output batches are as large as the largest input batch.
+
+    Raises:
+        BatchFailed: a sorted run cannot be written.
+    """
+    own = {ORDER, POSITION, INPUT, ORIGIN, *(column for each in chain.inputs for column in each.columns)}
     barriers: list[pa.RecordBatch] = []
     with ExitStack() as files:
-        sorter = _Sorter(_Ranking(unit), space, files)
+        sorter = _ExternalSorter(_SortOrder(chain), settings, files)
         for batch in batches:
             is_barrier = pa.array(batch.column(ORDER).to_numpy() == BARRIER_ORDER)
             rows = batch.select([name for name in batch.schema.names if name in own])
@@ -68,76 +74,76 @@ def sorted_input(
     yield from barriers
 
 
-class _Ranking:
-    """The order of a unit's rows."""
+class _SortOrder:
+    """The order of a chain's rows."""
 
-    def __init__(self, unit: UnitSpec) -> None:
-        keyed = [(number, spec.prefix, spec.keying) for number, spec in enumerate(unit.inputs) if spec.keying]
+    def __init__(self, chain: ChainSpec) -> None:
+        keyed = [(number, spec.prefix, spec.keying) for number, spec in enumerate(chain.inputs) if spec.keying]
         self._keys = _by_input([(n, prefix, keying.columns) for n, prefix, keying in keyed])
         self._declared = _by_input([(n, prefix, keying.order_by) for n, prefix, keying in keyed])
-        self._connects = len(unit.inputs) > 1
+        self._has_connected_inputs = len(chain.inputs) > 1
 
     def sort(self, rows: pa.RecordBatch) -> pa.Array:
-        """Where each row of the sorted ones is."""
+        """Returns the indices that sort the rows, shape ``(rows,)``."""
         order, declared = rows.column(ORDER).to_numpy(), self._declared_numbers(rows)
         if declared is None:
-            return self._sort_by_all(rows)
-        places = _places(order, self._arrival(rows, declared))
-        if self._collide(rows, order, places):
-            return self._sort_by_all(rows)
-        return pa.array(places)
+            return self._sort_by_all_columns(rows)
+        indices = _sorted_indices(order, self._arrival(rows, declared))
+        if self._has_collision(rows, order, indices):
+            return self._sort_by_all_columns(rows)
+        return pa.array(indices)
 
     def _declared_numbers(self, rows: pa.RecordBatch) -> list[Array] | None:
-        """The columns of the declared order, the last one first; None where one of them has a null, or something else
-        than whole numbers or times."""
+        """Returns the columns of the declared order as integers, the last one first.
+
+        Returns None when a column has nulls, or is neither an integer nor a timestamp.
+        """
         columns = [self._of_input(rows, names) for names in self._declared]
         if any(column.null_count or not _is_whole(column.type) for column in columns):
             return None
         return [column.cast(pa.int64()).to_numpy() for column in reversed(columns)]
 
     def _arrival(self, rows: pa.RecordBatch, declared: Sequence[Array]) -> Array | None:
-        """The places of the rows by declared order, input and position; None where they are in this order."""
+        """Returns the indices that sort by declared order, input and position; None when rows are sorted already."""
         position = rows.column(POSITION).to_numpy()
-        if self._connects:
+        if self._has_connected_inputs:
             return np.lexsort((position, rows.column(INPUT).to_numpy(), *declared))
         arrival = np.argsort(position, kind="stable") if (position[1:] < position[:-1]).any() else None
         for numbers in declared:
-            arrival = _places(numbers, arrival)
+            arrival = _sorted_indices(numbers, arrival)
         return arrival
 
-    def _collide(self, rows: pa.RecordBatch, order: Array, places: Array) -> bool:
-        """Whether rows of one `_order` are of different keys: once in a while, hashes are equal."""
-        same = np.flatnonzero(order[places[1:]] == order[places[:-1]])
+    def _has_collision(self, rows: pa.RecordBatch, order: Array, indices: Array) -> bool:
+        """Returns whether rows with equal `_order` have different keys, whose hashes collide."""
+        same = np.flatnonzero(order[indices[1:]] == order[indices[:-1]])
         if not len(same) or not self._keys:
             return False
-        ahead, behind = pa.array(places[same + 1]), pa.array(places[same])
+        first, second = pa.array(indices[same]), pa.array(indices[same + 1])
         for key in self._keys:
             column = self._column(rows, key)
-            differ = pc.not_equal(column.take(ahead), column.take(behind))
+            differ = pc.not_equal(column.take(second), column.take(first))
             if pc.any(differ).as_py():
                 return True
         return False
 
-    def _sort_by_all(self, rows: pa.RecordBatch) -> pa.Array:
+    def _sort_by_all_columns(self, rows: pa.RecordBatch) -> pa.Array:
         columns = [rows.column(ORDER), *(self._column(rows, key) for key in self._keys)]
         for declared in self._declared:
             column = self._of_input(rows, declared)
             if pa.types.is_floating(column.type):
-                # As in Spark: what is not a number comes last, nulls first.
+                # As in Spark: NaN sorts last, and nulls first.
                 columns.append(pc.is_nan(column))
             columns.append(column)
-        columns += [rows.column(INPUT)] if self._connects else []
+        columns += [rows.column(INPUT)] if self._has_connected_inputs else []
         columns.append(rows.column(POSITION))
         table = pa.table(columns, names=list(map(str, range(len(columns)))))
-        return pc.sort_indices(
-            table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names]
-        )
+        return pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names])
 
     def _column(self, rows: pa.RecordBatch, names: _Names) -> pa.Array:
         return comparable(self._of_input(rows, names))
 
     def _of_input(self, rows: pa.RecordBatch, names: _Names) -> pa.Array:
-        """The column of the input that a row came by."""
+        """Returns a column whose name depends on the input that each row belongs to."""
         (_, first), *others = names.items()
         column = rows.column(first)
         for number, name in others:
@@ -150,27 +156,26 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _by_input(inputs: Sequence[tuple[int, str, tuple[str, ...]]]) -> list[_Names]:
-    """Of several inputs, the columns that have the same part."""
+    """Returns, for each column of a key or order, its name in each input."""
     return [
         {number: prefix + name for (number, prefix, _), name in zip(inputs, names, strict=True)}
         for names in zip(*(columns for _, _, columns in inputs), strict=True)
     ]
 
 
-def _places(order: Array, arrival: Array | None) -> Array:
-    """The places of the rows by order, then arrival."""
+def _sorted_indices(order: Array, arrival: Array | None) -> Array:
+    """Returns the indices that sort by `order`, then by `arrival`, which are indices themselves."""
     if arrival is None:
-        return _sort_stable(order)
-    places: Array = arrival[_sort_stable(order[arrival])]
-    return places
+        return _stable_argsort(order)
+    return arrival[_stable_argsort(order[arrival])]
 
 
-def _sort_stable(order: Array) -> Array:
-    """The places that sort `order`; equal ones stay as they are.
+def _stable_argsort(order: Array) -> Array:
+    """Returns the indices that sort `order`, like ``np.argsort(order, kind="stable")``.
 
-    Order and place in one number: numpy sorts plain numbers by vector instructions, several times faster than it finds
-    a stable order of places. The lowest bits of the order give way when both have too many; where that shows, it is
-    sorted the slower way.
+    Packs order and index into one number, because NumPy sorts numbers with vector instructions, several times faster
+    than its stable argsort. When both need more than 64 bits, the lowest bits of the order are dropped; if that changes
+    the result, the slower argsort is used.
     """
     shift = len(order).bit_length()
     lowest = order.min()
@@ -179,15 +184,15 @@ def _sort_stable(order: Array) -> Array:
     packed |= np.arange(len(order), dtype=np.uint64)
     packed.sort()
     packed &= np.uint64((1 << shift) - 1)
-    places: Array = packed.view(np.int64)
-    ranked = order[places]
-    if lost and (ranked[1:] < ranked[:-1]).any():
+    indices: Array = packed.view(np.int64)
+    result = order[indices]
+    if lost and (result[1:] < result[:-1]).any():
         return np.argsort(order, kind="stable")
-    return places
+    return indices
 
 
-class _Run:
-    """Sorted rows in a file, read block by block."""
+class _SortedRun:
+    """Sorted rows in a file, which are read block by block."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._reader = pa.ipc.open_file(file)
@@ -196,11 +201,11 @@ class _Run:
 
     @property
     def has_more(self) -> bool:
-        """Whether there are rows behind those that have been read."""
+        """Whether the file has rows that have not been read."""
         return self._next < int(self._reader.num_record_batches)
 
     def drop(self, count: int) -> None:
-        """Lets go of the first rows, and reads on when few are left."""
+        """Drops the first rows, and reads the next block when few are left."""
         self.rows = self.rows.slice(count)
         if self.has_more and len(self.rows) < max(1, self._block // 2):
             self.rows = pa.concat_batches([self.rows, self._read()])
@@ -212,8 +217,8 @@ class _Run:
         return block
 
 
-def _written(folder: Path, files: ExitStack, blocks: Iterator[pa.RecordBatch]) -> IO[bytes]:
-    """A file without a name: it ends with the process, however that ends."""
+def _write(folder: Path, files: ExitStack, blocks: Iterator[pa.RecordBatch]) -> IO[bytes]:
+    """Writes blocks to a file without a name, which the kernel removes when the process ends."""
     first = next(blocks)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -222,35 +227,38 @@ def _written(folder: Path, files: ExitStack, blocks: Iterator[pa.RecordBatch]) -
             for block in chain([first], blocks):
                 writer.write_batch(block)
     except OSError as e:
-        raise BatchFailed("rows that do not fit into memory cannot be written to be sorted", hint="make room, name "
-                          "another local_dir, take smaller batches, or allow more shuffle.sort_memory_bytes",
-                          folder=str(folder), reason=str(e)) from e  # fmt: skip
+        raise BatchFailed(
+            "a sorted run of a task's rows cannot be written",
+            hint="free disk space, set another local_dir, use smaller batches, or raise shuffle.sort_memory_bytes",
+            folder=str(folder),
+            reason=str(e),
+        ) from e
     return file
 
 
-class _Sorter:
-    """Takes rows in any order, and gives them sorted."""
+class _ExternalSorter:
+    """Sorts rows, in files when they exceed the memory limit."""
 
-    def __init__(self, ranking: _Ranking, space: SortSpace, files: ExitStack) -> None:
-        self._ranking = ranking
-        self._space = space
+    def __init__(self, order: _SortOrder, settings: SortSettings, files: ExitStack) -> None:
+        self._order = order
+        self._settings = settings
         self._files = files
         self._held: list[pa.RecordBatch] = []
         self._bytes = 0
         self._largest = 0
-        self._runs: list[_Run] = []
+        self._runs: list[_SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows; writes a run first when they do not fit."""
+        """Adds rows; first writes a sorted run when they would exceed the memory limit."""
         size = _COPIES * batch.nbytes + _INDEX_BYTES * len(batch)
-        if self._held and self._bytes + size > self._space.memory_bytes:
+        if self._held and self._bytes + size > self._settings.memory_bytes:
             self._runs.append(self._run())
         self._held.append(batch)
         self._bytes += size
         self._largest = max(self._largest, len(batch))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """All rows, sorted."""
+        """Yields all rows, sorted."""
         if not self._runs:
             yield from self._sorted(self._largest)
             return
@@ -259,35 +267,35 @@ class _Sorter:
         yield from self._merged()
 
     def _sorted(self, size: int) -> Iterator[pa.RecordBatch]:
-        """The rows that are held, and no longer are."""
+        """Yields the rows in memory, sorted, and removes them."""
         if self._held:
             rows, self._held, self._bytes = pa.concat_batches(self._held), [], 0
-            yield from _taken(rows, self._ranking.sort(rows), size)
+            yield from _taken(rows, self._order.sort(rows), size)
 
-    def _run(self) -> _Run:
+    def _run(self) -> _SortedRun:
         block = max(1, sum(map(len, self._held)) // _BLOCKS)
-        return _Run(_written(self._space.folder, self._files, self._sorted(block)))
+        return _SortedRun(_write(self._settings.folder, self._files, self._sorted(block)))
 
     def _merged(self) -> Iterator[pa.RecordBatch]:
-        """The rows of all runs.
+        """Yields the rows of all runs, merged.
 
-        Behind the last row that was read of a run there may be some that come before others': so rows go out up to the
-        first such row, and then more are read.
+        The unread rows of a run may sort directly after its last row that was read. So rows are yielded up to the first
+        such last row of any run, and then more are read.
         """
         while any(len(run.rows) for run in self._runs):
             rows = pa.concat_batches([run.rows for run in self._runs])
-            places = self._ranking.sort(rows)
+            indices = self._order.sort(rows)
             starts = np.cumsum([0, *(len(run.rows) for run in self._runs)])
             rank = np.empty(len(rows), np.int64)
-            rank[places.to_numpy()] = np.arange(len(rows))
-            known = [rank[end - 1] for run, end in zip(self._runs, starts[1:], strict=True) if run.has_more]
-            count = int(min(known)) + 1 if known else len(rows)
-            yield from _taken(rows, places.slice(0, count), self._largest)
+            rank[indices.to_numpy()] = np.arange(len(rows))
+            last = [rank[end - 1] for run, end in zip(self._runs, starts[1:], strict=True) if run.has_more]
+            count = int(min(last)) + 1 if last else len(rows)
+            yield from _taken(rows, indices.slice(0, count), self._largest)
             for run, start, end in zip(self._runs, starts, starts[1:], strict=False):
                 run.drop(int(np.searchsorted(rank[start:end], count)))
 
 
-def _taken(rows: pa.RecordBatch, places: pa.Array, size: int) -> Iterator[pa.RecordBatch]:
-    """The rows at some places, in batches of a size."""
-    for start in range(0, len(places), size):
-        yield rows.take(places.slice(start, size))
+def _taken(rows: pa.RecordBatch, indices: pa.Array, size: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows at `indices`, in batches of `size` rows."""
+    for start in range(0, len(indices), size):
+        yield rows.take(indices.slice(start, size))

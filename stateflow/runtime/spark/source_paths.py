@@ -1,45 +1,52 @@
-"""The paths in the log of Spark's file source, which it recognizes files by: read, and replaced when a folder moved."""
+"""Reads and replaces the paths in the log of Spark's file source, which identifies files by them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TypedDict
 from urllib.parse import quote, unquote, urlsplit
 
 from stateflow.errors import ConfigError, CorruptFile
 
 _LEGAL = "/_-!.~'()*,;:$&+=@"
-"""What Java's URI, which Spark writes paths with, leaves in a path as it is, apart from letters and digits."""
+"""Characters that Java's URI, with which Spark writes paths, does not encode, in addition to letters and digits."""
+
+
+class _LogEntry(TypedDict):
+    """The fields of an entry that stateflow reads."""
+
+    path: str
+    timestamp: int
 
 
 @dataclass(frozen=True)
-class Move:
-    """A folder, and where its files are now; both absolute local paths."""
+class FolderMove:
+    """The old and new path of a folder that was moved; both are absolute local paths."""
 
     old: PurePosixPath
     new: PurePosixPath
 
     def path(self, old: PurePosixPath) -> Path:
-        """Where a file of the old folder is now. Raises ValueError for one that is not in it."""
+        """Returns the new path of a file. Raises ValueError for a file that is not in the old folder."""
         return Path(self.new / old.relative_to(self.old))
 
     def uri(self, old: str) -> str:
-        """The same of Spark's URI. The part below the folder stays to the byte: Spark compares text."""
+        """Returns the new URI of a file. The part below the folder is kept unchanged: Spark compares text."""
         below = len(local_path(old).relative_to(self.old).parts)
         tail = old.split("/")[-below:] if below else []
         return "/".join([f"file://{_encoded(self.new)}", *tail])
 
 
 @dataclass(frozen=True)
-class SeenFile:
-    """A file that was read.
+class LoggedFile:
+    """A file in the log of files that were read.
 
     Attributes:
-        path: when it was read.
-        modified: its modification time then, in milliseconds since 1970.
+        path: its path when it was read.
+        modified: its modification time when it was read, in milliseconds since 1970.
     """
 
     path: PurePosixPath
@@ -47,23 +54,28 @@ class SeenFile:
 
 
 def local_path(uri: str) -> PurePosixPath:
-    """The path that Spark's URI of a local file names. Raises ConfigError for a file that is elsewhere."""
+    """Returns the path of a local file from Spark's URI. Raises ConfigError for a file that is not local."""
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise ConfigError("only files of this host's file systems can be relocated", hint="give the source a new "
-                          "uid in a new job root, or keep the old address", file=uri)  # fmt: skip
+        raise ConfigError(
+            "only files of this host's file systems can be relocated",
+            hint="use a new uid for the source in a new job root, or keep the old address",
+            file=uri,
+        )
     return PurePosixPath(unquote(parts.path))
 
 
-def seen_files(log: bytes, name: str) -> list[SeenFile]:
-    """The files of one entry of the source's log. Raises CorruptFile for something else."""
-    return [SeenFile(local_path(e["path"]), int(e["timestamp"])) for e in _entries(log, name)]
+def logged_files(log: bytes, name: str) -> list[LoggedFile]:
+    """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
+    return [LoggedFile(local_path(e["path"]), int(e["timestamp"])) for e in _entries(log, name)]
 
 
-def moved_log(log: bytes, name: str, move: Move) -> bytes:
-    """The entry with every path replaced, and all else as it was.
+def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:
+    """Returns an entry of the log with every path replaced, and all else unchanged.
 
-    Raises ConfigError for a file outside of the folder.
+    Raises:
+        ConfigError: a file is not in the folder.
+        CorruptFile: the entry cannot be parsed.
     """
     lines = log.split(b"\n")
     for number, line in enumerate(lines):
@@ -72,18 +84,21 @@ def moved_log(log: bytes, name: str, move: Move) -> bytes:
             try:
                 entry["path"] = move.uri(entry["path"])
             except ValueError as e:
-                raise ConfigError("the source has read a file outside of the folder that moved", hint="relocate the "
-                                  "folder that has all of its files", file=entry["path"],
-                                  folder=str(move.old)) from e  # fmt: skip
+                raise ConfigError(
+                    "the source has read a file outside of the moved folder",
+                    hint="relocate a folder that contains all of its files",
+                    file=entry["path"],
+                    folder=str(move.old),
+                ) from e
             lines[number] = json.dumps(entry, separators=(",", ":"), ensure_ascii=False).encode()
     return b"\n".join(lines)
 
 
-def moved_description(description: str, old: str, new: str) -> str | None:
-    """What the source is called when its folder has moved; None when it does not read from `old`.
+def relocate_description(description: str, old: str, new: str) -> str | None:
+    """Returns the description of a file source after its folder was moved; None when it does not read from `old`.
 
     Args:
-        old: the folder as the job file names it, or one above it.
+        old: the folder as in the job file, or a parent of it.
     """
     head, colon, rest = description.removesuffix("]").partition(":")
     if not (head.startswith("FileSource[") and colon and description.endswith("]")):
@@ -95,22 +110,21 @@ def moved_description(description: str, old: str, new: str) -> str | None:
     return f"{head}:{new.rstrip('/')}{below}]"
 
 
-def _entries(log: bytes, name: str) -> Iterator[Mapping[str, Any]]:
+def _entries(log: bytes, name: str) -> Iterator[_LogEntry]:
     yield from (_parsed(line, name) for line in log.split(b"\n") if line.startswith(b"{"))
 
 
-def _parsed(line: bytes, name: str) -> dict[str, Any]:
+def _parsed(line: bytes, name: str) -> _LogEntry:
     try:
-        entry: dict[str, Any] = json.loads(line)
+        entry: _LogEntry = json.loads(line)
         entry["path"].split, int(entry["timestamp"])
     except (ValueError, KeyError, AttributeError, TypeError) as e:
-        raise CorruptFile("an entry of Spark's source log is not what it writes", file=name) from e
+        raise CorruptFile("an entry of Spark's source log cannot be parsed", file=name) from e
     return entry
 
 
 def _encoded(path: PurePosixPath) -> str:
-    """As Java's URI has it: what is neither ASCII nor blank or a control character stays."""
+    """Encodes a path like Java's URI, which keeps characters that are neither ASCII, blank nor control characters."""
     return "".join(
-        c if ord(c) > 127 and c.isprintable() and not c.isspace() else quote(c, safe=_LEGAL)
-        for c in str(path)
+        c if ord(c) > 127 and c.isprintable() and not c.isspace() else quote(c, safe=_LEGAL) for c in str(path)
     )

@@ -1,4 +1,4 @@
-"""A whole run on Spark: a streaming query whose every micro-batch ends in a checkpoint of ours."""
+"""A run on Spark: streaming queries whose micro-batches end in checkpoints of stateflow."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from stateflow import failpoints
 from stateflow.api.source import Source
 from stateflow.errors import StateflowError
-from stateflow.runtime.batch_input import BatchInput
-from stateflow.runtime.bounds import STOPPED, Bounds
-from stateflow.runtime.frames import source_frame
-from stateflow.runtime.job import BatchResult, Positions
-from stateflow.runtime.quarantine import SkippedFile, records_of
-from stateflow.runtime.run import JobRun
-from stateflow.runtime.seeding import SparkLocation, driver_location, source_positions
-from stateflow.runtime.spark_failures import as_ours
-from stateflow.runtime.ticks import run_ticks
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.termination import STOPPED, RunBounds, run_ticks
+from stateflow.runtime.job.job import BatchResult, Positions
+from stateflow.runtime.quarantine import SkippedFile, quarantine_records
+from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.checkpoint_location import SparkLocation, driver_location, source_positions
+from stateflow.runtime.spark.errors import to_stateflow_error
+from stateflow.runtime.spark.frames import source_frame
 from stateflow.storage.paths import spark_location
 
 _POLL_SECONDS = 0.1
@@ -29,7 +28,7 @@ _POLL_SECONDS = 0.1
 
 @dataclass
 class _Outcome:
-    """What the callback, which runs in a thread of Spark's, leaves for the main thread."""
+    """What the callback, which runs in a thread of Spark, reports to the main thread."""
 
     error: BaseException | None = None
     reached: str | None = None
@@ -37,13 +36,13 @@ class _Outcome:
 
 
 class SparkRun:
-    """Drives a started `JobRun` by Spark's streaming query.
+    """Drives a started `JobRun` with Spark's streaming queries.
 
     Args:
-        run: started; its executor is Spark's.
-        sources: by uid.
+        run: a started run, whose executor is `SparkExecutor`.
+        sources: the sources by uid.
         on_batch: called after each committed and published batch.
-        bounds: when to end; those of a run that starts again go on.
+        bounds: when to end; a run that restarts passes the same bounds again.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class SparkRun:
         run: JobRun,
         sources: Mapping[str, Source],
         on_batch: Callable[[BatchResult], None],
-        bounds: Bounds,
+        bounds: RunBounds,
     ) -> None:
         self._spark = spark
         self._run = run
@@ -62,11 +61,11 @@ class SparkRun:
         self._location: SparkLocation
 
     def run(self) -> str:
-        """Runs until caught up with what the source held at the start, or until a bound; returns which."""
+        """Runs until all input that existed at the start is processed, or until a bound; returns which."""
         try:
             self._bounds.begin()
-            self._location = self._seeded_location()
-            with self._run.fenced_first():
+            self._location = self._created_location()
+            with self._run.guard.translate_errors():
                 reached = STOPPED if self._run.stopped else self._until_reached()
             self._run.finish()
         finally:
@@ -74,7 +73,7 @@ class SparkRun:
         return reached
 
     def _until_reached(self) -> str:
-        # Spark falls back to one batch per query when a single source does not know where "available now" ends.
+        # Spark runs only one batch per query when one source does not support the AvailableNow trigger.
         ends_by_itself = all(source.ends_by_itself for source in self._sources.values())
         reached = self._bounds.reached
         while reached is None:
@@ -86,7 +85,7 @@ class SparkRun:
                 reached = run_ticks(self._run, self._bounds, self._on_batch)
         return reached
 
-    def _seeded_location(self) -> SparkLocation:
+    def _created_location(self) -> SparkLocation:
         root, settings = self._run.job.root, self._run.job.settings
         generation = self._run.head.entry.generation
         folder = root.storage.local_path(spark_location(generation))
@@ -94,7 +93,7 @@ class SparkRun:
             folder = driver_location(settings.local_folder, root.job.job_uuid, generation)
         location = SparkLocation(folder, root.storage)
         manifest = self._run.manifest
-        location.seed(manifest.spark if manifest else None, _query_id(self._run.job.root.clock.new_id()))
+        location.create(manifest.spark if manifest else None, _query_id(self._run.job.root.clock.new_id()))
         failpoints.hit("start.seeded")
         return location
 
@@ -109,7 +108,7 @@ class SparkRun:
         query = (
             self._frame()
             .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome, finished))
-            # Hadoop takes a path literally: percent signs of a real URI would become part of the name.
+            # Hadoop takes the path literally: it would not decode a percent-encoded URI.
             .option("checkpointLocation", f"file://{self._location.folder}")
             .trigger(availableNow=True)
             .start()
@@ -125,19 +124,19 @@ class SparkRun:
             query.awaitTermination()
         except StreamingQueryException as e:
             if outcome.error is None and outcome.reached is None:
-                outcome.error = as_ours(e)
+                outcome.error = to_stateflow_error(e)
 
     def _batch(self, frame: DataFrame, batch_id: int, outcome: _Outcome, finished: threading.Event) -> None:
         if outcome.error is not None or outcome.reached is not None:
-            # Spark asks for one more batch while it is being stopped. It may think that this one is done: the next run
-            # starts from our log, not from Spark's directory, and this one runs nothing after a batch that it left out.
+            # Spark starts one more batch while it stops. It may count this batch as done: the next run starts from the
+            # checkpoint log, not from Spark's directory, and this run processes nothing after a batch that it skipped.
             return
         try:
             self._on_batch(self._run_without_corrupt_files(frame, batch_id))
         except BaseException as e:
-            # Not raised: Spark would print it several times, with the stacks of both sides. That it then takes the
-            # batch for done has no effect, as above.
-            outcome.error = e if isinstance(e, StateflowError) else as_ours(e)
+            # Not raised: Spark would print it several times, with the stack traces of the JVM and Python. That Spark
+            # then counts the batch as done has no effect, as above.
+            outcome.error = e if isinstance(e, StateflowError) else to_stateflow_error(e)
             finished.set()
             return
         outcome.batches += 1
@@ -147,19 +146,17 @@ class SparkRun:
             finished.set()
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> BatchResult:
-        """Runs the batch; again and again while it fails on a file that may be skipped."""
-        given = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
+        """Runs the batch, and retries it as long as it fails on a corrupt file that may be skipped."""
+        batch = BatchInput(self._run.job.plan.sources, self._sources, lambda: self._files(batch_id), frame)
         while True:
             try:
-                return self._run.run_batch(
-                    given.rows(), lambda f: self._positions(batch_id, f, given.skipped)
-                )
+                return self._run.run_batch(batch.rows(), lambda f: self._positions(batch_id, f, batch.skipped))
             except Exception as e:
-                if not given.skip_corrupt(e):
+                if not batch.skip_corrupt(e):
                     raise
 
     def _files(self, batch_id: int) -> dict[str, list[str]]:
-        """The files of a batch, by uid of the source."""
+        """Returns the files of a batch, by uid of the source."""
         return {
             node.uid: self._location.batch_files(batch_id, index)
             for index, node in enumerate(self._run.job.plan.sources)
@@ -168,7 +165,7 @@ class SparkRun:
     def _positions(self, batch_id: int, folder: str, skipped: Sequence[SkippedFile]) -> Positions:
         position, root = self._location.capture(batch_id, folder), self._run.job.root
         at = root.clock.now().isoformat(timespec="milliseconds")
-        records = records_of(skipped, at, self._run.head.entry.generation)
+        records = quarantine_records(skipped, at, self._run.head.entry.generation)
         return Positions(source_positions(position, list(self._run.job.sources)), position, records)
 
 

@@ -1,43 +1,33 @@
-"""Counting dead letters against their budget: in a task, and over all tasks of a batch."""
+"""Dead letters and their budget, for one task and for all tasks of a batch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 
 from stateflow.api.dead_letters import DeadLetter, DeadLetters
-from stateflow.api.returned import WrongReturn
-from stateflow.checkpoint.reports import Failure, TaskReport
-from stateflow.errors import StateError, StateflowError, UserCodeError
-from stateflow.runtime.plan import JobPlan
+from stateflow.api.functions.returned import InvalidReturnValue
+from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
+from stateflow.errors import UserCodeError
+from stateflow.runtime.planning.physical_plan import JobPlan
+from stateflow.runtime.user_code import innermost
 
-_HINT = "nothing of this batch was committed; mend the function or its input, or raise the budget"
-
-
-def innermost(error: BaseException) -> str:
-    """File and line where an error was raised; of a function that returned the wrong thing, its own."""
-    if isinstance(error, WrongReturn):
-        return error.where
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+_HINT = "nothing of this batch was committed; fix the function or its input, or raise the budget"
 
 
-def is_the_rows_fault(error: Exception) -> bool:
-    """Whether a function's error is its own, or of a value that it gave to state; nothing that the system met."""
-    return not isinstance(error, StateflowError) or isinstance(error, StateError | UserCodeError)
-
-
-class LetterBox:
-    """The dead letters of one function in one task.
+class DeadLetterCollector:
+    """Creates the dead letters of one function in one task, up to its budget.
 
     Args:
-        operator: as the letters name it.
+        operator: the operator that the letters name.
         batch: number of the batch.
+
+    Attributes:
+        count: number of letters.
+        last: the error of the last one; None without letters.
     """
 
     def __init__(self, policy: DeadLetters, operator: str, batch: int) -> None:
@@ -47,41 +37,51 @@ class LetterBox:
         self.count = 0
         self.last: Failure | None = None
 
-    def take(self, key: Mapping[str, Any] | None, row: Any, error: Exception) -> DeadLetter:
-        """The letter for a row that the function raised for. Raises UserCodeError beyond the budget."""
+    def collect(self, key: Mapping[str, object] | None, row: object, error: Exception) -> DeadLetter:
+        """Returns the dead letter of a row that the function raised for.
+
+        Args:
+            key: values of the key columns by name; None for a row without a key.
+
+        Raises:
+            UserCodeError: the budget is exceeded.
+        """
         self.count += 1
-        what = str(error) if isinstance(error, WrongReturn) else f"{type(error).__name__}: {error}"
-        letter = DeadLetter(
-            self._operator, _json(key) if key else "", _json(row), what, innermost(error), self._batch
-        )
+        what = str(error) if isinstance(error, InvalidReturnValue) else f"{type(error).__name__}: {error}"
+        letter = DeadLetter(self._operator, _json(key) if key else "", _json(row), what, innermost(error), self._batch)
         known = {"error": what, "where": letter.where, "key": repr(key), "row": repr(row)[:500]}
         self.last = Failure(kind="UserCodeError", message=what, hint="", facts=known)
         if self.count > self._budget:
-            refuse(self._operator, self.count, self._budget, self.last)
+            _raise_budget_exceeded(self._operator, self.count, self._budget, self.last)
         return letter
 
 
 def check_budgets(plan: JobPlan, reports: Iterable[TaskReport]) -> None:
-    """Raises UserCodeError when the tasks of an operator together had more dead letters than its budget."""
+    """Raises UserCodeError if the tasks of an operator together produced more dead letters than its budget."""
     found: dict[str, list[TaskReport]] = defaultdict(list)
     for report in reports:
         if report.dead_letters:
             found[report.uid].append(report)
-    for unit in plan.units:
-        policy = unit.operator.on_error if unit.operator else None
-        count = sum(report.dead_letters for report in found[unit.uid])
+    for chain in plan.chains:
+        policy = chain.operator.on_error if chain.operator else None
+        count = sum(report.dead_letters for report in found[chain.uid])
         if policy is not None and count > policy.budget:
-            refuse(unit.uid, count, policy.budget, found[unit.uid][-1].last_dead_letter)
+            _raise_budget_exceeded(chain.uid, count, policy.budget, found[chain.uid][-1].last_dead_letter)
 
 
-def refuse(operator: str, count: int, budget: int, last: Failure | None) -> NoReturn:
-    """Raises UserCodeError for too many dead letters, with the facts of one of them."""
-    raise UserCodeError("more rows failed in a batch than the budget of dead letters allows", hint=_HINT,
-                        operator=operator, failed=count, budget=budget,
-                        **(last.facts if last else {}))  # fmt: skip
+def _raise_budget_exceeded(operator: str, count: int, budget: int, last: Failure | None) -> NoReturn:
+    """Raises UserCodeError for too many dead letters, with the facts of the last one."""
+    raise UserCodeError(
+        "more rows failed in a batch than the budget of dead letters allows",
+        hint=_HINT,
+        operator=operator,
+        failed=count,
+        budget=budget,
+        **(last.facts if last else {}),
+    )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     try:
         return msgspec.json.encode(value, enc_hook=str).decode()
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):

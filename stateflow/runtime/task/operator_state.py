@@ -1,4 +1,4 @@
-"""Operator state between a manifest and a task: reading the parts of all subtasks, writing one's own."""
+"""Reads the operator state of all subtasks from a manifest, and writes that of one subtask."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.checkpoint.documents import OperatorState
-from stateflow.checkpoint.files import write_bytes
-from stateflow.checkpoint.redistribution import Assigned, Written, assign
-from stateflow.decoders import msgpack_decoder
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign
 from stateflow.errors import CorruptFile, StateError
-from stateflow.runtime.specs import BatchInfo, UnitSpec
-from stateflow.serializers import decode_key, decode_untyped
+from stateflow.runtime.task_spec import BatchInfo, TaskSpec
+from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import Document, OperatorContent, OperatorPart, StateSchema
-from stateflow.state.transfer import check_content
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
+from stateflow.types.decoders import msgpack_decoder
+from stateflow.types.serializers import decode_key, decode_untyped
 
 INLINE_BYTES = 20_000
-"""A part up to this size is kept in the manifest, and sent to every task; a larger one is a file."""
+"""A part up to this size is stored in the manifest and sent to every task; a larger one is a file."""
 LIMIT_BYTES = 1 << 28
-"""A part cannot be larger: it is in memory as a whole."""
+"""Largest size of a part, which is held in memory as a whole."""
 
 
 class OperatorBase(Document, frozen=True, kw_only=True):
-    """Operator state of a base, as tasks are sent it."""
+    """The operator state of a base, as tasks receive it."""
 
     parallelism: int
     states: list[StateSchema]
@@ -34,17 +34,17 @@ class OperatorBase(Document, frozen=True, kw_only=True):
 
 
 def encode_operator_base(state: OperatorState) -> bytes:
-    """For `UnitSpec.operator_base`."""
+    """Returns the msgpack for `ChainSpec.operator_base`."""
     base = OperatorBase(parallelism=state.parallelism, states=state.operator_states, parts=state.parts)
     return msgspec.msgpack.encode(base)
 
 
 @dataclass(frozen=True)
 class OperatorParts:
-    """The operator state that a subtask starts from, read when it is needed.
+    """The operator state that a subtask starts from; read when it is needed.
 
     Attributes:
-        base: None when the operator is new.
+        base: None for a new operator.
     """
 
     uid: str
@@ -54,52 +54,65 @@ class OperatorParts:
     base: OperatorBase | None
 
     @classmethod
-    def of(cls, unit: UnitSpec, subtask: int, parallelism: int, batch: BatchInfo) -> OperatorParts:
-        """Those that `unit` was sent."""
-        data = unit.operator_base
+    def of(cls, task: TaskSpec) -> OperatorParts:
+        """Returns the operator state that the task received."""
+        data = task.chain.operator_base
         base = msgpack_decoder(OperatorBase).decode(data) if data else None
-        return cls(unit.uid, subtask, parallelism, batch, base)
+        return cls(task.chain.uid, task.subtask, task.level.parallelism, task.batch, base)
 
-    def has(self, part: OperatorPart) -> bool:
-        """Whether the base has this very part."""
-        return self.base is not None and part in self.base.parts
+    def assigned(self) -> AssignedState:
+        """Reads and returns this subtask's share of the operator state.
 
-    def assigned(self) -> Assigned:
-        """What the subtask starts from. Raises MissingFile or CorruptFile."""
+        Raises:
+            MissingFile: a file of a part does not exist.
+            CorruptFile: a part is damaged.
+        """
         if self.base is None:
-            return Assigned()
-        storage = self.batch.storage if any(part.handle for part in self.base.parts) else None
+            return AssignedState()
+        storage = self.batch.environment.storage if any(part.handle for part in self.base.parts) else None
         contents = {part.subtask: read_part(storage, part) for part in self.base.parts}
-        written = Written(contents, self.base.parallelism)
-        return assign(written, self.subtask, self.parallelism, self.batch.max_parallelism)
+        written = WrittenState(contents, self.base.parallelism)
+        return assign(written, self.subtask, self.parallelism, self.batch.settings.max_parallelism)
 
-    def kept(self, attempt: str) -> OperatorPart | None:
-        """The part of a subtask that has not worked."""
+    def carry_over(self, attempt: str) -> OperatorPart | None:
+        """Returns the part of a subtask that did not run its operator; None without operator state."""
         if self.base is None or not self.base.parts:
             return None
-        if self.base.parallelism == self.parallelism and not self.batch.full:
+        if self.base.parallelism == self.parallelism and not self.batch.settings.full_snapshot:
             return self._own()
-        return self.written(self.assigned().own, attempt)
+        return self.write(self.assigned().own, attempt)
 
-    def written(self, content: OperatorContent, attempt: str) -> OperatorPart | None:
-        """The part that has `content`: the one of before when nothing has changed.
+    def write(self, content: OperatorContent, attempt: str) -> OperatorPart | None:
+        """Stores operator state and returns its part: the base's own part if nothing changed, None if it is empty.
 
-        Raises StateError when it is too large.
+        Raises:
+            StateError: the content exceeds `LIMIT_BYTES`.
         """
         if content == OperatorContent():
             return None
         data = msgspec.msgpack.encode(content)
         before = self._own() if self.base and self.base.parallelism == self.parallelism else None
-        if before is not None and _is_same(before, data) and not self.batch.full:
+        if before is not None and _is_same(before, data) and not self.batch.settings.full_snapshot:
             return before
         if len(data) <= INLINE_BYTES:
             return OperatorPart(subtask=self.subtask, content=data)
         if len(data) > LIMIT_BYTES:
-            raise StateError("the operator state of a subtask is too large", hint="it is in memory as a whole; keep "
-                             "what is large in keyed state", operator=self.uid, subtask=self.subtask, bytes=len(data),
-                             limit=LIMIT_BYTES)  # fmt: skip
-        key = f"{self.batch.data_folder(attempt)}{self.uid}-{self.subtask}-operator"
-        return OperatorPart(subtask=self.subtask, handle=write_bytes(self.batch.storage, key, data))
+            raise StateError(
+                "the operator state of a subtask is too large",
+                hint="operator state is held in memory as a whole; keep large state in keyed state",
+                operator=self.uid,
+                subtask=self.subtask,
+                bytes=len(data),
+                limit=LIMIT_BYTES,
+            )
+        key = f"{self.batch.id.data_folder(attempt)}{self.uid}-{self.subtask}-operator"
+        return OperatorPart(subtask=self.subtask, handle=write_bytes(self.batch.environment.storage, key, data))
+
+    def new_bytes(self, part: OperatorPart | None) -> int:
+        """Returns the size of the file of a part that the base does not contain; 0 without such a file."""
+        if part is None or part.handle is None or (self.base is not None and part in self.base.parts):
+            return 0
+        return part.handle.size
 
     def _own(self) -> OperatorPart | None:
         parts = self.base.parts if self.base else []
@@ -107,10 +120,14 @@ class OperatorParts:
 
 
 def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
-    """What a part has. Raises MissingFile or CorruptFile, naming the file.
+    """Reads and returns the content of a part.
 
     Args:
-        storage: not needed for one that is in the manifest.
+        storage: not needed for a part that is stored in the manifest.
+
+    Raises:
+        MissingFile: the part's file does not exist.
+        CorruptFile: the part is damaged.
     """
     data, name = part.content, "the manifest"
     if part.handle is not None:
@@ -121,12 +138,17 @@ def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
     try:
         return msgpack_decoder(OperatorContent).decode(data)
     except (msgspec.DecodeError, RecursionError) as e:
-        raise CorruptFile("stored operator state cannot be read", hint="go back to an older checkpoint", file=name,
-                          subtask=part.subtask, reason=str(e)) from e  # fmt: skip
+        raise CorruptFile(
+            "stored operator state cannot be read",
+            hint="restore an older checkpoint",
+            file=name,
+            subtask=part.subtask,
+            reason=str(e),
+        ) from e
 
 
 def check_part(storage: Storage, part: OperatorPart) -> None:
-    """Decodes all that a part has. Raises MissingFile or CorruptFile, naming the file."""
+    """Decodes everything in a part; raises as `read_part` does."""
     content = read_part(storage, part)
     for elements in (*content.lists.values(), *content.unions.values()):
         for element in elements:

@@ -1,74 +1,80 @@
-"""Row functions at work: in a task behind an operator, in a frame of Spark's, or in this process."""
+"""Applies row functions: in a task after an operator, in a Spark DataFrame, or in this process."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from functools import partial
+from typing import NoReturn, cast
 
 import msgspec
 import pyarrow as pa
 from msgspec import DecodeError
 
-from stateflow.api.functions import RuntimeContext, TaskInfo
-from stateflow.api.returned import message_and_hint, named_if_no_rows
-from stateflow.api.rich_functions import RichFunction, RowStep, StepKind
+from stateflow.api.functions.process import RuntimeContext, TaskInfo
+from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
+from stateflow.api.functions.rich import RichFunction, RowStep, StepKind
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.reports import Failure
-from stateflow.decoders import msgpack_decoder
+from stateflow.checkpoint.barrier.task_report import Failure
 from stateflow.errors import StateError, StateflowError, UserCodeError
-from stateflow.runtime.dead_letters import LetterBox, innermost, is_the_rows_fault
-from stateflow.runtime.rows import row_maker, to_batch, to_rows
+from stateflow.runtime.task.dead_letters import DeadLetterCollector
+from stateflow.runtime.task.row_conversion import row_maker, to_batch, to_rows
+from stateflow.runtime.user_code import innermost, is_user_error
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.types.decoders import msgpack_decoder
 
-_MARK = re.compile(r"\[stateflow-failure:([A-Za-z0-9+/=]+)\]")
+_ERROR_MARK = re.compile(r"\[stateflow-failure:([A-Za-z0-9+/=]+)\]")
 
 
 class _NoKeyedState:
-    """Stands for keyed state where there is no key."""
+    """Rejects access to keyed state in a function on an unkeyed stream."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise StateError("state was asked for without a key", hint="call key_by before the rich function")
+    def __getattr__(self, name: str) -> NoReturn:
+        raise StateError(
+            "a function on an unkeyed stream cannot use keyed state", hint="call key_by before the rich function"
+        )
 
 
-class RowChain:
-    """Row functions one behind the other, over the rows of one batch.
+class RowFunctions:
+    """A sequence of row functions, applied to the rows of one batch.
 
     Args:
-        steps: their function objects are used up.
+        steps: the function objects are opened and closed, so they cannot be used again.
+        info: the subtask.
     """
 
     def __init__(self, steps: Sequence[RowStep], info: TaskInfo) -> None:
         self._info = info
         self._steps = steps
-        self._boxes = {
-            at: LetterBox(step.on_error, step.name, info.epoch)
+        self._collectors = {
+            at: DeadLetterCollector(step.on_error, step.name, info.epoch)
             for at, step in enumerate(steps)
             if step.on_error is not None
         }
-        # A key is all that keyed state asks for, and there is none.
-        context = RuntimeContext(cast(Any, _NoKeyedState()), info)
+        # No stream without a key has keyed state: any access to it raises.
+        context = RuntimeContext(cast(KeyedState, _NoKeyedState()), info)
         for step in steps:
             if isinstance(step.function, RichFunction):
-                self._guarded(step, "open", step.function.open, context)
+                self._call(step, "open", partial(step.function.open, context))
 
-    def apply(self, rows: Iterable[Any]) -> list[Any]:
-        """What comes of the rows."""
+    def apply(self, rows: Iterable[object]) -> list[object]:
+        """Returns the rows that the last function returns."""
         for at, step in enumerate(self._steps):
-            box = self._boxes.get(at)
-            rows = self._step(step, rows) if box is None else _step_apart(step, rows, box)
+            collector = self._collectors.get(at)
+            rows = self._step(step, rows) if collector is None else _apply_with_dead_letters(step, rows, collector)
         return rows if isinstance(rows, list) else list(rows)
 
     def close(self) -> None:
         """Closes the rich functions."""
         for step in self._steps:
             if isinstance(step.function, RichFunction):
-                self._guarded(step, "close", step.function.close)
+                self._call(step, "close", step.function.close)
 
     @contextmanager
     def closed_on_error(self) -> Iterator[None]:
-        """Closes the rich functions when the block fails; its failure is the one to tell."""
+        """Closes the rich functions if the body raises; errors of closing do not replace its error."""
         try:
             yield
         except BaseException:
@@ -76,9 +82,9 @@ class RowChain:
                 self.close()
             raise
 
-    def _step(self, step: RowStep, rows: Iterable[Any]) -> list[Any]:
+    def _step(self, step: RowStep, rows: Iterable[object]) -> list[object]:
         call, row, made = step.call, None, None
-        result: list[Any] = []
+        result: list[object] = []
         try:
             for row in rows:
                 if step.kind is StepKind.MAP:
@@ -91,28 +97,32 @@ class RowChain:
         except StateflowError:
             raise
         except Exception as e:
-            raise self._user_error(step, step.kind.value, named_if_no_rows(e, made, call), row) from e
+            raise self._user_error(step, step.kind.value, invalid_if_not_iterable(e, made, call), row) from e
         return result
 
-    def _guarded(self, step: RowStep, name: str, call: Any, *arguments: Any) -> None:
+    def _call(self, step: RowStep, name: str, call: Callable[[], object]) -> None:
         try:
-            call(*arguments)
+            call()
         except StateflowError:
             raise
         except Exception as e:
             raise self._user_error(step, name, e) from e
 
-    def _user_error(self, step: RowStep, name: str, error: Exception, row: Any = None) -> UserCodeError:
-        behind = {"operator": self._info.uid} if self._info.uid else {}
+    def _user_error(self, step: RowStep, name: str, error: Exception, row: object = None) -> UserCodeError:
+        operator = {"operator": self._info.uid} if self._info.uid else {}
         what, hint = message_and_hint(error, name)
         return UserCodeError(
-            what, hint=f"{hint}; nothing of this batch was committed", function=step.name, row=repr(row)[:500],
-            where=innermost(error), **behind,
-        )  # fmt: skip
+            what,
+            hint=f"{hint}; nothing of this batch was committed",
+            function=step.name,
+            row=repr(row)[:500],
+            where=innermost(error),
+            **operator,
+        )
 
 
-def _made(step: RowStep, row: Any) -> Iterable[Any]:
-    """What the step's function makes of a row."""
+def _rows_made(step: RowStep, row: object) -> Iterable[object]:
+    """Returns the rows that a function makes of one row."""
     made = step.call(row)
     if step.kind is StepKind.MAP:
         return (made,)
@@ -120,50 +130,54 @@ def _made(step: RowStep, row: Any) -> Iterable[Any]:
         try:
             return iter(made or ())
         except TypeError as e:
-            raise named_if_no_rows(e, made, step.call) from e
+            raise invalid_if_not_iterable(e, made, step.call) from e
     return (row,) if made else ()
 
 
-def _step_apart(step: RowStep, rows: Iterable[Any], box: LetterBox) -> list[Any]:
-    """What comes of the rows that do not fail; or the dead letters of those that do."""
-    result: list[Any] = []
+def _apply_with_dead_letters(step: RowStep, rows: Iterable[object], collector: DeadLetterCollector) -> list[object]:
+    """Returns what the function makes of the rows that do not fail, or the dead letters of the rows that fail."""
+    result: list[object] = []
     for row in rows:
-        letters: list[Any] = []
-        made: list[Any] = []
+        letters: list[object] = []
+        made: list[object] = []
         try:
-            made = list(_made(step, row))
+            made = list(_rows_made(step, row))
         except Exception as e:
-            if not is_the_rows_fault(e):
+            if not is_user_error(e):
                 raise
-            letters.append(box.take(None, row, e))
-        result += letters if step.catches else made
+            letters.append(collector.collect(None, row, e))
+        result += letters if step.emits_dead_letters else made
     return result
 
 
-def steps_in_frame(
+def apply_to_partition(
     steps: Sequence[RowStep], source: RowSchema, info: TaskInfo, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Row functions over the Arrow batches of a partition.
+    """Applies row functions to the Arrow batches of a Spark partition.
 
-    An error of a function travels in the text of what is raised: Spark lets nothing else through.
+    Args:
+        source: schema of the rows in `batches`.
+
+    Raises:
+        RuntimeError: a function failed. Its message contains the encoded error, since Spark forwards only messages.
     """
     maker, schema = row_maker(source), steps[-1].schema
     try:
-        chain = RowChain(steps, info)
+        functions = RowFunctions(steps, info)
         for batch in batches:
-            with chain.closed_on_error():
-                rows = chain.apply(to_rows([batch.column(name) for name in source.names], maker))
+            with functions.closed_on_error():
+                rows = functions.apply(to_rows([batch.column(name) for name in source.names], maker))
                 made = to_batch(rows, schema)
             yield made
-        chain.close()
+        functions.close()
     except StateflowError as e:
         data = base64.b64encode(msgspec.msgpack.encode(Failure.of(e))).decode()
         raise RuntimeError(f"{e} [stateflow-failure:{data}]") from e
 
 
-def failure_in(text: str) -> StateflowError | None:
-    """The error that `steps_in_frame` put into what Spark says of a failed query; None when there is none."""
-    found = _MARK.search(text)
+def error_in_text(text: str) -> StateflowError | None:
+    """Returns the error that `apply_to_partition` encoded in the message of a failed query; None without one."""
+    found = _ERROR_MARK.search(text)
     if found is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The seam between state types and what keeps their bytes."""
+"""The interface of state backends: stores of keyed state as bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stateflow.state.handles import StateFile
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a store's content was made durable as.
+    """References to the durable content of a store.
 
     Attributes:
-        files: every stored file that it consists of, also those that the base already had.
-        inline: all of it as bytes, for the manifest; None when it is in files, or when there is nothing.
-        store_manifest: what a store of files says of them; empty when it says nothing.
-        compaction_bytes: how much of what was stored is old data in new files.
+        files: every stored file of the content, including those of the base.
+        inline: the whole content, for the manifest; None if it is in files or empty.
+        store_manifest: RocksDB's manifest for the files; empty for other backends.
+        compaction_bytes: bytes stored only because a compaction rewrote old data.
     """
 
     files: tuple[StateFile, ...] = ()
@@ -27,49 +27,52 @@ class Snapshot:
 
 
 class KeyedStateBackend(ABC):
-    """Bytes by key, for the key groups of one subtask. An object of it is born with its base state restored.
+    """A store of bytes by key, for the key groups of one subtask; its constructor restores the base state.
 
-    What `write` took is seen by every later read; nothing of it is durable until the checkpoint that has the result of
-    `snapshot` is committed.
+    Every later read sees the changes of `write`. They are durable once a checkpoint with the result of `snapshot` is
+    committed.
     """
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """The value of `key`, None when it has none."""
+        """Returns the value of `key`; None without one."""
 
     @abstractmethod
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values of many keys at once; fastest when the keys are sorted."""
+        """Returns the values of many keys, in their order; fastest for sorted keys."""
 
     @abstractmethod
     def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from key `lower` on and before key `upper` (None: to the end), in order of keys, as they were when
-        the scan began."""
+        """Returns the entries with lower <= key < upper in order of keys, as of this call.
+
+        Args:
+            lower: the first key.
+            upper: the end, exclusive; None for no end.
+        """
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries whose key begins with `prefix`, in order of keys, as they were when the scan began."""
+        """Returns the entries whose key begins with `prefix` in order of keys, as of this call."""
         return self.scan_range(prefix, after_prefix(prefix))
 
     @abstractmethod
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Sets entries, and removes those whose value is None; all or nothing."""
+        """Sets entries, and removes those whose value is None; atomic."""
 
     @abstractmethod
     def snapshot(self, name: str, full: bool = False) -> Snapshot:
-        """Stores the present content, under keys that begin with `name`, and returns all that it consists of.
-
-        What the base already had may be returned as it is, not written again.
+        """Stores the current content; files of the base may be referenced instead of stored again.
 
         Args:
-            full: whether all of it is stored anew.
+            name: prefix for the keys of new objects.
+            full: whether to store everything again, without references to files of the base.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Lets go of local resources; what was not snapshotted is gone."""
+        """Releases local resources; changes since the last snapshot are lost."""
 
 
 def after_prefix(prefix: bytes) -> bytes | None:
-    """The smallest key behind all keys that begin with `prefix`; None when there is none."""
+    """Returns the smallest key greater than all keys with this prefix; None when there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None

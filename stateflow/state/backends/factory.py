@@ -1,4 +1,4 @@
-"""The backends that a job can choose from, and state of any of them as the base of any other."""
+"""Opens the state backend that a job has configured, with state written by any backend as its base."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
-from stateflow.settings import RocksDBSettings, StateSettings
-from stateflow.state import snapshots
-from stateflow.state.backend import KeyedStateBackend, Snapshot
-from stateflow.state.filesystem import LOCAL_NAME, FilesystemBackend
-from stateflow.state.handles import Base, SubtaskState, check_known
-from stateflow.state.memory import DictBackend
-from stateflow.state.rocksdb import RocksDBBackend
-from stateflow.state.snapshots import Entry
-from stateflow.state.transfer import HostCache, has_content
+from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
+from stateflow.state.backends.hashmap_snapshot import Entry
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.rocksdb import RocksDBBackend
+from stateflow.state.files.host_cache import HostCache, has_content
+from stateflow.state.handles import Base, SubtaskState, check_backends_known
 
 _CHUNK = 10_000
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a store works on its host.
+class StoreLocation:
+    """Local resources of a store.
 
     Attributes:
-        folder: must not exist; unique to one attempt.
-        cache: where files come from and go to.
-        rocksdb: memory and compaction of a RocksDB.
+        folder: the working folder; must not exist, unique to one attempt.
+        cache: the host's cache of stored files.
+        rocksdb: memory and compaction of RocksDB.
     """
 
     folder: Path
@@ -36,45 +36,47 @@ class Place:
     rocksdb: RocksDBSettings
 
 
-def open_backend(place: Place, base: Base, settings: StateSettings) -> KeyedStateBackend:
-    """A store of the chosen backend with exactly `base` in it, whichever backends its parts were written by.
+def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -> KeyedStateBackend:
+    """Opens a store of the configured backend with the content of `base`, whichever backends wrote it.
 
     Raises:
         MissingFile, CorruptFile: a base file is not what was recorded.
-        ConfigError: a part was written by a backend that this version does not have.
+        ConfigError: this version does not have the backend that wrote a part.
     """
-    check_known(base.parts)
+    check_backends_known(base.parts)
     if settings.backend == "rocksdb":
-        return _open_rocksdb(place, base, settings.incremental)
-    entries = dict(read_entries(place, base))
+        return _open_rocksdb(location, base, settings.incremental)
+    entries = dict(read_entries(location, base))
     if settings.backend == "filesystem":
         stored = _stored_by("filesystem", base)
-        return FilesystemBackend(place.folder, place.cache, entries, settings.inline_below_bytes, stored)
-    # It never asks for a file again.
-    place.cache.keep_only(())
+        return FilesystemBackend(location.folder, location.cache, entries, settings.inline_below_bytes, stored)
+    # This backend never reads a file again.
+    location.cache.keep_only(())
     return DictBackend(entries)
 
 
-def read_entries(place: Place, base: Base) -> Iterator[Entry]:
-    """The entries of the key groups that `base` owns; in order of keys when it has one part. Raises as `open_backend`
-    does."""
-    check_known(base.parts)
+def read_entries(location: StoreLocation, base: Base) -> Iterator[Entry]:
+    """Yields the entries of the key groups that `base` owns, in order of keys if it has one part.
+
+    Raises as `open_backend` does.
+    """
+    check_backends_known(base.parts)
     native, foreign = _split(base)
     for part in foreign.parts:
-        yield from snapshots.within(_decoded(place, part), base.owned)
+        yield from hashmap_snapshot.select_key_groups(_decoded(location, part), base.owned)
     if native.parts:
-        store = RocksDBBackend(place.folder, place.cache, native, place.rocksdb)
+        store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb)
         try:
             yield from store.scan(b"")
         finally:
             store.close()
 
 
-def _open_rocksdb(place: Place, base: Base, incremental: bool) -> RocksDBBackend:
+def _open_rocksdb(location: StoreLocation, base: Base, incremental: bool) -> RocksDBBackend:
     native, foreign = _split(base)
-    store = RocksDBBackend(place.folder, place.cache, native, place.rocksdb, incremental)
+    store = RocksDBBackend(location.folder, location.cache, native, location.rocksdb, incremental)
     try:
-        entries = read_entries(place, foreign)
+        entries = read_entries(location, foreign)
         while chunk := dict(islice(entries, _CHUNK)):
             store.write(chunk)
     except BaseException:
@@ -84,33 +86,37 @@ def _open_rocksdb(place: Place, base: Base, incremental: bool) -> RocksDBBackend
 
 
 def _split(base: Base) -> tuple[Base, Base]:
-    """The base without the parts that RocksDB did not write, and without those that it did."""
+    """Returns the base with only the parts that RocksDB wrote, and with only the others."""
     native = tuple(p for p in base.parts if p.backend == "rocksdb")
     foreign = tuple(p for p in base.parts if p.backend != "rocksdb")
     return replace(base, parts=native), replace(base, parts=foreign)
 
 
-def _decoded(place: Place, part: SubtaskState) -> Iterator[Entry]:
+def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
     if part.inline is not None:
-        yield from snapshots.decode_bytes(part.inline, part.snapshot)
+        yield from hashmap_snapshot.decode_bytes(part.inline, part.snapshot)
         return
     if [f.local_name for f in part.files] != [LOCAL_NAME]:
-        raise CorruptFile("a snapshot of a hash map is not one file", files=[f.local_name for f in part.files][:5],
-                          snapshot=part.snapshot)  # fmt: skip
+        raise CorruptFile(
+            "a snapshot of a hash map does not consist of one file",
+            hint="go back to an older checkpoint",
+            files=[f.local_name for f in part.files][:5],
+            snapshot=part.snapshot,
+        )
     stored = part.files[0]
-    path = place.folder.with_name(f"{place.folder.name}.part-{part.subtask}")
-    place.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = location.folder.with_name(f"{location.folder.name}.part-{part.subtask}")
+    location.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        # It has no checksums of its own, and is read whole anyway.
-        place.cache.link(stored, path, has_content)
+        # The format has no checksums of its own, and the file is read as a whole anyway.
+        location.cache.link(stored, path, has_content)
         with path.open("rb") as file:
-            yield from snapshots.decode(file, stored.size, stored.handle.key)
+            yield from hashmap_snapshot.decode(file, stored.size, stored.handle.key)
     finally:
         path.unlink(missing_ok=True)
 
 
 def _stored_by(backend: str, base: Base) -> Snapshot | None:
-    """What the base is stored as, when that is what `backend` would store again."""
+    """Returns the snapshot that `base` consists of if `backend` wrote it for this subtask, else None."""
     own = base.own
     if own is None or own.backend != backend:
         return None

@@ -1,7 +1,7 @@
-"""Keyed state in a dictionary in the task, and in one file per snapshot.
+"""The filesystem state backend: a dictionary in the task, and one file per snapshot.
 
-Every snapshot that has a change writes all of the state: a batch costs as much as there is state. Small state goes
-into the manifest instead, where it costs no file.
+Every snapshot of changed state writes the whole state, so a batch's cost grows with the state. State below a threshold
+is stored in the manifest, without a file.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from stateflow.state.backend import Snapshot
-from stateflow.state.memory import DictBackend
-from stateflow.state.transfer import HostCache, remove_tree
+from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.files.host_cache import HostCache, remove_tree
 
 LOCAL_NAME = "entries"
 
 
 class FilesystemBackend(DictBackend):
-    """Entries in a dictionary, snapshots in files.
+    """A store with its entries in a dictionary and its snapshots in files.
 
     Args:
-        folder: for a snapshot on its way; made when it is needed, and unique to one attempt.
-        cache: where snapshots go to.
-        entries: what it starts with.
-        inline_below: a snapshot with fewer bytes goes into the manifest.
-        stored: what `entries` are stored as already, if they are.
+        folder: working folder for writing a snapshot; created on demand, unique to one attempt.
+        cache: the host's cache of stored files.
+        entries: the initial entries.
+        inline_below: a snapshot with fewer bytes is stored in the manifest.
+        stored: the snapshot that already has exactly `entries`, if there is one.
     """
 
     def __init__(

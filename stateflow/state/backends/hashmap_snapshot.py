@@ -1,4 +1,4 @@
-"""A snapshot of a store that is a hash map: its entries in order of keys, in blocks, as one stream of bytes.
+"""The snapshot format of hash map stores: entries in order of keys, in blocks, as one stream of bytes.
 
 ::
 
@@ -6,9 +6,9 @@
     block   = length items                           length: of items in bytes, 4 bytes, big-endian, not zero
     items   = a msgpack array of bin: key, value, key, value, …
 
-Whoever reads believes no length: neither a block nor an array is larger than the bytes that are there, so memory is
-bounded by the size that the checkpoint has recorded. Keys that do not ascend, or are too short to hold a key group, are
-refused, as is anything behind the end.
+Readers do not trust lengths: a block or an array cannot be larger than the remaining bytes, so memory is bounded by the
+size that the checkpoint has recorded. Keys that do not ascend, or are too short to hold a key group, are refused, as
+are bytes after the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from stateflow.errors import CorruptFile
-from stateflow.keygroups import KeyGroupRange
+from stateflow.types.key_groups import KeyGroupRange
 
 _HEAD = b"SFKV\x01"
 _LENGTH = struct.Struct(">I")
@@ -34,10 +34,10 @@ Entry = tuple[bytes, bytes]
 
 
 def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """The stream, in pieces.
+    """Yields the stream in chunks.
 
     Args:
-        entries: in order of keys.
+        entries: (key, value) pairs in order of keys.
     """
     yield _HEAD
     count = 0
@@ -56,16 +56,18 @@ def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
 
 
 def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
-    """The entries of a stream.
+    """Yields the entries of a stream.
 
     Args:
+        stream: the stream.
         size: of the stream in bytes.
-        name: for messages.
+        name: of the file, for errors.
 
-    Raises CorruptFile when it is none; entries may have been given by then.
+    Raises:
+        CorruptFile: the stream is not of this format; entries may have been yielded before.
     """
     if stream.read(len(_HEAD)) != _HEAD:
-        raise _corrupt(name, "it does not begin as a snapshot of this version")
+        raise _corrupt(name, "it does not start with the header of this version")
     left = size - len(_HEAD)
     count, last = 0, b""
     while length := _number(stream, _LENGTH, name):
@@ -79,23 +81,23 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
         count += len(keys)
         yield from zip(keys, items[1::2], strict=True)
     if _number(stream, _COUNT, name) != count:
-        raise _corrupt(name, "it has another number of entries than it says")
+        raise _corrupt(name, "its number of entries differs from the recorded count")
     if stream.read(1):
-        raise _corrupt(name, "something is behind its end")
+        raise _corrupt(name, "there are bytes after its end")
 
 
 def decode_bytes(data: bytes, name: str) -> Iterator[Entry]:
-    """As `decode`, of bytes."""
+    """Yields the entries in `data`; see `decode`."""
     return decode(io.BytesIO(data), len(data), name)
 
 
-def cut(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
-    """The stream with the entries of some key groups only. Raises as `decode` does."""
-    return b"".join(encode(within(decode_bytes(data, name), owned)))
+def restrict(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
+    """Returns the stream with only the entries of the key groups `owned`. Raises as `decode` does."""
+    return b"".join(encode(select_key_groups(decode_bytes(data, name), owned)))
 
 
-def within(entries: Iterable[Entry], owned: KeyGroupRange) -> Iterator[Entry]:
-    """The entries of some key groups."""
+def select_key_groups(entries: Iterable[Entry], owned: KeyGroupRange) -> Iterator[Entry]:
+    """Yields the entries of the key groups `owned`."""
     return (entry for entry in entries if int.from_bytes(entry[0][:_GROUP_BYTES], "big") in owned)
 
 
@@ -110,14 +112,14 @@ def _decode_block(data: bytes, name: str) -> list[bytes]:
     except msgspec.DecodeError as e:
         raise _corrupt(name, str(e)) from e
     if not items or len(items) % 2:
-        raise _corrupt(name, "a block is no array of keys and values")
+        raise _corrupt(name, "a block is not an array of keys and values")
     return items
 
 
 def _check_order(last: bytes, keys: list[bytes], name: str) -> None:
     for key in keys:
         if len(key) < _GROUP_BYTES or key <= last:
-            raise _corrupt(name, "its keys are not in order, or no keys")
+            raise _corrupt(name, "its keys are not in order, or are too short")
         last = key
 
 
@@ -129,10 +131,11 @@ def _number(stream: BinaryIO, layout: struct.Struct, name: str) -> int:
 def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
     data = stream.read(size)
     if len(data) != size:
-        raise _corrupt(name, "it is cut off")
+        raise _corrupt(name, "it is truncated")
     return data
 
 
 def _corrupt(name: str, reason: str) -> CorruptFile:
-    return CorruptFile("a snapshot of state cannot be read", hint="go back to an older checkpoint", file=name,
-                       reason=reason)  # fmt: skip
+    return CorruptFile(
+        "a snapshot of state cannot be read", hint="go back to an older checkpoint", file=name, reason=reason
+    )

@@ -1,6 +1,6 @@
-"""Keyed state in a dictionary: the store of the memory backend, and below the filesystem backend.
+"""Keyed state in a dictionary: the store of the memory backend, and the base class of the filesystem backend.
 
-A snapshot is all of it, so a batch costs as much as there is state, however little of it has changed.
+A snapshot holds the whole state, so a batch's cost grows with the state, not with its changes.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from stateflow.config.state_settings import LARGEST_MEMORY_STATE
 from stateflow.errors import ConfigError
-from stateflow.settings import LARGEST_MEMORY_STATE
-from stateflow.state import snapshots
-from stateflow.state.backend import KeyedStateBackend, Snapshot
+from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.handles import SubtaskState
 
 _FEW = 32
 
 
 class DictBackend(KeyedStateBackend):
-    """Entries in a dictionary; sorted when they are first scanned, and kept so after that.
+    """A store with its entries in a dictionary, whose keys are sorted at the first scan and kept sorted from then on.
 
     Args:
-        entries: what it starts with; not to be changed by others any more.
+        entries: the initial entries, owned by the store from now on.
     """
 
     def __init__(self, entries: dict[bytes, bytes] | None = None) -> None:
         self.entries: dict[bytes, bytes] = {} if entries is None else entries
-        self._order: _Order | None = None
+        self._sorted_keys: _SortedKeys | None = None
 
     def get(self, key: bytes) -> bytes | None:
         return self.entries.get(key)
@@ -35,38 +35,40 @@ class DictBackend(KeyedStateBackend):
         return [self.entries.get(key) for key in keys]
 
     def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        if self._order is None:
-            self._order = _Order(self.entries)
-        keys = self._order.between(lower, upper)
-        # All at once: a later write must not be seen.
+        if self._sorted_keys is None:
+            self._sorted_keys = _SortedKeys(self.entries)
+        keys = self._sorted_keys.between(lower, upper)
+        # Copied now, since the scan must not see a later write.
         return iter([(key, self.entries[key]) for key in keys])
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        entries, order = self.entries, self._order
-        # All of them before the first is made: changes that cannot be had must not be made in part.
+        entries, sorted_keys = self.entries, self._sorted_keys
+        # Read all changes before applying the first one: if reading fails, none may be applied.
         for key, value in tuple(changes.items()):
             if value is not None:
-                if order is not None and key not in entries:
-                    order.add(key)
+                if sorted_keys is not None and key not in entries:
+                    sorted_keys.add(key)
                 entries[key] = value
-            elif entries.pop(key, None) is not None and order is not None:
-                order.remove(key)
+            elif entries.pop(key, None) is not None and sorted_keys is not None:
+                sorted_keys.remove(key)
 
     def snapshot(self, name: str, full: bool = False) -> Snapshot:
         return Snapshot(inline=b"".join(self.encoded()))
 
     def encoded(self) -> Iterator[bytes]:
-        """The content as `snapshots` has it, in pieces."""
-        return snapshots.encode(self.scan_range(b"", None))
+        """Yields the content in the format of `hashmap_snapshot`, in chunks."""
+        return hashmap_snapshot.encode(self.scan_range(b"", None))
 
     def close(self) -> None:
         self.entries = {}
-        self._order = None
+        self._sorted_keys = None
 
 
-class _Order:
-    """The keys of a dictionary in order. Changes are collected until somebody asks: one by one they would move half of
-    all keys each."""
+class _SortedKeys:
+    """The sorted keys of a dictionary.
+
+    Changes are collected until the next read: applied one by one, each would move half of all keys.
+    """
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._keys = sorted(keys)
@@ -74,29 +76,29 @@ class _Order:
         self._removed: set[bytes] = set()
 
     def add(self, key: bytes) -> None:
-        """Takes a key in that was not there."""
+        """Adds a key that is not in the dictionary."""
         if key in self._removed:
             self._removed.remove(key)
         else:
             self._added.add(key)
 
     def remove(self, key: bytes) -> None:
-        """Drops a key that was there."""
+        """Removes a key of the dictionary."""
         if key in self._added:
             self._added.remove(key)
         else:
             self._removed.add(key)
 
     def between(self, lower: bytes, upper: bytes | None) -> list[bytes]:
-        """The keys from `lower` on, before `upper`."""
-        self._settle()
+        """Returns the keys with lower <= key < upper."""
+        self._apply_changes()
         end = len(self._keys) if upper is None else bisect_left(self._keys, upper)
         return self._keys[bisect_left(self._keys, lower) : end]
 
-    def _settle(self) -> None:
+    def _apply_changes(self) -> None:
         if len(self._added) + len(self._removed) > _FEW:
             left = [key for key in self._keys if key not in self._removed]
-            # Sorted is what it mostly is already, and that is what sorting is fast at.
+            # Sorting is fast here, since most of the list is sorted already.
             self._keys = sorted([*left, *sorted(self._added)])
         else:
             for key in self._removed:
@@ -108,20 +110,27 @@ class _Order:
 
 
 def check_limit(states: Mapping[str, Iterable[SubtaskState]], limit: int) -> None:
-    """Refuses a checkpoint with more state of the memory backend than the limit, which is for all of it together.
+    """Checks the total size of the memory backend's state in a checkpoint.
 
     Args:
-        states: by operator.
+        states: states of the subtasks by operator uid.
+        limit: in bytes, for all operators together.
 
-    Raises ConfigError that names the operator with most of the state.
+    Raises:
+        ConfigError: the state is larger; the error names the operator with the most state.
     """
     sizes = {
         uid: sum(len(s.inline or b"") for s in subtasks if s.backend == "memory") for uid, subtasks in states.items()
-    }  # fmt: skip
+    }
     total = sum(sizes.values())
     if total > limit:
         uid = max(sizes, key=lambda u: sizes[u])
-        raise ConfigError("there is more state than the memory backend may hold", hint="set state.backend to rocksdb "
-                          "or filesystem, which take over what is there, or raise state.memory_limit_bytes, to "
-                          f"{LARGEST_MEMORY_STATE} at most", uid=uid, uid_bytes=sizes[uid], all_bytes=total,
-                          limit=limit)  # fmt: skip
+        raise ConfigError(
+            "the state exceeds the limit of the memory backend",
+            hint="set state.backend to rocksdb or filesystem, which can read the existing state, or raise "
+            f"state.memory_limit_bytes to at most {LARGEST_MEMORY_STATE}",
+            uid=uid,
+            uid_bytes=sizes[uid],
+            all_bytes=total,
+            limit=limit,
+        )

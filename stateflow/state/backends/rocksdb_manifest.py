@@ -1,9 +1,9 @@
-"""RocksDB's own manifest: reading which data files a store consists of, and writing one for another choice of files.
+"""Reading and writing of RocksDB's MANIFEST, which lists the data files of a store.
 
-RocksDB has no call in Python that takes over another store's files with their levels and their order. Its manifest says
-just that, in a format that RocksDB itself must be able to read for ever: a log of records with checksums, each of them
-an edit, https://github.com/facebook/rocksdb/wiki/MANIFEST and `db/version_edit.h`. What an edit may hold and is not
-understood here is refused, never skipped, unless RocksDB marks it as safe to ignore.
+rocksdict has no function to import another store's files with their levels and order. The manifest contains exactly
+that, in a format that RocksDB must stay able to read: a log of records with checksums, each of them an edit; see
+https://github.com/facebook/rocksdb/wiki/MANIFEST and `db/version_edit.h`. Unknown content of an edit is refused, never
+skipped, unless RocksDB marks it as safe to ignore.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.state.rocksdb_log import fragments_of, read_records
+from stateflow.state.backends.rocksdb_log import fragments_of, read_records
+from stateflow.types.key_groups import KeyGroupRange
 
 _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6
-_PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (
-    9,
-    10,
-    103,
-    200,
-    203,
-    300,
-)
+_PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (9, 10, 103, 200, 203, 300)
 _SAFE_TO_IGNORE = 1 << 13
 _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP}
 
@@ -35,7 +28,7 @@ _VARINT_BITS = 70
 _BYTEWISE = b"leveldb.BytewiseComparator"
 _TRAILER = 8
 _EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
-"""Behind the largest key of a file that ends with a deleted range, which does not hold its end."""
+"""Trailer of the largest key of a file that ends with a deleted range, whose end is exclusive."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +36,11 @@ class DataFile:
     """One ``.sst`` file of a store.
 
     Attributes:
-        smallest, largest: bounds of its keys and of its deleted ranges, with RocksDB's trailer of 8 bytes.
+        number, level, size: the file number, its level, and its size in bytes.
+        smallest, largest: bounds of its keys and deleted ranges, each with RocksDB's trailer of 8 bytes.
         sequences: its smallest and largest sequence number.
-        epoch: orders the files of level 0: the largest is the newest.
-        details: what else the manifest says of it, as it is stored.
+        epoch: order of the files in level 0; the largest is the newest.
+        details: other fields of the manifest as (tag, bytes) pairs.
     """
 
     number: int
@@ -60,12 +54,12 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """What RocksDB calls it."""
+        """The name of the file."""
         return f"{self.number:06d}.sst"
 
     @property
     def groups(self) -> KeyGroupRange:
-        """The key groups between its bounds: nothing in it says anything about others."""
+        """The key groups between its bounds; the file has no keys or deleted ranges outside of them."""
         first = _group(self.smallest[:-_TRAILER])
         largest, trailer = self.largest[:-_TRAILER], self.largest[-_TRAILER:]
         last = _group(largest)
@@ -75,32 +69,33 @@ class DataFile:
 
 @dataclass(frozen=True)
 class StoreManifest:
-    """What a store consists of."""
+    """The data files of a store, and its last sequence number."""
 
     files: tuple[DataFile, ...]
     last_sequence: int
 
     @property
     def last_epoch(self) -> int:
-        """The largest epoch of a file."""
+        """The largest epoch of the files."""
         return max((f.epoch for f in self.files), default=0)
 
 
 def parse(data: bytes, name: str) -> StoreManifest:
-    """Reads a manifest.
+    """Parses a manifest.
 
     Args:
-        name: for messages.
+        data: bytes of the manifest.
+        name: of the file, for errors.
 
     Raises:
-        CorruptFile: it is no manifest.
-        InternalError: it has something that this version does not know; RocksDB is newer than it should be.
+        CorruptFile: the data is not a manifest.
+        InternalError: it has unknown fields, for example of a newer RocksDB version.
     """
     return _applied(StoreManifest((), 0), data, 0, name)
 
 
 def _applied(known: StoreManifest, data: bytes, offset: int, name: str) -> StoreManifest:
-    """What `data`, at this offset of a manifest, makes of what is known from before it."""
+    """Applies the edits in `data`, which starts at `offset` of the manifest."""
     files = {f.number: f for f in known.files}
     last_sequence = known.last_sequence
     try:
@@ -117,7 +112,7 @@ def _applied(known: StoreManifest, data: bytes, offset: int, name: str) -> Store
 
 
 class ManifestFollower:
-    """Reads the manifest of an open store, again and again: of one that it has read, only what has come since.
+    """Incremental reader of an open store's manifest.
 
     Args:
         folder: of the store.
@@ -130,7 +125,7 @@ class ManifestFollower:
         self._known = StoreManifest((), 0)
 
     def read(self) -> StoreManifest:
-        """What the store consists of now; nobody may write to it meanwhile. Raises as `parse` does."""
+        """Returns the current files, reading only new edits. The store must not change meanwhile; raises as `parse`."""
         name = (self._folder / "CURRENT").read_text().strip()
         if name != self._name:
             self._name, self._offset, self._known = name, 0, StoreManifest((), 0)
@@ -143,7 +138,7 @@ class ManifestFollower:
 
 
 def compose(manifest: StoreManifest) -> bytes:
-    """The bytes of a manifest; the numbers of its files must differ."""
+    """Returns the bytes of a manifest; the file numbers must be distinct."""
     edit = bytearray()
     edit += _varint(_COMPARATOR) + _sized(_BYTEWISE)
     next_file = max((f.number for f in manifest.files), default=0) + 1
@@ -185,7 +180,7 @@ class _Reader:
 
 
 class _Edit:
-    """What one record changes."""
+    """The changes of one record."""
 
     def __init__(self, record: bytes) -> None:
         self.deleted: list[tuple[int, int]] = []
@@ -209,9 +204,7 @@ class _Edit:
             reader.sized()
         elif tag & _SAFE_TO_IGNORE:
             reader.sized()
-        elif (tag == _COMPARATOR and reader.sized() == _BYTEWISE) or (
-            tag == _COLUMN_FAMILY and reader.varint() == 0
-        ):
+        elif (tag == _COMPARATOR and reader.sized() == _BYTEWISE) or (tag == _COLUMN_FAMILY and reader.varint() == 0):
             pass
         else:
             raise _unknown("edit", tag)
@@ -221,7 +214,7 @@ def _decode_file(reader: _Reader) -> DataFile:
     level, number, size = reader.varint(), reader.varint(), reader.varint()
     smallest, largest = reader.sized(), reader.sized()
     if min(len(smallest), len(largest)) < _TRAILER:
-        raise ValueError("a key without a trailer")
+        raise ValueError("a key has no trailer")
     sequences = (reader.varint(), reader.varint())
     details: list[tuple[int, bytes]] = []
     epoch = None
@@ -232,33 +225,31 @@ def _decode_file(reader: _Reader) -> DataFile:
         if tag == _EPOCH:
             epoch = _Reader(value).varint()
         elif tag != _MIN_LOG_OF_STORE:
-            # That one is no property of the file, and RocksDB would crash in a store whose numbers are below it.
+            # The skipped tag is not a property of the file, and RocksDB would crash in a store with lower numbers.
             details.append((tag, value))
     if epoch is None:
-        raise ValueError("a file without an epoch")
+        raise ValueError("a file has no epoch")
     return DataFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
 
 
 def _encode_file(file: DataFile) -> bytes:
     numbers = (_NEW_FILE, file.level, file.number, file.size)
-    parts = [
-        *map(_varint, numbers),
-        _sized(file.smallest),
-        _sized(file.largest),
-        *map(_varint, file.sequences),
-    ]
+    parts = [*map(_varint, numbers), _sized(file.smallest), _sized(file.largest), *map(_varint, file.sequences)]
     for tag, value in (*file.details, (_EPOCH, _varint(file.epoch))):
         parts += [_varint(tag), _sized(value)]
     return b"".join([*parts, _varint(_END_OF_DETAILS)])
 
 
 def _unknown(what: str, tag: int) -> InternalError:
-    return InternalError(f"RocksDB's manifest has a field of a {what} that is not known here", hint="is rocksdict "
-                         "another version than the one in requirements.txt?", tag=tag)  # fmt: skip
+    return InternalError(
+        f"RocksDB's manifest has an unknown field of a {what}",
+        hint="install the version of rocksdict in requirements.txt",
+        tag=tag,
+    )
 
 
 def _group(key: bytes) -> int:
-    """The key group that a bound is in; one that is too short to hold it sorts before all keys that it begins."""
+    """Returns the key group of a bound; a bound that is too short sorts before all keys with that prefix."""
     return int.from_bytes(key[:2].ljust(2, b"\0"), "big")
 
 

@@ -1,17 +1,16 @@
-"""What a state's declared type looks like in Arrow, and whether its bytes can be read and written by columns."""
+"""Arrow types for the declared types of states, and whether their bytes can be converted by columns."""
 
 from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.errors import JobDefinitionError
-from stateflow.serializers import describe_type
+from stateflow.types.serializers import describe_type
 
 _PLAIN: dict[type, tuple[type, pa.DataType]] = {
     inspect.IntType: (int, pa.int64()),
@@ -27,11 +26,13 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of")
 
 @dataclass(frozen=True)
 class Leaf:
-    """A single value.
+    """The shape of a scalar.
 
     Attributes:
         kind: the Python type.
-        by_columns: whether its bytes can be read and written without making an object of each.
+        arrow: the Arrow type.
+        nullable: whether None is allowed.
+        by_columns: whether bytes are converted without creating a Python object per value.
     """
 
     kind: type
@@ -42,7 +43,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Items:
-    """A list."""
+    """The shape of a list; attributes as for `Leaf`."""
 
     item: Shape
     nullable: bool = False
@@ -56,13 +57,16 @@ class Items:
 
 @dataclass(frozen=True)
 class Record:
-    """A msgspec.Struct or dataclass.
+    """The shape of a msgspec.Struct or dataclass.
 
     Attributes:
-        keys: what the fields are called in bytes; empty where fields are told by their place.
+        row_class: the class.
+        names: of the fields.
+        fields: shapes of the fields.
+        keys: names of the fields in stored bytes; empty if fields are stored by position.
     """
 
-    row_class: type[Any]
+    row_class: type[object]
     names: tuple[str, ...]
     fields: tuple[Shape, ...]
     keys: tuple[str, ...]
@@ -80,17 +84,17 @@ class Record:
 Shape = Leaf | Items | Record
 
 
-def shape_of(value_type: Any) -> Shape:
-    """The shape of a declared type. Raises JobDefinitionError for one that has no columns."""
+def shape_of(value_type: object) -> Shape:
+    """Returns the shape of a declared type; raises JobDefinitionError if it has no Arrow type."""
     return _shape(inspect.type_info(value_type), value_type)
 
 
-def _shape(info: Any, whole: Any) -> Shape:
+def _shape(info: inspect.Type, whole: object) -> Shape:
     if isinstance(info, inspect.UnionType):
         types = [t for t in info.types if not isinstance(t, inspect.NoneType)]
         if len(types) == 1 and len(info.types) == 2:
             shape = _shape(types[0], whole)
-            # A record that may be missing inside of another: its fields would stand at other places.
+            # Not a nullable record inside another one: None instead of it would shift the positions of later fields.
             return replace(shape, nullable=True, by_columns=shape.by_columns and isinstance(shape, Leaf))
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         return _record(info, whole)
@@ -102,16 +106,24 @@ def _shape(info: Any, whole: Any) -> Shape:
         return _shape(info.type, whole)
     found = _PLAIN.get(type(info))
     if found is None:
-        raise JobDefinitionError("a state's type has no columns", hint="for a vectorized function, declare numbers, "
-                                 "texts, bytes, dates, datetimes, lists of them, or a class with such fields",
-                                 type=describe_type(whole), part=type(info).__name__)  # fmt: skip
+        raise JobDefinitionError(
+            "a state's type cannot be converted to an Arrow column",
+            hint="for a vectorized function, declare numbers, "
+            "strings, bytes, dates, datetimes, lists of them, or a class with such fields",
+            type=describe_type(whole),
+            part=type(info).__name__,
+        )
     constrained = any(getattr(info, name, None) is not None for name in _CONSTRAINTS)
     return Leaf(*found, by_columns=found[0] in _BY_COLUMNS and not constrained)
 
 
-def _record(info: inspect.StructType | inspect.DataclassType, whole: Any) -> Record:
+def _record(info: inspect.StructType | inspect.DataclassType, whole: object) -> Record:
     if info.cls is getattr(whole, "__origin__", whole) and whole is not info.cls:
-        raise JobDefinitionError("a generic class has no columns", type=describe_type(whole))
+        raise JobDefinitionError(
+            "a generic class cannot be converted to an Arrow column",
+            hint="declare a class without type parameters",
+            type=describe_type(whole),
+        )
     array_like = isinstance(info, inspect.StructType) and info.array_like
     return Record(
         info.cls,
@@ -123,7 +135,7 @@ def _record(info: inspect.StructType | inspect.DataclassType, whole: Any) -> Rec
 
 
 def _is_plain(info: inspect.StructType | inspect.DataclassType) -> bool:
-    """Whether an object's bytes are its fields, all of them, in order, and nothing is run when it is made."""
+    """Returns whether an object's bytes are all its fields in order, and creating it runs no code."""
     if hasattr(info.cls, "__post_init__"):
         return False
     if isinstance(info, inspect.DataclassType):
@@ -131,6 +143,6 @@ def _is_plain(info: inspect.StructType | inspect.DataclassType) -> bool:
     return info.tag is None and not _config(info.cls).omit_defaults
 
 
-def _config(cls: Any) -> msgspec.structs.StructConfig:
+def _config(cls: type[msgspec.Struct]) -> msgspec.structs.StructConfig:
     config: msgspec.structs.StructConfig = cls.__struct_config__
     return config

@@ -1,4 +1,4 @@
-"""A state's values as an Arrow column: the same bytes as `ValueSerializer` has, for many values at once."""
+"""Serializer for columns of state values, with the same bytes as `ValueSerializer`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
-from stateflow.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
-from stateflow.state.msgpack_columns import read_columns, write_columns
-from stateflow.state.shapes import Items, Leaf, Record, Shape, shape_of
+from stateflow.state.columnar.arrow_shape import Items, Leaf, Record, Shape, shape_of
+from stateflow.state.columnar.msgpack import read_columns, write_columns
+from stateflow.types.serializers import VALUE_FORMAT, Codec, ValueSerializer, payload_start
 
 
 class ColumnSerializer:
-    """Encodes and decodes columns of one declared type.
+    """Encoder and decoder for columns of one declared type.
 
     Args:
         value_type: as for `ValueSerializer`.
 
     Raises:
-        JobDefinitionError: the type has no columns.
+        JobDefinitionError: the type cannot be converted to an Arrow column.
     """
 
-    def __init__(self, value_type: Any) -> None:
+    def __init__(self, value_type: object) -> None:
         self._serializer: ValueSerializer[Any] = ValueSerializer(value_type)
         self._shape = shape_of(value_type)
 
@@ -36,18 +36,25 @@ class ColumnSerializer:
         return self._shape.arrow
 
     def decode(self, stored: Sequence[bytes | None]) -> pa.Array:
-        """A column of stored values, null where there is none. Raises CorruptFile when one is not of the declared
-        type, StateError when Arrow has no place for it."""
+        """Returns a column of n stored values, null for None.
+
+        Raises:
+            CorruptFile: a value is not of the declared type.
+            StateError: Arrow cannot represent a value.
+        """
         present = [data for data in stored if data is not None]
         values = self._decode(present)
         if len(present) == len(stored):
             return values
-        there = np.fromiter((data is not None for data in stored), bool, len(stored))
-        return values.take(pa.array(np.cumsum(there) - 1, mask=~there))
+        is_present = np.fromiter((data is not None for data in stored), bool, len(stored))
+        return values.take(pa.array(np.cumsum(is_present) - 1, mask=~is_present))
 
     def encode(self, values: pa.Array) -> list[bytes | None]:
-        """The bytes of each value, None where it is null. Raises SchemaMismatch for another Arrow type, and for a null
-        where the declared type has none."""
+        """Returns the bytes of each value, None for null.
+
+        Raises:
+            SchemaMismatch: the column has another Arrow type, or a null that the declared type does not allow.
+        """
         values = self._checked(values)
         shape = self._shape
         if shape.by_columns and not isinstance(shape, Items):
@@ -66,8 +73,8 @@ class ColumnSerializer:
         ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
         starts = ends - np.diff(ends, prepend=0)
         data = b"".join(stored)
-        behind = _payload_starts(data, starts, stored)
-        values, understood = read_columns(shape, data, behind, ends)
+        payloads = _payload_starts(data, starts, stored)
+        values, understood = read_columns(shape, data, payloads, ends)
         if understood.all():
             return values
         odd = np.flatnonzero(~understood)
@@ -80,31 +87,42 @@ class ColumnSerializer:
         try:
             return _column(self._shape, values)
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as e:
-            raise StateError("a stored value has no place in a column", hint="use the row API for this state",
-                             declared=self._serializer.type_name, reason=str(e)[:200]) from e  # fmt: skip
+            raise StateError(
+                "a stored value cannot be represented in an Arrow column",
+                hint="read this state row by row, in a KeyedProcessFunction",
+                declared=self._serializer.type_name,
+                reason=str(e)[:200],
+            ) from e
 
     def _checked(self, values: pa.Array) -> pa.Array:
         declared = self._serializer.type_name
         try:
             fitting = values if values.type.equals(self.type) else _cast(values, self.type)
         except (pa.ArrowException, ValueError, TypeError) as e:
-            raise SchemaMismatch("a column is not of the state's type", hint="cast it before it is written",
-                                 declared=declared, wanted=str(self.type), given=str(values.type),
-                                 reason=str(e)[:200]) from e  # fmt: skip
+            raise SchemaMismatch(
+                "a column does not have the type of the state",
+                hint="cast the column before writing it",
+                declared=declared,
+                wanted=str(self.type),
+                given=str(values.type),
+                reason=str(e)[:200],
+            ) from e
         _refuse_inner_nulls(self._shape, fitting, declared, "")
         return fitting
 
 
 def columns_of(codec: Codec) -> ColumnSerializer:
-    """Columns for values that `codec` writes. Raises JobDefinitionError when there are none."""
+    """Returns the column serializer for the values of `codec`; raises JobDefinitionError if there is none."""
     if not isinstance(codec, ValueSerializer):
-        raise JobDefinitionError("a state with a serializer of its own has no columns", hint="read it row by row, in a "
-                                 "KeyedProcessFunction")  # fmt: skip
+        raise JobDefinitionError(
+            "a state with a custom serializer cannot be converted to an Arrow column",
+            hint="read this state row by row, in a KeyedProcessFunction",
+        )
     return ColumnSerializer(codec.value_type)
 
 
 def _cast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Casts without loss; fields of a struct are told by name."""
+    """Casts without loss; matches fields of a struct by name."""
     if pa.types.is_struct(wanted) and pa.types.is_struct(values.type):
         names = {field.name for field in wanted}
         found = [values.type.field(i).name for i in range(values.type.num_fields)]
@@ -117,23 +135,25 @@ def _cast(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _refuse_inner_nulls(shape: Shape, values: pa.Array, declared: str, name: str) -> None:
-    """Raises SchemaMismatch for a null in a field that has none; of the value itself it says that there is none."""
+    """Raises SchemaMismatch for a null in a field that is not nullable; a value itself may be null."""
     if not isinstance(shape, Record):
         return
     rows = values.drop_null() if values.null_count else values
     for field, part in zip(shape.fields, shape.names, strict=True):
         inner, path = rows.field(part), f"{name}{part}"
         if inner.null_count and not field.nullable:
-            raise SchemaMismatch("a field of a state is null that is declared without it", hint="fill it, or declare "
-                                 "it as … | None", declared=declared, field=path)  # fmt: skip
+            raise SchemaMismatch(
+                "a field of a state is null but not declared as nullable",
+                hint="fill the nulls, or declare the field as … | None",
+                declared=declared,
+                field=path,
+            )
         _refuse_inner_nulls(field, inner, declared, f"{path}.")
 
 
-def _payload_starts(
-    data: bytes, starts: np.ndarray[Any, Any], stored: Sequence[bytes]
-) -> np.ndarray[Any, Any]:
-    """Where the msgpack of each value begins."""
-    # A byte more, so that an empty value has a first byte too: an unknown format.
+def _payload_starts(data: bytes, starts: np.ndarray[Any, Any], stored: Sequence[bytes]) -> np.ndarray[Any, Any]:
+    """Returns the offset of each value's msgpack."""
+    # One more byte, so that an empty value has a first byte too, of an unknown format.
     first = np.frombuffer(data + b"\0", np.uint8)[starts]
     if all(stored) and (first == VALUE_FORMAT[0]).all():
         return starts + 1
@@ -144,6 +164,7 @@ def _payload_starts(
 
 
 def _column(shape: Shape, values: Sequence[Any]) -> pa.Array:
+    """Returns a column of objects, which have the Python types of `shape`."""
     if isinstance(shape, Record):
         children = [
             _column(field, [None if v is None else getattr(v, name) for v in values])
@@ -164,12 +185,11 @@ def _column(shape: Shape, values: Sequence[Any]) -> pa.Array:
 def _refuse_other_zone(shape: Leaf, values: Sequence[Any]) -> None:
     zoned = shape.arrow.tz is not None
     if any(v is not None and (v.tzinfo is not None) != zoned for v in values):
-        raise ValueError(
-            "moments with and without a zone are different: declare Annotated[datetime, Meta(tz=…)]"
-        )
+        raise ValueError("datetimes with and without time zone are mixed: declare Annotated[datetime, Meta(tz=…)]")
 
 
-def _objects(shape: Shape, values: pa.Array) -> list[Any]:
+def _objects(shape: Shape, values: pa.Array) -> list[object]:
+    """Returns the values of a column as objects with the Python types of `shape`."""
     if isinstance(shape, Record):
         columns = [_objects(f, values.field(n)) for n, f in zip(shape.names, shape.fields, strict=True)]
         nulls = values.is_null().to_pylist()
@@ -182,4 +202,5 @@ def _objects(shape: Shape, values: pa.Array) -> list[Any]:
         offsets, nulls = values.offsets.to_pylist(), values.is_null().to_pylist()
         cuts = pairwise(offsets) if nulls else ()
         return [None if null else items[a:b] for null, (a, b) in zip(nulls, cuts, strict=True)]
-    return values.to_pylist()  # type: ignore[no-any-return]
+    objects: list[object] = values.to_pylist()
+    return objects

@@ -1,4 +1,4 @@
-"""The bytes of many keys at once: those of `encode_key`."""
+"""Encoding of key columns, with the same bytes as `encode_key`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from stateflow.serializers import encode_key
+from stateflow.types.serializers import encode_key
 
 Array = np.ndarray[Any, Any]
 
@@ -18,14 +18,21 @@ _NAN = 0x7FF8_0000_0000_0000
 
 
 def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
-    """The keys whose parts are `columns`, which have no nulls. Raises what `encode_key` raises, and what Arrow does for
-    a text that is none."""
+    """Returns the encoded keys for n rows of key columns.
+
+    Args:
+        columns: one column of length n without nulls per part of the key.
+
+    Raises:
+        StateError: a value cannot be part of a key.
+        UnicodeDecodeError: a string is not valid UTF-8.
+    """
     parts = [_encode_parts(column) for column in columns]
     return parts[0] if len(parts) == 1 else [b"".join(each) for each in zip(*parts, strict=True)]
 
 
 def comparable(column: pa.Array) -> pa.Array:
-    """A column whose values are equal where those of `column` have equal bytes as keys: a NaN is one key too."""
+    """Returns a column whose values are equal exactly where the encoded keys are equal; all NaNs are one key."""
     return pa.array(_float_bits(column)) if pa.types.is_floating(column.type) else column
 
 

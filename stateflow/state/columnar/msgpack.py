@@ -1,7 +1,8 @@
-"""Many values of one plain type as msgpack, read and written by columns.
+"""Vectorized reading and writing of msgpack for columns of one plain type.
 
-A value is written as `msgspec` writes it, byte for byte: whole numbers as short as they can be, floats in nine bytes,
-a class as a map of its fields in order, or as a list. What is laid out in any other way is not read here.
+Values have the same bytes as those written by `msgspec`: integers in the shortest form, floats in nine bytes, classes
+as maps of their fields in order, or as arrays. Values with another layout are reported, and not read here. Format:
+https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.state.shapes import Items, Leaf, Record
+from stateflow.state.columnar.arrow_shape import Items, Leaf, Record
 
 Array = np.ndarray[Any, Any]
 
 _NIL, _FALSE, _TRUE, _DOUBLE = 0xC0, 0xC2, 0xC3, 0xCB
 _PADDING = b"\0" * 16
 _BOUNDS = np.array([-(1 << 31), -(1 << 15), -(1 << 7), -32, 128, 1 << 8, 1 << 16, 1 << 32])
-"""Where whole numbers begin to be written in another way."""
+"""The integers at which the encoding changes."""
 _INT_TAGS = np.array([0xD3, 0xD2, 0xD1, 0xD0, 0, 0xCC, 0xCD, 0xCE, 0xCF], np.uint8)
 _INT_BYTES = np.array([8, 4, 2, 1, 0, 1, 2, 4, 8])
 _SHORT = 4
@@ -34,18 +35,25 @@ def _table(values: dict[int, int], default: int) -> Array:
     return table
 
 
-_BEHIND_TAG = _table(
+_BYTES_AFTER_TAG = _table(
     {tag: size for tag, size in zip(_INT_TAGS.tolist(), _INT_BYTES.tolist(), strict=True) if tag}
     | dict.fromkeys((*range(0x80), *range(0xE0, 0x100)), 0),
     -1,
 )
-"""How many bytes a whole number has behind its tag; -1 for what is none."""
+"""Number of bytes after an integer's tag; -1 for other tags."""
 _SIGNED = np.isin(np.arange(256), [0xD0, 0xD1, 0xD2, 0xD3])
 
 
 @dataclass
 class _Reader:
-    """Reads field after field of all values at once; `ok` says which are laid out as expected so far."""
+    """Reader of n values, one field of all values at a time.
+
+    Attributes:
+        data: the concatenated values and padding.
+        at: the current offset of each value.
+        ends: the end offset of each value.
+        ok: whether each value has the expected layout so far.
+    """
 
     data: Array
     at: Array
@@ -53,7 +61,7 @@ class _Reader:
     ok: Array
 
     def read(self, shape: Leaf | Record) -> pa.Array:
-        """The next part of each value; of those that are not `ok`, anything."""
+        """Returns the next field of each value; arbitrary for values that are not `ok`."""
         if isinstance(shape, Record):
             return self._record(shape)
         if shape.kind is bool:
@@ -62,62 +70,60 @@ class _Reader:
 
     def _record(self, shape: Record) -> pa.Array:
         arrays = []
-        for front, field in zip(_fronts(shape), shape.fields, strict=True):
+        for header, field in zip(_field_headers(shape), shape.fields, strict=True):
             assert not isinstance(field, Items)
-            self._expect(front)
+            self._expect(header)
             arrays.append(self.read(field))
         return pa.StructArray.from_arrays(arrays, fields=list(shape.arrow))
 
-    def _expect(self, front: bytes) -> None:
-        if front:
-            wanted = np.frombuffer(front, np.uint8)
-            window = np.ndarray(
-                (len(self.data) - len(front), len(front)), np.uint8, self.data, strides=(1, 1)
-            )
-            self._keep((window[self.at] == wanted).all(axis=1), np.full(len(self.at), len(front)))
+    def _expect(self, header: bytes) -> None:
+        if header:
+            wanted = np.frombuffer(header, np.uint8)
+            window = np.ndarray((len(self.data) - len(header), len(header)), np.uint8, self.data, strides=(1, 1))
+            self._advance((window[self.at] == wanted).all(axis=1), np.full(len(self.at), len(header)))
 
     def _bools(self, shape: Leaf) -> pa.Array:
         tags = self.data[self.at]
         nulls = self._nulls(shape, tags)
-        self._keep((tags == _FALSE) | (tags == _TRUE) | nulls, np.ones(len(tags), np.int64))
+        self._advance((tags == _FALSE) | (tags == _TRUE) | nulls, np.ones(len(tags), np.int64))
         return pa.array(tags == _TRUE, mask=nulls if nulls.any() else None)
 
     def _numbers(self, shape: Leaf) -> pa.Array:
         tags = self.data[self.at]
-        # Eight bytes behind each tag, of which a shorter number has the first ones.
-        behind = np.ndarray((len(self.data) - 8,), ">u8", self.data, strides=(1,))[self.at + 1].astype("=u8")
-        sizes, nulls = _BEHIND_TAG[tags], self._nulls(shape, tags)
-        numbers, are_floats = _whole_numbers(tags, behind, sizes), tags == _DOUBLE
+        # The eight bytes after each tag; a shorter number uses the first ones.
+        following = np.ndarray((len(self.data) - 8,), ">u8", self.data, strides=(1,))[self.at + 1].astype("=u8")
+        sizes, nulls = _BYTES_AFTER_TAG[tags], self._nulls(shape, tags)
+        numbers, are_floats = _decode_integers(tags, following, sizes), tags == _DOUBLE
         too_large = (tags == 0xCF) & (numbers < 0)
         known = (sizes >= 0) & ~too_large | nulls
         if shape.kind is float:
-            numbers = np.where(are_floats, behind.view(np.float64), numbers)
+            numbers = np.where(are_floats, following.view(np.float64), numbers)
             known |= are_floats
-        self._keep(known, 1 + np.where(are_floats, 8, np.maximum(sizes, 0)))
+        self._advance(known, 1 + np.where(are_floats, 8, np.maximum(sizes, 0)))
         return pa.array(numbers, shape.arrow, mask=nulls if nulls.any() else None)
 
     def _nulls(self, shape: Leaf, tags: Array) -> Array:
         return (tags == _NIL) if shape.nullable else np.zeros(len(tags), bool)
 
-    def _keep(self, fits: Array, sizes: Array) -> None:
-        # A value that does not fit stays where it is: nothing is looked for behind its end.
+    def _advance(self, fits: Array, sizes: Array) -> None:
+        # The offset of a mismatching value does not move, so nothing is read after its end.
         self.ok &= fits & (self.at + sizes <= self.ends)
         self.at = self.at + np.where(self.ok, sizes, 0)
 
 
-def _whole_numbers(tags: Array, behind: Array, sizes: Array) -> Array:
+def _decode_integers(tags: Array, following: Array, sizes: Array) -> Array:
     shift = np.where(sizes > 0, 64 - 8 * sizes, 0)
     numbers = np.where(
-        _SIGNED[tags], behind.view(np.int64) >> shift, (behind >> shift.astype("=u8")).view(np.int64)
+        _SIGNED[tags], following.view(np.int64) >> shift, (following >> shift.astype("=u8")).view(np.int64)
     )
     return np.where(sizes == 0, tags.view(np.int8), numbers)
 
 
 def read_columns(shape: Leaf | Record, data: bytes, starts: Array, ends: Array) -> tuple[pa.Array, Array]:
-    """The values that lie in `data` between `starts` and `ends`, and which of them were understood."""
+    """Returns the n values between `starts` and `ends` in `data`, and a mask of those with the expected layout."""
     padded = np.frombuffer(data + _PADDING, np.uint8)
     if isinstance(shape, Record):
-        longest = max(map(len, _all_fronts(shape)))
+        longest = max(map(len, _all_field_headers(shape)))
         padded = np.frombuffer(data + _PADDING + b"\0" * longest, np.uint8)
     reader = _Reader(padded, starts, ends, np.ones(len(starts), bool))
     values = reader.read(shape)
@@ -125,7 +131,7 @@ def read_columns(shape: Leaf | Record, data: bytes, starts: Array, ends: Array) 
 
 
 def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> list[bytes]:
-    """The bytes of each value behind `first`; of a value that is null itself, anything."""
+    """Returns the bytes of each value, prefixed with `first`; arbitrary for values that are null."""
     parts = [_constant(first, len(values)), *_parts(shape, values)]
     width = sum(part.data.shape[1] for part in parts)
     data = np.empty((len(values), width), np.uint8)
@@ -147,7 +153,12 @@ def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> list[
 
 @dataclass(frozen=True)
 class _Part:
-    """Bytes side by side in all values; `sizes` says how many of them each has, None that it has all."""
+    """Consecutive bytes of n values.
+
+    Attributes:
+        data: an array of shape (n, width).
+        sizes: number of bytes used by each value; None if all use the full width.
+    """
 
     data: Array
     sizes: Array | None = None
@@ -155,9 +166,9 @@ class _Part:
 
 def _parts(shape: Leaf | Record, values: pa.Array) -> Iterator[_Part]:
     if isinstance(shape, Record):
-        for at, (front, field) in enumerate(zip(_fronts(shape), shape.fields, strict=True)):
+        for at, (header, field) in enumerate(zip(_field_headers(shape), shape.fields, strict=True)):
             assert not isinstance(field, Items)
-            yield _constant(front, len(values))
+            yield _constant(header, len(values))
             yield from _parts(field, values.field(at))
     elif shape.kind is bool:
         yield _Part(_bool_tags(values)[:, None])
@@ -170,7 +181,7 @@ def _constant(text: bytes, count: int) -> _Part:
 
 
 def _bool_tags(values: pa.Array) -> Array:
-    tags = np.where(_filled(values, False), np.uint8(_TRUE), np.uint8(_FALSE))
+    tags = np.where(_without_nulls(values, False), np.uint8(_TRUE), np.uint8(_FALSE))
     tags[_null_mask(values)] = _NIL
     return tags
 
@@ -178,12 +189,12 @@ def _bool_tags(values: pa.Array) -> Array:
 def _floats(values: pa.Array) -> _Part:
     data = np.empty((len(values), 9), np.uint8)
     data[:, 0] = _DOUBLE
-    data[:, 1:] = _filled(values, 0.0).astype(">f8").view(np.uint8).reshape(-1, 8)
+    data[:, 1:] = _without_nulls(values, 0.0).astype(">f8").view(np.uint8).reshape(-1, 8)
     return _Part(data)
 
 
 def _ints(values: pa.Array) -> _Part:
-    numbers = _filled(values, 0).astype(np.int64)
+    numbers = _without_nulls(values, 0).astype(np.int64)
     kinds = np.searchsorted(_BOUNDS, numbers, side="right")
     sizes = _INT_BYTES[kinds]
     data = np.empty((len(numbers), 9), np.uint8)
@@ -202,7 +213,7 @@ def _with_nils(part: _Part, values: pa.Array) -> _Part:
     return _Part(part.data, np.where(nulls, 1, sizes))
 
 
-def _filled(values: pa.Array, instead: object) -> Array:
+def _without_nulls(values: pa.Array, instead: object) -> Array:
     whole = values.fill_null(instead) if values.null_count else values
     found: Array = whole.to_numpy(zero_copy_only=False)
     return found
@@ -213,8 +224,8 @@ def _null_mask(values: pa.Array) -> Array:
     return found
 
 
-def _fronts(shape: Record) -> Sequence[bytes]:
-    """What stands in front of each field: the field's name, where it has one, and first of all how many there are."""
+def _field_headers(shape: Record) -> Sequence[bytes]:
+    """Returns the bytes before each field: its name, if stored, and before the first field the number of fields."""
     encode = msgspec.msgpack.encode
     if not shape.keys:
         whole = encode([None] * len(shape.fields))[: -len(shape.fields)]
@@ -224,8 +235,8 @@ def _fronts(shape: Record) -> Sequence[bytes]:
     return [whole + names[0], *names[1:]]
 
 
-def _all_fronts(shape: Record) -> Iterator[bytes]:
-    yield from _fronts(shape)
+def _all_field_headers(shape: Record) -> Iterator[bytes]:
+    yield from _field_headers(shape)
     for field in shape.fields:
         if isinstance(field, Record):
-            yield from _all_fronts(field)
+            yield from _all_field_headers(field)

@@ -1,8 +1,8 @@
-"""What this host keeps of stores that nobody has open: bounded, the least recently used go first.
+"""Eviction of cached state files of closed stores from a host, least recently used first.
 
-A cache is the folder of one subtask's files. Whoever opens a store marks its cache as used. Other processes may do
-anything meanwhile: a file that is gone when somebody wants it is fetched, and one that somebody has linked stays for
-him.
+A cache is the folder of one subtask's files; opening a store marks its cache as used. Other processes may use the
+caches concurrently: a process that misses an evicted file fetches it again, and a file that a process has linked stays
+available to that process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateflow.state.uploads import INCOMING
+from stateflow.state.files.uploads import PARTIAL_PREFIX
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,25 @@ class _Cache:
 
 
 def mark_used(cache: Path) -> None:
-    """Makes it the one that was used last."""
+    """Marks a cache as the most recently used one."""
     with contextlib.suppress(FileNotFoundError):
         os.utime(cache)
 
 
 def trim(local_folder: Path, limit: int) -> int:
-    """Removes files of caches until all of them together take at most so many bytes; returns how many bytes went.
+    """Removes files from caches until all caches together are within a limit.
 
-    Files that have another name as well count for nothing: an open store or a job root on this file system has them,
-    and removing one here would free no space.
+    Files with another hard link do not count: an open store or a job root on this file system has them too, so
+    removing them from the cache would free no space.
 
     Args:
-        local_folder: scratch space of this host, of all jobs.
+        local_folder: the host's scratch folder of all jobs.
+        limit: in bytes.
+
+    Returns:
+        The number of bytes removed.
     """
-    caches = sorted(map(_look, local_folder.glob("*/*/*/cache")), key=lambda cache: cache.used, reverse=True)
+    caches = sorted(map(_read_cache, local_folder.glob("*/*/*/cache")), key=lambda cache: cache.used, reverse=True)
     kept, removed = 0, 0
     for cache in caches:
         if kept + cache.size <= limit:
@@ -51,15 +55,15 @@ def trim(local_folder: Path, limit: int) -> int:
     return removed
 
 
-def _look(folder: Path) -> _Cache:
+def _read_cache(folder: Path) -> _Cache:
     files = []
     try:
         used = folder.stat().st_mtime
         for entry in os.scandir(folder):
             with contextlib.suppress(FileNotFoundError):
                 found = entry.stat(follow_symlinks=False)
-                # What is just being fetched has another name until it is whole.
-                if found.st_nlink == 1 and not entry.name.startswith(INCOMING):
+                # A file that is being fetched has a temporary name until it is complete.
+                if found.st_nlink == 1 and not entry.name.startswith(PARTIAL_PREFIX):
                     files.append((Path(entry.path), found.st_size))
     except FileNotFoundError:
         return _Cache(0.0, ())

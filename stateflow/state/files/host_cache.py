@@ -1,9 +1,9 @@
-"""Moving state files between the job root, a host's cache of immutable files, and a store's working folder.
+"""A host's cache of immutable state files, between the job root and the working folders of stores.
 
-The cache is a folder per subtask with files named by their hash. A task that lands on another host fetches what that
-host misses. Size and SHA-256 are compared when a file enters the cache. After that the file may still be damaged: by a
-power failure, a disk, a user. So a cached copy is checked whenever it is used: by size, and by SHA-256 unless its
-reader has checksums of its own. One that is damaged is dropped and fetched again (design 0026).
+The cache is a folder per subtask with files named by their hash. A task that is scheduled on another host fetches the
+files that this host does not have. Size and SHA-256 are verified when a file enters the cache. A cached file may be
+damaged later, by a power failure, a disk or a user. So a cached copy is verified on every use: its size, and its
+SHA-256 unless its reader has checksums of its own. A damaged copy is dropped and fetched again (design 0026).
 """
 
 from __future__ import annotations
@@ -23,54 +23,70 @@ from pathlib import Path
 
 from stateflow.clock import Clock
 from stateflow.errors import BatchFailed, ConfigError, CorruptFile, DamagedCopy, MissingFile, StorageError
-from stateflow.events import log_event
+from stateflow.observability.logging import log_event
+from stateflow.state.files.processes import is_running
+from stateflow.state.files.uploads import COPY_CHUNK, PARTIAL_PREFIX, SynchronousUploads, Uploads, partial_path
 from stateflow.state.handles import FileHandle, FilePart, StateFile
-from stateflow.state.uploads import COPY_CHUNK, INCOMING, DirectUploads, Uploads, incoming
 from stateflow.storage import Storage
-from stateflow.storage.base import GONE
+from stateflow.storage.base import MISSING_OBJECT_HINT
 from stateflow.storage.paths import check_key
 
 log = logging.getLogger(__name__)
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a local file, in hexadecimal."""
+    """Returns the SHA-256 of a local file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_local(handle: FileHandle, path: Path) -> None:
-    """Raises CorruptFile unless the local file `path` is exactly what `handle` refers to; MissingFile when it is gone,
-    also when a collector takes it while it is read."""
+def check_file(handle: FileHandle, path: Path) -> None:
+    """Verifies size and hash of a local file.
+
+    Raises:
+        CorruptFile: the file is not what `handle` refers to.
+        MissingFile: the file does not exist, or the garbage collector removed it during the check.
+        StorageError: the file cannot be read.
+    """
     try:
         size = path.stat().st_size
         digest = hash_file(path) if size == handle.size else ""
     except FileNotFoundError as e:
-        raise MissingFile("object is not there", hint=GONE, key=handle.key, path=str(path)) from e
-    except OSError as e:
-        raise StorageError(
-            "a stored file cannot be read", key=handle.key, path=str(path), reason=e.strerror
+        raise MissingFile(
+            "a stored object does not exist", hint=MISSING_OBJECT_HINT, key=handle.key, path=str(path)
         ) from e
+    except OSError as e:
+        raise StorageError("a stored file cannot be read", key=handle.key, path=str(path), reason=e.strerror) from e
     check_content(handle, size, digest)
 
 
 def check_content(handle: FileHandle, size: int, sha256: str) -> None:
-    """Raises CorruptFile, naming the file, unless size and hash are those of `handle`."""
+    """Raises CorruptFile unless size and hash are those of `handle`."""
     if size != handle.size:
-        raise CorruptFile("a stored file has another size than was recorded", hint="go back to an older checkpoint",
-                          file=handle.key, expected=handle.size, found=size)  # fmt: skip
+        raise CorruptFile(
+            "the size of a stored file differs from the recorded size",
+            hint="go back to an older checkpoint",
+            file=handle.key,
+            expected=handle.size,
+            found=size,
+        )
     if sha256 != handle.sha256:
-        raise CorruptFile("a stored file's bytes are not those that were recorded", hint="go back to an older "
-                          "checkpoint", file=handle.key, expected=handle.sha256, found=sha256)  # fmt: skip
+        raise CorruptFile(
+            "the hash of a stored file differs from the recorded hash",
+            hint="go back to an older checkpoint",
+            file=handle.key,
+            expected=handle.sha256,
+            found=sha256,
+        )
 
 
 def has_size(path: Path, file: StateFile) -> bool:
-    """Whether a local copy of a file has the size that was recorded."""
+    """Returns whether a local copy of a file has the recorded size."""
     return path.stat().st_size == file.size
 
 
 def has_content(path: Path, file: StateFile) -> bool:
-    """Whether a local copy of a file is exactly what was recorded; what the disk does not return is not."""
+    """Returns whether a local copy of a file has the recorded content; False if the disk cannot read it."""
     try:
         return has_size(path, file) and hash_file(path) == file.sha256
     except FileNotFoundError:
@@ -80,88 +96,90 @@ def has_content(path: Path, file: StateFile) -> bool:
 
 
 Check = Callable[[Path, StateFile], bool]
-"""What a cached copy must pass before it is used."""
+"""A check that a cached copy must pass before it is used."""
 
 FETCHERS = 4
-"""How many files come in at once."""
+"""Number of files to fetch concurrently."""
 _WORTH_THREADS = 1 << 20
 _POLL = timedelta(milliseconds=50)
 PACKED = "files"
-"""What an object with several files is called."""
+"""Name of an object with several files."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """How files of the job root come and go.
+class FileTransfer:
+    """Access to the files of a job root.
 
     Attributes:
         storage: the job root.
-        uploads: what stores new objects.
-        awaited: objects whose names begin like this may be on their way from another host; empty when none are.
-        patience: how long those are waited for.
+        uploads: stores new objects.
+        awaited_prefix: key prefix of objects that another host may still be uploading; empty for none.
+        wait_timeout: maximum time to wait for such an object.
     """
 
     storage: Storage
     uploads: Uploads
-    awaited: str = ""
-    patience: timedelta = timedelta()
+    awaited_prefix: str = ""
+    wait_timeout: timedelta = timedelta()
 
     @classmethod
-    def direct(cls, storage: Storage, scratch: Path, clock: Clock) -> Traffic:
-        """Each object is stored when the call for that returns."""
-        return cls(storage, DirectUploads(storage, scratch, clock))
+    def direct(cls, storage: Storage, scratch: Path, clock: Clock) -> FileTransfer:
+        """Returns a transfer that stores each object synchronously, packing it in the folder `scratch`."""
+        return cls(storage, SynchronousUploads(storage, scratch, clock))
 
 
 class HostCache:
-    """Immutable files that this host already has.
+    """The host's cache of the immutable files of one subtask.
 
     Args:
         folder: of one subtask of one operator of one job; shared by the processes of this host.
-        traffic: with the job root.
-        others: caches of other subtasks, which are asked before the job root is.
+        transfer: access to the files of the job root.
+        clock: for temporary names and timeouts.
+        siblings: caches of other subtasks, to be searched before fetching from the job root.
     """
 
-    def __init__(self, folder: Path, traffic: Traffic, clock: Clock, others: Sequence[Path] = ()) -> None:
+    def __init__(self, folder: Path, transfer: FileTransfer, clock: Clock, siblings: Sequence[Path] = ()) -> None:
         self.folder = folder
-        self._others = others
-        self._traffic = traffic
+        self._siblings = siblings
+        self._transfer = transfer
         self._clock = clock
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     @classmethod
-    def direct(cls, folder: Path, storage: Storage, clock: Clock, others: Sequence[Path] = ()) -> HostCache:
-        """One whose new objects are stored when `store` returns."""
-        return cls(folder, Traffic.direct(storage, folder, clock), clock, others)
+    def direct(cls, folder: Path, storage: Storage, clock: Clock, siblings: Sequence[Path] = ()) -> HostCache:
+        """Returns a cache whose new objects are stored when `store` returns."""
+        return cls(folder, FileTransfer.direct(storage, folder, clock), clock, siblings)
 
     def link(self, file: StateFile, target: Path, check: Check = has_size) -> None:
-        """Makes `target` that file, fetching it first when this host does not have it, or has a damaged copy.
+        """Links a file to `target`, fetching it first if this host has no intact copy.
 
         Args:
-            check: what a cached copy must pass; by default for a reader that has checksums of its own.
+            file: the stored file.
+            target: the new local path.
+            check: the check for a cached copy; the default suffices for readers with checksums of their own.
 
-        Raises MissingFile, or CorruptFile when the stored bytes are not the recorded ones.
+        Raises:
+            MissingFile: the stored object does not exist.
+            CorruptFile: the stored bytes are not the recorded ones.
         """
         own = self._path(file)
-        for folder in (self.folder, *self._others):
-            if _linked(folder / own.name, file, target, check):
+        for folder in (self.folder, *self._siblings):
+            if _link_copy(folder / own.name, file, target, check):
                 if folder != self.folder:
-                    self._keep(target, own)
+                    self._add(target, own)
                 return
         self._fetch(file, target)
 
     def drop_damaged(self, files: Iterable[StateFile]) -> int:
-        """Hashes the cached copies of some files and drops those that are damaged; returns how many."""
-        copies = [
-            (folder / self._path(file).name, file)
-            for file in files
-            for folder in (self.folder, *self._others)
-        ]
+        """Verifies the hashes of cached copies and drops damaged ones; returns their number."""
+        copies = [(folder / self._path(file).name, file) for file in files for folder in (self.folder, *self._siblings)]
         with ThreadPoolExecutor(FETCHERS) as pool:
-            return sum(pool.map(lambda copy: _dropped(*copy), copies))
+            return sum(pool.map(lambda copy: _drop_if_damaged(*copy), copies))
 
     def link_all(self, wanted: Mapping[Path, StateFile]) -> None:
-        """As `link`, of many files at once: by target. Waiting for a storage and hashing let go of the interpreter."""
+        """Links many files by target, with threads if they are large; raises as `link` does."""
+        # Storage calls and hashing release the GIL.
         if len(wanted) < 2 or sum(file.size for file in wanted.values()) < _WORTH_THREADS:
             for target, file in wanted.items():
                 self.link(file, target)
@@ -171,8 +189,8 @@ class HostCache:
                 done.result()
 
     def read(self, file: StateFile) -> bytes:
-        """The content of a small file. Raises as `link` does."""
-        copy = incoming(self.folder, self._clock)
+        """Returns the content of a small file; raises as `link` does."""
+        copy = partial_path(self.folder, self._clock)
         try:
             self.link(file, copy, has_content)
             return copy.read_bytes()
@@ -182,85 +200,98 @@ class HostCache:
     def store(
         self, sources: Sequence[Path], prefix: str, recorded: Mapping[str, StateFile] | None = None
     ) -> list[StateFile]:
-        """Makes finished local files one new object of the job root, and keeps them in the cache.
+        """Stores local files as one new object of the job root, and adds them to the cache.
 
         Args:
-            sources: at least one; each is called in its store what it is called here.
-            prefix: of the object's name, which nobody else may use.
-            recorded: what some of them are stored as already, by name.
+            sources: at least one complete file; its local name is its name in the store.
+            prefix: a unique prefix for the object's key.
+            recorded: files that were stored before, by local name.
 
-        Raises DamagedCopy when one of these is not what was recorded: stored anew, the damage would become the truth.
+        Raises:
+            DamagedCopy: a file that was stored before differs from the record; storing it would keep the damage.
         """
-        files = _described(sources, prefix)
+        files = _references(sources, prefix)
         for source, file in zip(sources, files, strict=True):
             known = (recorded or {}).get(source.name)
             if known is not None and known.sha256 != file.sha256:
                 self.drop_damaged([known])
                 raise damaged_copy(known, source)
         for source, file in zip(sources, files, strict=True):
-            self._keep(source, self._path(file))
-        self._traffic.uploads.put(files[0].handle.key, sources)
+            self._add(source, self._path(file))
+        self._transfer.uploads.put(files[0].handle.key, sources)
         return files
 
     def keep_only(self, files: Iterable[StateFile]) -> None:
-        """Forgets every other file. One that a process still uses stays until it lets go of it."""
+        """Removes all other files from the cache; a process that has linked one keeps it."""
         wanted = {file.sha256 for file in files}
         for name in os.listdir(self.folder):
-            if name not in wanted and not _is_coming_in(name):
+            if name not in wanted and not _is_being_fetched(name):
                 (self.folder / name).unlink(missing_ok=True)
 
     def _path(self, file: StateFile) -> Path:
         if not _SHA256.fullmatch(file.sha256):
-            raise CorruptFile("a reference to a stored file has no hash", file=file.handle.key,
-                              sha256=file.sha256[:100])  # fmt: skip
+            raise CorruptFile(
+                "a reference to a stored file has no hash",
+                hint="go back to an older checkpoint",
+                file=file.handle.key,
+                sha256=file.sha256[:100],
+            )
         return self.folder / file.sha256
 
     def _fetch(self, file: StateFile, target: Path) -> None:
-        key, part, partial = check_key(file.handle.key), file.part, incoming(self.folder, self._clock)
-        storage = self._traffic.storage
-        if self._traffic.awaited and key.startswith(self._traffic.awaited):
-            self._wait_for(key)
+        key, part, partial = check_key(file.handle.key), file.part, partial_path(self.folder, self._clock)
+        storage = self._transfer.storage
+        if self._transfer.awaited_prefix and key.startswith(self._transfer.awaited_prefix):
+            self._await_object(key)
         try:
             if part is None:
                 storage.fetch(key, partial)
-                check_local(file.handle, partial)
+                check_file(file.handle, partial)
             else:
                 storage.fetch_part(key, part.offset, part.size, partial)
-                check_local(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
+                check_file(FileHandle(key=key, size=part.size, sha256=part.sha256), partial)
             _sync_copy(partial)
             os.link(partial, target)
-            self._keep(partial, self._path(file))
+            self._add(partial, self._path(file))
         finally:
             partial.unlink(missing_ok=True)
 
-    def _wait_for(self, key: str) -> None:
-        """Another host stores it while this one has come to own the subtask."""
-        until = self._clock.monotonic() + self._traffic.patience.total_seconds()
-        while self._traffic.storage.size(key) is None:
+    def _await_object(self, key: str) -> None:
+        """Waits for an object that another host, which ran the subtask before, is still uploading."""
+        until = self._clock.monotonic() + self._transfer.wait_timeout.total_seconds()
+        while self._transfer.storage.size(key) is None:
             if self._clock.monotonic() >= until:
-                raise BatchFailed("a file that another host was to store did not come", hint="was that host lost? a "
-                                  "new run replays from the last checkpoint", file=key)  # fmt: skip
+                raise BatchFailed(
+                    "a file that another host was uploading did not appear in time",
+                    hint="check whether that host was lost; a new run replays from the last checkpoint",
+                    file=key,
+                )
             self._clock.sleep(_POLL)
 
-    def _keep(self, source: Path, path: Path) -> None:
+    def _add(self, source: Path, path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(source, path)
 
 
 def damaged_copy(file: StateFile, path: Path, reason: str = "") -> DamagedCopy:
-    """The error for a local copy of a stored file that is not what was recorded."""
-    return DamagedCopy("a local copy of a stored file is damaged", hint="it was dropped, and the next attempt fetches "
-                       "the file again; if this happens often, check disk and memory of the host",
-                       file=file.handle.key, path=str(path), **({"reason": reason} if reason else {}))  # fmt: skip
+    """Returns the error for a local copy of a stored file that differs from the record."""
+    return DamagedCopy(
+        "a local copy of a stored file is damaged",
+        hint="it was dropped, and the next attempt fetches "
+        "the file again; if this happens often, check disk and memory of the host",
+        file=file.handle.key,
+        path=str(path),
+        **({"reason": reason} if reason else {}),
+    )
 
 
-def _linked(copy: Path, file: StateFile, target: Path, check: Check) -> bool:
-    """Makes `target` a cached copy, if there is one that passes the check; drops one that does not."""
+def _link_copy(copy: Path, file: StateFile, target: Path, check: Check) -> bool:
+    """Links a cached copy to `target` if it exists and passes the check, else returns False; drops a damaged copy."""
     try:
         os.link(copy, target)
     except FileNotFoundError:
         return False
-    # What is checked is what is used, even when another process replaces the copy meanwhile.
+    # Check the link, not the copy: another process may replace the copy meanwhile.
     if check(target, file):
         return True
     target.unlink()
@@ -268,7 +299,7 @@ def _linked(copy: Path, file: StateFile, target: Path, check: Check) -> bool:
     return False
 
 
-def _dropped(copy: Path, file: StateFile) -> bool:
+def _drop_if_damaged(copy: Path, file: StateFile) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if not has_content(copy, file):
             _drop(copy, file)
@@ -282,34 +313,36 @@ def _drop(copy: Path, file: StateFile) -> None:
 
 
 def _sync_copy(path: Path) -> None:
-    """Lets a fetched file survive a power failure, before it gets the name by which it is used. One that is a link to
-    the stored object is synced already."""
+    """Syncs a fetched file to disk, so that it survives a power failure, before it gets its final name."""
+    # A hard link to the stored object is synced already.
     if path.stat().st_nlink > 1:
         return
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
-def _described(sources: Sequence[Path], prefix: str) -> list[StateFile]:
-    """The files as parts of the object that they become; a single one is all of it."""
+def _references(sources: Sequence[Path], prefix: str) -> list[StateFile]:
+    """Returns references to the files as parts of one object; a single file is the whole object."""
     if len(sources) == 1:
         (path,) = sources
         handle = FileHandle(key=f"{prefix}{path.name}", size=path.stat().st_size, sha256=hash_file(path))
         return [StateFile(handle=handle, local_name=path.name)]
     sizes = [path.stat().st_size for path in sources]
     with ThreadPoolExecutor(1) as pool:
-        # A merge may be of half a gigabyte, and each byte is hashed twice: at once, since hashing lets go of the
-        # interpreter, and whoever merges is often alone in doing so.
-        whole = pool.submit(_hash_in_a_row, sources)
+        # A compaction may write half a gigabyte, and each byte is hashed twice: concurrently, since hashing releases
+        # the GIL and a compacting task is often the only one that runs.
+        whole = pool.submit(_hash_concatenated, sources)
         hashes = [hash_file(path) for path in sources]
     handle = FileHandle(key=f"{prefix}{PACKED}", size=sum(sizes), sha256=whole.result())
     files = zip(sources, accumulate(sizes, initial=0), sizes, hashes, strict=False)
-    return [StateFile(handle=handle, local_name=path.name, part=FilePart(offset=offset, size=size, sha256=sha256))
-            for path, offset, size, sha256 in files]  # fmt: skip
+    return [
+        StateFile(handle=handle, local_name=path.name, part=FilePart(offset=offset, size=size, sha256=sha256))
+        for path, offset, size, sha256 in files
+    ]
 
 
-def _hash_in_a_row(paths: Sequence[Path]) -> str:
-    """SHA-256 of the files one behind the other."""
+def _hash_concatenated(paths: Sequence[Path]) -> str:
+    """Returns the SHA-256 of the concatenated files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -318,23 +351,30 @@ def _hash_in_a_row(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _is_coming_in(name: str) -> bool:
-    """Whether another process is fetching this file now; what a dead one left is not coming any more."""
+def _is_being_fetched(name: str) -> bool:
+    """Returns whether a running process is fetching this file; False for a leftover of a dead one."""
     kind, _, rest = name.partition("-")
-    return kind == INCOMING and Path(f"/proc/{rest.partition('-')[0]}").exists()
+    return kind == PARTIAL_PREFIX and is_running(rest.partition("-")[0])
 
 
 def private_folder(folder: Path) -> None:
-    """Makes a folder for this user alone. Raises ConfigError when it belongs to another, or others may write there:
-    they could forge what is in the cache."""
+    """Creates a folder that only this user can access.
+
+    Raises:
+        ConfigError: the folder belongs to another user, or others may write to it and could forge cached files.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError("the folder for scratch files must be this user's, and writable for nobody else",
-                          hint="chmod go-w it, or set local_dir to another one", path=str(folder),
-                          owner=found.st_uid, mode=oct(found.st_mode & 0o777))  # fmt: skip
+        raise ConfigError(
+            "the folder for scratch files does not belong to this user, or others may write to it",
+            hint="remove write permission with chmod go-w, or set local_dir to another folder",
+            path=str(folder),
+            owner=found.st_uid,
+            mode=oct(found.st_mode & 0o777),
+        )
 
 
 def remove_tree(folder: Path) -> None:
-    """Removes a local working folder; one that is gone already is no error."""
+    """Removes a local working folder if it exists."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Storing what a snapshot adds: before the task reports, or beside the batches that follow.
+"""Uploads of new state files to the job root: before the task reports, or in the background during later batches.
 
-In the background, what is on its way is in a folder of its own: the files, linked, and the name of the object that they
-become. The folder goes when the object is there. So when a process dies, any other one of the same host finds what it
-owed, and stores it; when a host dies, the object never appears, the checkpoint is aborted, and the run replays.
+A background upload has a folder of its own with links to the files and the key of the object to store. The folder is
+removed when the object is stored. If a process dies, another process of the same host finds its folders and completes
+the uploads. If a host is lost, the object never appears, the checkpoint is aborted, and the run replays.
 """
 
 from __future__ import annotations
@@ -22,32 +22,39 @@ from queue import SimpleQueue
 from stateflow import failpoints
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
+from stateflow.observability.tracing import UPLOAD, span
+from stateflow.state.files.processes import is_running, own_label
 from stateflow.storage import Storage
-from stateflow.traces import UPLOAD, span
 
 log = logging.getLogger(__name__)
 
 COPY_CHUNK = 1 << 20
-INCOMING = "incoming"
+PARTIAL_PREFIX = "incoming"
 _KEY, _PACKED, _NEW = "key", "packed", "new-"
-_NAME = re.compile(rf"({_NEW})?([0-9]+)\.([0-9]+)\.[0-9a-f]{{32}}")
+_NAME = re.compile(rf"({_NEW})?([0-9]+)\.([0-9_]+)\.[0-9a-f]{{32}}")
 _RETRY_SECONDS = (0.2, 30.0)
 
 
 class Uploads(ABC):
-    """Makes local files an object of the job root."""
+    """Stores local files as objects of the job root."""
 
     @abstractmethod
     def put(self, key: str, sources: Sequence[Path]) -> None:
-        """Stores finished files, one behind the other, as the new object `key`; nobody else may use that name, and the
-        files' content must not change. They may be removed when this returns."""
+        """Stores the concatenation of complete files as a new object.
+
+        Args:
+            key: of the object; unique.
+            sources: the files. Their content must not change; they may be removed when this returns.
+        """
 
 
-class DirectUploads(Uploads):
-    """When `put` returns, the object is stored. Raises StorageError when it is not.
+class SynchronousUploads(Uploads):
+    """Uploads that complete before `put` returns; raises StorageError when storing fails.
 
     Args:
-        scratch: a folder for the object while it is packed; on the host of the files.
+        storage: the job root.
+        scratch: a local folder for concatenating files.
+        clock: for temporary names.
     """
 
     def __init__(self, storage: Storage, scratch: Path, clock: Clock) -> None:
@@ -56,7 +63,7 @@ class DirectUploads(Uploads):
         self._clock = clock
 
     def put(self, key: str, sources: Sequence[Path]) -> None:
-        packed = incoming(self._scratch, self._clock)
+        packed = partial_path(self._scratch, self._clock)
         try:
             _put(self._storage, key, sources, packed)
         finally:
@@ -65,23 +72,23 @@ class DirectUploads(Uploads):
 
 @dataclass(frozen=True)
 class Outbox:
-    """Where the objects of a run that are on their way are kept on this host.
+    """The folder for a run's pending uploads on this host.
 
     Attributes:
         folder: of one job; shared by the processes of the host.
-        generation: of the run: what is left of older ones is removed, nobody waits for it.
-        patience: how long one object is tried.
+        generation: of the run; pending uploads of older generations are removed, since no run waits for them.
+        retry_timeout: maximum time to retry the upload of one object.
     """
 
     folder: Path
     generation: int
-    patience: timedelta
+    retry_timeout: timedelta
 
 
 class BackgroundUploads(Uploads):
-    """When `put` returns, the object is on its way: one thread of this process stores one after the other.
+    """Uploads in the background: `put` enqueues an object, and a thread of this process stores one after the other.
 
-    It tries until the outbox' patience is over. That it was stored is known by the object itself.
+    Failed uploads are retried until the outbox' `retry_timeout`. The driver checks that the object exists.
     """
 
     def __init__(self, storage: Storage, outbox: Outbox, clock: Clock) -> None:
@@ -90,9 +97,9 @@ class BackgroundUploads(Uploads):
         self._clock = clock
 
     def put(self, key: str, sources: Sequence[Path]) -> None:
-        name = f"{self._outbox.generation}.{os.getpid()}.{self._clock.new_id()}"
+        name = f"{self._outbox.generation}.{own_label()}.{self._clock.new_id()}"
         folder = self._outbox.folder / name
-        # A folder that another process finds must be whole: one that dies while it links has not reported.
+        # A folder that other processes find must be complete. A process that dies before the rename did not report.
         draft = folder.with_name(f"{_NEW}{name}")
         draft.mkdir(parents=True, mode=0o700)
         for number, source in enumerate(sources):
@@ -100,10 +107,10 @@ class BackgroundUploads(Uploads):
         (draft / _KEY).write_text(key)
         draft.rename(folder)
         failpoints.hit("upload.queued")
-        self._send(folder, key)
+        self._enqueue(folder, key)
 
     def adopt_orphans(self) -> None:
-        """Takes over what processes of this host that are gone had not stored yet, and tidies up behind older runs."""
+        """Takes over pending uploads of dead processes of this host, and removes those of older generations."""
         try:
             names = os.listdir(self._outbox.folder)
         except FileNotFoundError:
@@ -115,55 +122,55 @@ class BackgroundUploads(Uploads):
         matched = _NAME.fullmatch(name)
         if matched is None:
             return
-        is_draft, generation, pid = bool(matched[1]), int(matched[2]), int(matched[3])
+        is_draft, generation, owner = bool(matched[1]), int(matched[2]), matched[3]
         folder, own = self._outbox.folder / name, self._outbox.generation
-        if generation < own or (generation == own and is_draft and not _lives(pid)):
+        if generation < own or (generation == own and is_draft and not is_running(owner)):
             shutil.rmtree(folder, ignore_errors=True)
-        elif generation == own and not _lives(pid):
-            self._take_over(folder, pid)
+        elif generation == own and not is_running(owner):
+            self._take_over(folder, owner)
 
-    def _take_over(self, folder: Path, pid: int) -> None:
-        mine = folder.with_name(f"{self._outbox.generation}.{os.getpid()}.{self._clock.new_id()}")
+    def _take_over(self, folder: Path, owner: str) -> None:
+        taken = folder.with_name(f"{self._outbox.generation}.{own_label()}.{self._clock.new_id()}")
         try:
-            # Of several processes that find it, one succeeds.
-            folder.rename(mine)
+            # Of several processes that try to take over, one succeeds.
+            folder.rename(taken)
         except FileNotFoundError:
             return
-        log.warning("process %d is gone; what it was storing is stored by this one", pid)
-        self._send(mine, (mine / _KEY).read_text())
+        log.warning("taking over a pending upload of process %s, which no longer runs", owner.partition("_")[0])
+        self._enqueue(taken, (taken / _KEY).read_text())
 
-    def _send(self, folder: Path, key: str) -> None:
-        _thread.send(_Parcel(self._storage, key, folder, self._clock, self._outbox.patience))
+    def _enqueue(self, folder: Path, key: str) -> None:
+        _upload_thread.enqueue(_PendingUpload(self._storage, key, folder, self._clock, self._outbox.retry_timeout))
 
 
 @dataclass(frozen=True)
-class _Parcel:
-    """One object on its way."""
+class _PendingUpload:
+    """A pending upload of one object."""
 
     storage: Storage
     key: str
     folder: Path
     clock: Clock
-    patience: timedelta
+    retry_timeout: timedelta
 
-    def deliver(self) -> None:
-        """Stores it, however often that fails, until nobody waits any more."""
-        until = self.clock.monotonic() + self.patience.total_seconds()
+    def run(self) -> None:
+        """Stores the object, retrying with backoff until `retry_timeout`; removes its folder at the end."""
+        until = self.clock.monotonic() + self.retry_timeout.total_seconds()
         delay, longest = _RETRY_SECONDS
-        while not self._is_delivered():
+        while not self._try_to_store():
             if self.clock.monotonic() >= until:
-                log.error("%s was not stored in time, and is given up", self.key)
+                log.error("giving up storing %s: retries timed out", self.key)
                 break
             self.clock.sleep(timedelta(seconds=delay))
             delay = min(longest, 2 * delay)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _is_delivered(self) -> bool:
-        """Whether nothing is left to do: it is stored, or its folder was removed by a newer run."""
+    def _try_to_store(self) -> bool:
+        """Tries to store the object; returns whether it is stored, or a newer run has removed its folder."""
         try:
             count = len(os.listdir(self.folder))
             sources = [path for n in range(count) if (path := self.folder / str(n)).exists()]
-            # An earlier try, or the process that this was taken over from, may have stored it and not known.
+            # An earlier attempt, or the process that had it before, may have stored the object without learning that.
             if self.storage.durable_size(self.key) != sum(source.stat().st_size for source in sources):
                 failpoints.hit("upload.before")
                 _put(self.storage, self.key, sources, self.folder / _PACKED)
@@ -172,39 +179,39 @@ class _Parcel:
         except FileNotFoundError:
             return not self.folder.exists()
         except (StateflowError, OSError) as e:
-            log.warning("%s is not stored yet: %s", self.key, e)
+            log.warning("storing %s failed, retrying: %s", self.key, e)
             return False
 
 
-class _Thread:
-    """Delivers one parcel after the other; a daemon, so that a process that ends does not wait for it."""
+class _UploadThread:
+    """A thread that runs uploads in order; a daemon, so that the process can exit without waiting for it."""
 
     def __init__(self) -> None:
-        self._parcels: SimpleQueue[_Parcel] = SimpleQueue()
-        self._begun: int | None = None
+        self._pending: SimpleQueue[_PendingUpload] = SimpleQueue()
+        self._started_in: int | None = None
 
-    def send(self, parcel: _Parcel) -> None:
-        self._parcels.put(parcel)
-        # A thread does not live on in a process that was forked.
-        if self._begun != os.getpid():
-            self._begun = os.getpid()
+    def enqueue(self, upload: _PendingUpload) -> None:
+        self._pending.put(upload)
+        # Threads do not survive a fork of the process.
+        if self._started_in != os.getpid():
+            self._started_in = os.getpid()
             threading.Thread(target=self._work, name="stateflow-uploads", daemon=True).start()
 
     def _work(self) -> None:
         while True:
             try:
-                self._parcels.get().deliver()
+                self._pending.get().run()
             except Exception:
-                # The others are stored all the same; this one is missed by the driver.
-                log.exception("an object is not stored")
+                # Continue with the others; the driver notices that this object is missing.
+                log.exception("storing an object failed")
 
 
-_thread = _Thread()
+_upload_thread = _UploadThread()
 
 
-def incoming(folder: Path, clock: Clock) -> Path:
-    """A name for a file that is not whole yet: of this process, so that others know when it will never be."""
-    return folder / f"{INCOMING}-{os.getpid()}-{clock.new_id()}"
+def partial_path(folder: Path, clock: Clock) -> Path:
+    """Returns a temporary path for an incomplete file; it has the process label, so that others detect leftovers."""
+    return folder / f"{PARTIAL_PREFIX}-{own_label()}-{clock.new_id()}"
 
 
 def _put(storage: Storage, key: str, sources: Sequence[Path], packed: Path) -> None:
@@ -222,7 +229,3 @@ def _put_as_one(storage: Storage, key: str, sources: Sequence[Path], packed: Pat
                 shutil.copyfileobj(file, target, COPY_CHUNK)
     storage.put_file(key, packed)
     packed.unlink()
-
-
-def _lives(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()

@@ -1,47 +1,52 @@
-"""What all states of a subtask work on: the current key, the batch's times, and changes that are not written yet.
+"""The current key, the times of the batch and the pending changes, shared by all states of a subtask.
 
-A stored key is ``key group (2 bytes) | state id (4) | key | namespace | user key``. The state id is a hash of the
-state's name: two subtasks agree on it without talking, and it stays when other states come or go.
+A stored key is ``key group (2 bytes) | state id (4 bytes) | key | namespace | user key``. The state id is a hash of
+the state's name, so subtasks agree on it without coordination, and it stays the same when other states are added or
+removed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 import xxhash
 
 from stateflow.errors import StateError
-from stateflow.serializers import encode_key
-from stateflow.state.backend import KeyedStateBackend
-from stateflow.state.changes import ABSENT, Changes
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.kinds.write_buffer import ABSENT, WriteBuffer
+from stateflow.types.serializers import encode_key
 
-ADDRESS_BYTES = 6
-"""Key group and state id: what stands in front of the key."""
+KEY_OFFSET = 6
+"""Offset of the key in a stored key: the length of key group and state id."""
 VOID_NAMESPACE = b"\x00"
-_SLICE = 1000
+_MAX_PENDING = 1000
 
 
 def state_id(name: str) -> bytes:
-    """Four bytes that stand for a state's name in stored keys."""
+    """Returns the 4-byte id of a state in stored keys: the XXH32 hash of its name (https://xxhash.com)."""
     return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
 
 
 def encode_namespace(namespace: object) -> bytes:
-    """A namespace as part of a stored key; None is the void one. Raises StateError for what cannot be part of a key."""
+    """Returns a namespace as part of a stored key; None is the void namespace.
+
+    Raises:
+        StateError: the value cannot be part of a key.
+    """
     return encode_key((namespace,))
 
 
 @dataclass(frozen=True)
 class BatchTime:
-    """When a batch is, in each sense that state knows.
+    """The times of a batch.
 
     Attributes:
-        epoch: number of the batch along the job's state: one more than that of the checkpoint it starts from.
+        epoch: number of the batch in the history of the state: the epoch of its base checkpoint plus one.
         processing_time: milliseconds since 1970.
-        watermark: the same; None before there is one.
+        watermark: milliseconds since 1970; None before the first watermark.
     """
 
     epoch: int = 0
@@ -50,99 +55,126 @@ class BatchTime:
 
 
 class EventClock:
-    """The event time that a time to live counts by: the watermark of what is processed, and the time of its row.
+    """The event time that TTLs are measured in: the watermark, and the event time of the current row.
 
-    An entry is written at the later one of both: a batch may be long, and the watermark of an operator may only move
-    between batches. It has expired by the watermark alone, so never earlier than its time to live after its row.
+    An entry is written with the later one of both, since a batch may be long while the watermark of an operator may
+    only move between batches. Whether an entry has expired depends on the watermark alone, so an entry never expires
+    earlier than its TTL after its row.
 
     Args:
-        watermark: of the batch, in milliseconds since 1970; None before there is one.
+        watermark: of the batch, in milliseconds since 1970; None before the first watermark.
+
+    Attributes:
+        now: the current watermark, in milliseconds since 1970; None before the first watermark.
+        row_time: returns the event time of the current row, None without a row; None if rows have no event time.
     """
 
     def __init__(self, watermark: int | None) -> None:
-        self._batch = watermark
-        self._before_move: list[Callable[[], None]] = []
+        self._batch_watermark = watermark
+        self._listeners: list[Callable[[], None]] = []
         self.now = watermark
         self.row_time: Callable[[], int | None] | None = None
-        """Returns the event time of the current row; None without a row."""
 
-    def before_move(self, act: Callable[[], None]) -> None:
-        """Lets `act` be called each time before the clock moves: what is held back was written by then."""
-        self._before_move.append(act)
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Registers a function to call before each change of the time, to flush cached values at the old time."""
+        self._listeners.append(listener)
 
     def set(self, now: int | None) -> None:
-        """Sets the event time of the next row or timer of the current key."""
+        """Sets the watermark of the current key."""
         if now != self.now:
-            for act in self._before_move:
-                act()
+            for listener in self._listeners:
+                listener()
             self.now = now
 
     def reset(self) -> None:
-        """Goes back to the watermark of the batch: another key comes, or none."""
-        self.set(self._batch)
+        """Sets the watermark of the batch again, when the rows of a key end."""
+        self.set(self._batch_watermark)
 
-    def of_write(self) -> int | None:
-        """The event time of what is written now."""
+    def write_time(self) -> int | None:
+        """Returns the event time to write an entry with; None before the first watermark and without a row time."""
         row = None if self.row_time is None else self.row_time()
         if row is None or self.now is None:
             return self.now if row is None else row
         return max(self.now, row)
 
 
-class CurrentKey:
-    """The current key of a subtask, and how its entries are read and changed.
+class KeyContext:
+    """The current key of a subtask, and access to its entries.
 
     Args:
-        undoable: whether changes may be taken back to a mark.
+        backend: the store of the subtask.
+        time: of the batch.
+        undoable: whether pending changes can be rolled back to a savepoint.
+
+    Attributes:
+        clock: the event time that TTLs are measured in.
+        undo: the pending changes if they can be rolled back, else None.
+        pending: changes of the key batch by stored key that are not written to the backend; None removes an entry.
+        current_key: key group and key; None without a current key.
+        namespace: the encoded namespace of the current key.
     """
 
     def __init__(self, backend: KeyedStateBackend, time: BatchTime, undoable: bool = False) -> None:
         self.backend = backend
         self.time = time
         self.clock = EventClock(time.watermark)
-        self.marked = Changes() if undoable else None
-        self.pending: dict[bytes, bytes | None] = {} if self.marked is None else self.marked
-        """Changes of this stretch, by stored key; None removes."""
-        self.address: tuple[bytes, bytes] | None = None
-        """Key group and key, while there is a current key."""
+        self.undo = WriteBuffer() if undoable else None
+        self.pending: dict[bytes, bytes | None] = {} if self.undo is None else self.undo
+        self.current_key: tuple[bytes, bytes] | None = None
         self.namespace = VOID_NAMESPACE
 
     def write_through(self) -> None:
-        """Hands collected changes to the backend."""
-        if self.marked is not None:
-            self.marked.expect_write(self.backend)
+        """Writes the pending changes to the backend."""
+        if self.undo is not None:
+            self.undo.record_overwritten(self.backend)
         self.backend.write(self.pending)
         self.pending.clear()
 
-    def write_some(self) -> None:
-        """The same, once there are many: what walks over a large state must not collect it in memory."""
-        if len(self.pending) >= _SLICE:
+    def write_through_if_many(self) -> None:
+        """Writes the pending changes when there are many, to bound memory while scanning a large state."""
+        if len(self.pending) >= _MAX_PENDING:
             self.write_through()
 
     def read(self, stored_key: bytes) -> bytes | None:
-        """The bytes of an entry, changes of this stretch included."""
+        """Returns the bytes of an entry, pending changes included; None when it does not exist."""
         data = self.pending.get(stored_key, ABSENT)
         return self.backend.get(stored_key) if data is ABSENT else data
 
+    def read_many(self, stored_keys: Sequence[bytes]) -> list[bytes | None]:
+        """Returns the bytes of many entries, pending changes included."""
+        found = self.backend.multi_get(stored_keys)
+        if not self.pending:
+            return found
+        return [self.pending.get(key, data) for key, data in zip(stored_keys, found, strict=True)]
+
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries of the current namespace as they are now, in order of keys; later changes are not seen.
+        """Returns the entries of the current namespace in order of keys, as of now; later changes are not seen.
 
         Args:
-            prefix: from `stored_key`.
+            prefix: a key from `stored_key`.
         """
         self.write_through()
         found = self.backend.scan(prefix)
         if self.namespace == VOID_NAMESPACE:
             return found
-        # A text is encoded with a zero at its end, or with a zero and 0xff where it has a zero itself: what goes on
-        # with 0xff belongs to a longer text, and sorts behind everything of this one.
+        # An encoded text ends with 0x00; a NUL inside it is encoded as 0x00 0xff. So keys that continue with 0xff
+        # belong to a longer text, and sort after all keys of this namespace.
         end = len(prefix)
         return takewhile(lambda entry: entry[0][end : end + 1] != b"\xff", found)
 
     def stored_key(self, state: bytes) -> bytes:
-        """The current key's entry, or prefix of entries, of one state. Raises StateError without a key."""
-        if self.address is None:
-            raise StateError("state was used without a key", hint="state belongs to a key: use it in "
-                             "process_element, not in open or close")  # fmt: skip
-        group, key = self.address
+        """Returns the stored key, or the prefix of the stored keys, of one state for the current key.
+
+        Args:
+            state: the state id.
+
+        Raises:
+            StateError: there is no current key.
+        """
+        if self.current_key is None:
+            raise StateError(
+                "keyed state was used without a current key",
+                hint="use keyed state in process_element, not in open or close",
+            )
+        group, key = self.current_key
         return group + state + key + self.namespace

@@ -1,170 +1,192 @@
-"""State of many keys at once, as Arrow columns; what is stored is what one key at a time stores."""
+"""Keyed state of many keys at once, as Arrow columns; the stored bytes are those of one key at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from stateflow.errors import SchemaMismatch, StateError
-from stateflow.serializers import decode_key
-from stateflow.state.cell import Cell
-from stateflow.state.changes import ABSENT
-from stateflow.state.current import VOID_NAMESPACE, CurrentKey
-from stateflow.state.key_columns import encode_keys
-from stateflow.state.map_state import MapState
-from stateflow.state.ttl import Ttl
+from stateflow.state.columnar.key_encoding import encode_keys
+from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext
+from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.single_value import SingleValueState
+from stateflow.state.kinds.ttl.entry_ttl import Ttl
+from stateflow.state.kinds.write_buffer import ABSENT
+from stateflow.types.serializers import decode_key
 
 Array = np.ndarray[Any, Any]
+AnySingleValueState = SingleValueState[Any]
+AnyMapState = MapState[Any, Any]
 
 
-class ManyKeys:
-    """The void namespace of different keys.
+class KeyedStateBatch:
+    """The states of n distinct keys in the void namespace.
 
     Args:
-        entries: what the states work on.
-        groups: of each key, its key group.
-        keys: as `encode_key` encodes them.
+        context: pending changes and store of the subtask.
+        groups: the key group of each key, 2 bytes.
+        keys: the keys as encoded by `encode_key`.
     """
 
-    def __init__(self, entries: CurrentKey, groups: Sequence[bytes], keys: Sequence[bytes]) -> None:
-        self._entries = entries
+    def __init__(self, context: KeyContext, groups: Sequence[bytes], keys: Sequence[bytes]) -> None:
+        self._context = context
         self._groups = groups
         self._keys = keys
         self._stored: dict[bytes, list[bytes]] = {}
-        self._found: dict[bytes, bytes | None] = {}
-        """What states with a time to live had, by stored key: a write must know the moment before."""
+        self._read: dict[bytes, bytes | None] = {}
+        """Values that were read of states with a TTL, by stored key: a write needs the previous timestamp."""
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def read(self, state: Cell[Any]) -> pa.Array:
-        """A column with the value of each key; null, or the state's default, where it has none.
+    def read(self, state: AnySingleValueState) -> pa.Array:
+        """Returns a column of n values; null, or the state's default, for a key without a value.
 
-        Of an aggregating state these are accumulators. Raises StateError for another kind of state.
+        The values of an aggregating state are its accumulators.
+
+        Raises:
+            StateError: the state is of another kind.
         """
-        _check_kind(state, Cell)
+        _check_kind(state, SingleValueState)
         found = self._fetch(self._prefixes(state), state.ttl)
         if state.default is not None:
             found = [state.default if data is None else data for data in found]
         return state.columns.decode(found)
 
-    def write(self, state: Cell[Any], values: pa.Array, where: Array | None = None) -> None:
-        """Sets the value of each key; null clears it.
+    def write(self, state: AnySingleValueState, values: pa.Array, where: Array | None = None) -> None:
+        """Sets the value of each key.
 
         Args:
-            where: for which keys; for all if None.
+            values: a column of n values; null removes the value of a key.
+            where: a boolean mask of length n that selects the keys to write; all keys if None.
 
         Raises:
             SchemaMismatch: the column has another length, or is not of the state's type.
         """
-        _check_kind(state, Cell)
+        _check_kind(state, SingleValueState)
         values = _one_array(values)
         _check_length("values", len(values), len(self))
         stored = self._prefixes(state)
         if where is not None:
-            chosen = np.asarray(where)
-            _check_length("where", len(chosen), len(self))
-            places = np.flatnonzero(chosen)
-            stored, values = [stored[at] for at in places.tolist()], values.take(pa.array(places))
+            selected = np.asarray(where)
+            _check_length("where", len(selected), len(self))
+            indices = np.flatnonzero(selected)
+            stored, values = [stored[at] for at in indices.tolist()], values.take(pa.array(indices))
         self._put(stored, state.columns.encode(values), state.ttl)
 
-    def read_entries(self, state: MapState[Any, Any], of: Array, keys: pa.Array) -> pa.Array:
-        """A column with values of maps.
+    def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array) -> pa.Array:
+        """Returns a column of m map values; null for an entry that does not exist.
 
         Args:
-            of: for each wanted entry, the number of the key whose map it is in.
-            keys: the user keys, without nulls.
+            of: for each of the m entries, the index of the key whose map it is in.
+            keys: a column of m user keys without nulls.
         """
-        return state.columns.decode(self._fetch(self._addresses(state, of, keys), state.ttl))
+        return state.columns.decode(self._fetch(self._entry_keys(state, of, keys), state.ttl))
 
-    def write_entries(self, state: MapState[Any, Any], of: Array, keys: pa.Array, values: pa.Array) -> None:
-        """Sets entries of maps, removes those whose value is null; of several for one entry the last counts.
-        Arguments as for `read_entries`, errors as in `write`."""
-        stored, values = self._addresses(state, of, keys), _one_array(values)
+    def write_entries(self, state: AnyMapState, of: Array, keys: pa.Array, values: pa.Array) -> None:
+        """Sets m map entries; the last one of several for the same entry wins.
+
+        Args:
+            of, keys: as for `read_entries`.
+            values: a column of m values; null removes the entry.
+
+        Raises:
+            SchemaMismatch: a column has another length or type.
+        """
+        stored, values = self._entry_keys(state, of, keys), _one_array(values)
         _check_length("values", len(values), len(stored))
         self._put(stored, state.columns.encode(values), state.ttl)
 
-    def all_entries(self, state: MapState[Any, Any]) -> tuple[Array, pa.Array, pa.Array]:
-        """Every entry of every key's map, as (number of the key, user key, value), in order of both."""
+    def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
+        """Returns every entry of every key's map as columns (index of the key, user key, value), in order of both."""
         _check_kind(state, MapState)
         of: list[int] = []
-        keys: list[Any] = []
+        keys: list[object] = []
         stored: list[bytes] = []
         for number, prefix in enumerate(self._prefixes(state)):
-            for address, data in self._entries.scan(prefix):
-                if state.ttl is None or state.ttl.admit_scanned(address, data):
+            for stored_key, data in self._context.scan(prefix):
+                if state.ttl is None or state.ttl.on_scan(stored_key, data):
                     of.append(number)
-                    keys.append(decode_key(address[len(prefix) :])[0])
+                    keys.append(decode_key(stored_key[len(prefix) :])[0])
                     stored.append(data)
         return np.array(of, np.int64), pa.array(keys, state.key_columns.type), state.columns.decode(stored)
 
-    def _prefixes(self, state: Cell[Any] | MapState[Any, Any]) -> list[bytes]:
+    def _prefixes(self, state: AnySingleValueState | AnyMapState) -> list[bytes]:
         found = self._stored.get(state.id)
         if found is None:
-            between, behind = state.id, VOID_NAMESPACE
             found = [
-                group + between + key + behind for group, key in zip(self._groups, self._keys, strict=True)
+                group + state.id + key + VOID_NAMESPACE for group, key in zip(self._groups, self._keys, strict=True)
             ]
             self._stored[state.id] = found
         return found
 
-    def _addresses(self, state: MapState[Any, Any], of: Array, keys: pa.Array) -> list[bytes]:
+    def _entry_keys(self, state: AnyMapState, of: Array, keys: pa.Array) -> list[bytes]:
         _check_kind(state, MapState)
         keys, wanted = _one_array(keys), state.key_columns.type
         _check_length("keys of a map", len(keys), len(of))
         if keys.null_count or not keys.type.equals(wanted):
-            raise SchemaMismatch("keys of a map are null or of another type", hint="cast the column, drop its nulls",
-                                 state=state.schema.name, wanted=str(wanted), given=str(keys.type),
-                                 nulls=keys.null_count)  # fmt: skip
+            raise SchemaMismatch(
+                "keys of a map are null or of another type",
+                hint="cast the column, drop its nulls",
+                state=state.schema.name,
+                wanted=str(wanted),
+                given=str(keys.type),
+                nulls=keys.null_count,
+            )
         state.user_keys.check_column(keys)
         prefixes = self._prefixes(state)
-        return [
-            prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encode_keys([keys]), strict=True)
-        ]
+        return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encode_keys([keys]), strict=True)]
 
     def _fetch(self, stored: list[bytes], ttl: Ttl | None) -> list[bytes | None]:
-        pending = self._entries.pending
-        found = self._entries.backend.multi_get(stored)
-        if pending:
-            found = [pending.get(key, data) for key, data in zip(stored, found, strict=True)]
+        found = self._context.read_many(stored)
         if ttl is None:
             return found
-        self._found |= zip(stored, found, strict=True)
+        self._read |= zip(stored, found, strict=True)
         return [
-            data if data is not None and ttl.admit(key, data) else None
+            data if data is not None and ttl.on_read(key, data) else None
             for key, data in zip(stored, found, strict=True)
         ]
 
     def _put(self, stored: list[bytes], encoded: list[bytes | None], ttl: Ttl | None) -> None:
         if ttl is None:
-            self._entries.pending |= zip(stored, encoded, strict=True)
+            self._context.pending |= zip(stored, encoded, strict=True)
             return
+        unread = [key for key in stored if key not in self._read] if ttl.clock is not None else []
+        self._read |= zip(unread, self._context.read_many(unread), strict=True)
         for key, data in zip(stored, encoded, strict=True):
-            old = self._entries.pending.get(key, ABSENT)
+            old = self._context.pending.get(key, ABSENT)
             if old is ABSENT:
-                old = self._found.get(key, ABSENT)
+                old = self._read.get(key, ABSENT)
             if data is None:
                 ttl.remove(key, old)
             else:
                 ttl.write(key, data, old)
 
 
-def _one_array(values: Any) -> pa.Array:
+def _one_array(values: pa.Array | pa.ChunkedArray | Iterable[object]) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         return values.combine_chunks()
     return values if isinstance(values, pa.Array) else pa.array(values)
 
 
-def _check_kind(state: object, kind: type[Any]) -> None:
+def _check_kind(state: object, kind: type[object]) -> None:
     if not isinstance(state, kind):
-        raise StateError("a state of this kind is not read like that for many keys", hint="read and write take value, "
-                         "reducing and aggregating ones, the others maps", given=type(state).__name__)  # fmt: skip
+        raise StateError(
+            "a state of this kind cannot be accessed by this method for many keys",
+            hint="use read and write for value, reducing and aggregating states, the other methods for map states",
+            given=type(state).__name__,
+        )
 
 
 def _check_length(name: str, found: int, wanted: int) -> None:
     if found != wanted:
-        raise SchemaMismatch("a column for many keys has another length", hint="one value for each, in their order",
-                             column=name, found=found, wanted=wanted)  # fmt: skip
+        raise SchemaMismatch(
+            "a column for many keys has another length",
+            hint="pass one value per key, in the order of the keys",
+            column=name,
+            found=found,
+            wanted=wanted,
+        )

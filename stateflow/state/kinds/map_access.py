@@ -1,4 +1,4 @@
-"""Python's own syntax for maps, on top of the named methods of map and broadcast state."""
+"""Python's operators for maps, based on the named methods of map and broadcast state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class MapAccess(ABC, Generic[K, V]):
-    """Mix-in for maps of state: ``key in state``, ``state[key]``, ``del state[key]`` and ``for key in state``.
+    """Mix-in for map states: ``key in state``, ``state[key]``, ``del state[key]`` and ``for key in state``.
 
     As in PyFlink, ``state[key]`` is None for a key that the map does not have, and deleting such a key does nothing.
     """
@@ -26,7 +26,7 @@ class MapAccess(ABC, Generic[K, V]):
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """Removes `key`."""
+        """Removes `key`; does nothing when the map does not have it."""
 
     @abstractmethod
     def contains(self, key: K) -> bool:

@@ -1,21 +1,22 @@
-"""The user keys of a map: of the declared type, exactly.
+"""Encoding of a map's user keys, which must be of exactly the declared type.
 
-Values that are equal in Python may be different keys: 1, 1.0 and True have different bytes. So what is put under a key
-of another type than the declared one would not be found under the declared one.
+Values that are equal in Python may be different keys: 1, 1.0 and True are encoded differently. A value that is put
+under a key of another type than the declared one would not be found under a key of the declared type.
 """
 
 from __future__ import annotations
 
 import datetime
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.errors import JobDefinitionError, StateError
-from stateflow.scalars import NUMPY, python_type
-from stateflow.serializers import PART_ENCODERS, decode_key, describe_type
+from stateflow.types.arrow_types import NUMPY, python_type
+from stateflow.types.serializers import PART_ENCODERS, decode_key, describe_type
 
 K = TypeVar("K")
 
@@ -29,21 +30,25 @@ _KINDS: dict[type, type] = {
     inspect.DateTimeType: datetime.datetime,
     inspect.NoneType: type(None),
 }
-"""Each is one of `PART_ENCODERS`."""
+"""Python type of the keys by msgspec type; each has an entry in `PART_ENCODERS`."""
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
 class MapKeys(Generic[K]):
-    """Encodes and decodes the keys of one map.
+    """Encoder and decoder of one map's keys.
 
     Args:
-        declared: the type of the keys; a union, a literal, `Any`, or a scalar of numpy or Arrow, too.
-        state: its name, for errors.
+        declared: type of the keys, which may be a union, a literal, `Any`, or a NumPy or Arrow scalar type.
+        state: name of the state, for errors.
 
-    Raises JobDefinitionError for a type that cannot be one of keys.
+    Attributes:
+        is_limited: whether some values of the Python type are not valid keys.
+
+    Raises:
+        JobDefinitionError: the type cannot be that of a key.
     """
 
-    def __init__(self, declared: Any, state: str) -> None:
+    def __init__(self, declared: object, state: str) -> None:
         self._declared = declared
         self._state = state
         try:
@@ -52,36 +57,44 @@ class MapKeys(Generic[K]):
             self._kinds = frozenset(_kinds_of(info))
             self._encoders = {kind: PART_ENCODERS[kind] for kind in self._kinds}
         except TypeError as e:
-            raise JobDefinitionError("a map's keys cannot be of this type", hint="declare str, int, float, bool, "
-                                     "bytes, date or datetime", state=state, type=repr(declared),
-                                     reason=str(e)) from e  # fmt: skip
+            raise JobDefinitionError(
+                "a map's keys cannot be of this type",
+                hint="declare str, int, float, bool, bytes, date or datetime",
+                state=state,
+                type=repr(declared),
+                reason=str(e),
+            ) from e
         self.is_limited = _is_limited(info)
-        """Whether not every value of the right class is a key."""
 
     def encode(self, key: K) -> bytes:
-        """The bytes of a key. Raises StateError when it is not of the declared type."""
-        # A look at the exact class costs no more than finding out how it is encoded.
+        """Returns the bytes of a key.
+
+        Raises:
+            StateError: the key is not of the declared type.
+        """
+        # Checking the exact type costs nothing extra: the encoder is looked up by it.
         encode = self._encoders.get(type(key))
         if encode is None or self.is_limited:
-            self._check(key)
+            encode = self._checked_encoder(key)
         try:
-            return encode(key)  # type: ignore[misc]
+            return encode(key)
         except UnicodeEncodeError as e:
-            raise StateError("a value cannot be part of a key", state=self._state, value=repr(key)[:200],
-                             reason=str(e)) from e  # fmt: skip
+            raise StateError(
+                "a value cannot be part of a key", state=self._state, value=repr(key)[:200], reason=str(e)
+            ) from e
 
     def decode(self, data: bytes) -> K:
-        """The key in `data`. Raises CorruptFile."""
-        key: K = decode_key(data)[0]  # type: ignore[assignment]
-        return key
+        """Returns the key in `data`; raises CorruptFile when there is none."""
+        # Only keys that `encode` has checked are stored, so it is a K; a damaged one still is some key.
+        return cast(K, decode_key(data)[0])
 
     def check_column(self, keys: pa.Array) -> None:
-        """Raises as `encode` does for a key beyond the declared type's limits, in a column of the right Arrow type."""
+        """Raises StateError for a key beyond the declared type's limits, in a column of the declared Arrow type."""
         if self.is_limited:
             for key in keys.to_pylist():
-                self._check(key)
+                self._checked_encoder(key)
 
-    def _check(self, key: object) -> None:
+    def _checked_encoder(self, key: object) -> Callable[[object], bytes]:
         reason = "" if type(key) in self._kinds else f"it is of type {type(key).__name__}"
         if not reason and self.is_limited:
             try:
@@ -89,13 +102,19 @@ class MapKeys(Generic[K]):
             except msgspec.ValidationError as e:
                 reason = str(e)
         if reason:
-            raise StateError("a map's key is not of the declared type", hint="convert it, or declare another key type "
-                             "under a new name", state=self._state, declared=describe_type(self._declared),
-                             map_key=repr(key)[:200], reason=reason)  # fmt: skip
+            raise StateError(
+                "a map's key is not of the declared type",
+                hint="convert the key, or declare a state with another key type and a new name",
+                state=self._state,
+                declared=describe_type(self._declared),
+                map_key=repr(key)[:200],
+                reason=reason,
+            )
+        return self._encoders[type(key)]
 
 
-def _kinds_of(info: Any) -> list[type]:
-    """The Python types of the keys that a declared type allows. Raises TypeError when it allows others."""
+def _kinds_of(info: inspect.Type) -> list[type]:
+    """Returns the Python types of keys that a declared type allows; raises TypeError when it allows others."""
     if isinstance(info, inspect.UnionType):
         return [kind for part in info.types for kind in _kinds_of(part)]
     if isinstance(info, inspect.LiteralType):
@@ -106,11 +125,11 @@ def _kinds_of(info: Any) -> list[type]:
         return [type(info.cls().item())]
     kind = _KINDS.get(type(info))
     if kind is None:
-        raise TypeError(f"{type(info).__name__.removesuffix('Type')} has no order of bytes")
+        raise TypeError(f"{type(info).__name__.removesuffix('Type')} has no order-preserving encoding")
     return [kind]
 
 
-def _is_limited(info: Any) -> bool:
+def _is_limited(info: inspect.Type) -> bool:
     if isinstance(info, inspect.UnionType):
         return any(map(_is_limited, info.types))
     return isinstance(info, inspect.LiteralType) or any(getattr(info, n, None) is not None for n in _LIMITS)

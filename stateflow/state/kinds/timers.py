@@ -1,12 +1,12 @@
-"""Timers: per key and namespace, each once, in every snapshot, fired in order of time.
+"""Timers: at most one per key, namespace and time, stored in every snapshot and fired in order of time.
 
-A timer is an entry without a value, ``key group | timers' id | time (8 bytes) | key | namespace``: setting one twice is
-setting it once, deleting one needs no look, and within a key group they lie in order of time. What is due is found
-without looking at state: for each key group the earliest time is remembered while the store stays open, and for the
-whole subtask in the manifest. Both are lower bounds, since a deletion does not look for the next one.
+A timer is an entry without a value, ``key group | timers' id | time (8 bytes) | key | namespace``. So registering a
+timer twice has no effect, deleting one needs no read, and the timers of a key group are stored in order of time. Due
+timers are found without scanning the state: the earliest time per key group is kept in memory while the store is open,
+and that of the subtask in the manifest. Both are lower bounds, since a deletion does not search for the next timer.
 
 Timers fire in two ways. `Timers.due` fires those of all keys, between the rows of two batches. `Timers.due_of_key`
-fires those of the current key, between two of its rows: `look_ahead` reads them once for all keys of an Arrow batch.
+fires those of the current key between two of its rows, after `prefetch` has read them for all keys of an Arrow batch.
 """
 
 from __future__ import annotations
@@ -15,141 +15,71 @@ import heapq
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
-from typing import Any
 
 from stateflow.errors import StateError
-from stateflow.keygroups import KeyGroupRange
-from stateflow.serializers import decode_key
-from stateflow.state.backend import after_prefix
-from stateflow.state.current import ADDRESS_BYTES, CurrentKey, encode_namespace, state_id
-from stateflow.state.handles import EarliestTimers
+from stateflow.state.backends.base import after_prefix
+from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
+from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import decode_key
 
 SLICE = 10_000
-"""Due timers that are in memory together."""
+"""Number of due timers to hold in memory at a time."""
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
-"""The watermark at the end of bounded input, and of a job that drains."""
+"""The watermark at the end of bounded input, and when a job is drained."""
 _GROUP_BYTES, _TIME_BYTES = 2, 8
 _ZERO = 1 << 63
 
 
-class TimeDomain(Enum):
-    """Which time a timer goes by."""
-
-    EVENT_TIME = "event"
-    PROCESSING_TIME = "processing"
-
-
 TIMER_IDS = {domain: state_id(f"\0{domain.value} timers") for domain in TimeDomain}
-"""What stands in the place of the state id; no state has a name with a zero in it."""
+"""The id that replaces the state id in timers; no state name contains a NUL."""
 
 
 @dataclass(frozen=True)
 class Timer:
-    """A timer that is pending, or due.
+    """A pending or due timer.
 
     Attributes:
         time: milliseconds since 1970.
         group: the key group, 2 bytes.
-        key: as `encode_key` encodes it.
-        values: the key, column by column.
+        key: the key as encoded by `encode_key`.
+        values: the values of the key columns.
+        namespace: None for the void namespace.
     """
 
     time: int
     group: bytes
     key: bytes
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     namespace: object
 
 
 @dataclass
-class _Heads:
-    """The earliest time of each key group that has timers; until the store was looked at, only that of all of them."""
-
-    bound: int | None
-    groups: dict[bytes, int] | None = None
-
-    @property
-    def earliest(self) -> int | None:
-        if self.groups is None:
-            return self.bound
-        return min(self.groups.values(), default=None)
-
-    def note(self, group: bytes, time: int) -> None:
-        """There is a timer of that time."""
-        if self.groups is None:
-            self.bound = time if self.bound is None else min(self.bound, time)
-        elif time < self.groups.get(group, MAX_WATERMARK + 1):
-            self.groups[group] = time
-
-    def known(self, group: bytes) -> int | None:
-        """The earliest time in a key group; None when it has no timer. Needs `groups`."""
-        return self.groups.get(group) if self.groups is not None else self.bound
-
-    def forget(self, group: bytes) -> None:
-        """The timers of a key group are read now; what stays is noted again."""
-        if self.groups is not None:
-            self.groups.pop(group, None)
-
-    def take(self, until: int, owned: KeyGroupRange) -> dict[bytes, int]:
-        """The key groups that may have something due, and from which time on; what is known of them is forgotten."""
-        bound = self.earliest
-        if bound is None or bound > until:
-            return {}
-        if self.groups is None:
-            self.groups = {}
-            return {struct.pack(">H", owned.first + at): bound for at in range(len(owned))}
-        taken = {group: time for group, time in self.groups.items() if time <= until}
-        for group in taken:
-            del self.groups[group]
-        return taken
-
-
-class TimerIndex:
-    """When the next timers of a subtask are due, as far as that is known; lives as long as its store is open.
-
-    Args:
-        earliest: what the manifest knows.
-    """
-
-    def __init__(self, earliest: EarliestTimers | None = None) -> None:
-        found = earliest or EarliestTimers()
-        self.heads = {
-            TimeDomain.EVENT_TIME: _Heads(found.event),
-            TimeDomain.PROCESSING_TIME: _Heads(found.processing),
-        }
-
-    @property
-    def earliest(self) -> EarliestTimers:
-        """For the manifest."""
-        event, processing = (self.heads[domain].earliest for domain in TimeDomain)
-        return EarliestTimers(event, processing)
-
-
-@dataclass
-class _Pass:
-    """The firing of one domain's timers up to a time: those of all keys, or those of the current one.
+class _Firing:
+    """The firing of timers up to a time, either those of all keys or those of the current key.
 
     Attributes:
-        fresh: timers that were set meanwhile and are due, a heap of `_by_time` bytes; of one key, all that are due.
-        changed: by the same bytes, whether the timer is there, for those that were set or deleted meanwhile.
+        domain: the time domain.
+        until: the time up to which timers are due, in milliseconds.
+        queue: a heap of due timers in time order; those registered meanwhile, and for one key all that are due.
+        changed: for each due timer that was registered or deleted meanwhile, whether it exists.
     """
 
     domain: TimeDomain
     until: int
-    fresh: list[bytes] = field(default_factory=list)
+    queue: list[bytes] = field(default_factory=list)
     changed: dict[bytes, bool] = field(default_factory=dict)
 
-    def note(self, entry: bytes, exists: bool) -> None:
-        """A due timer was set or deleted."""
+    def record(self, entry: bytes, exists: bool) -> None:
+        """Records that a due timer was registered or deleted."""
         if exists and not self.changed.get(entry, False):
-            heapq.heappush(self.fresh, entry)
+            heapq.heappush(self.queue, entry)
         self.changed[entry] = exists
 
-    def admit(self, entry: bytes) -> bool:
-        """Whether a timer that was found is still there; it is not, from now on."""
+    def take(self, entry: bytes) -> bool:
+        """Returns whether a timer still exists, and records that it is deleted."""
         exists = self.changed.get(entry, True)
         if entry in self.changed:
             self.changed[entry] = False
@@ -160,201 +90,220 @@ class Timers:
     """The timers of one operator's subtask, for the current key.
 
     Args:
-        entries: what all state of the subtask works on.
-        owned: its key groups.
+        context: current key and pending changes.
+        owned: the key groups of the subtask.
+        index: the earliest times.
     """
 
-    def __init__(self, entries: CurrentKey, owned: KeyGroupRange, index: TimerIndex) -> None:
-        self._entries = entries
+    def __init__(self, context: KeyContext, owned: KeyGroupRange, index: TimerIndex) -> None:
+        self._context = context
         self._owned = owned
         self._index = index
-        self._pass: _Pass | None = None
-        self._ahead: dict[tuple[bytes, bytes], list[bytes]] = {}
-        """What `look_ahead` found, by key group and key."""
+        self._firing: _Firing | None = None
+        self._prefetched: dict[tuple[bytes, bytes], list[bytes]] = {}
+        """Timers found by `prefetch`, by key group and key."""
 
     def register(self, domain: TimeDomain, time: int) -> None:
-        """Sets a timer for the current key and namespace. Raises StateError without a key."""
+        """Registers a timer for the current key and namespace.
+
+        Args:
+            domain: the time domain.
+            time: milliseconds since 1970.
+
+        Raises:
+            StateError: there is no current key, or the time is out of range.
+        """
         self._change(domain, time, True)
 
     def delete(self, domain: TimeDomain, time: int) -> None:
-        """Deletes the current key's timer, if there is one. Raises StateError without a key."""
+        """Deletes a timer of the current key and namespace if it exists; arguments and errors as for `register`."""
         self._change(domain, time, False)
 
-    def due(
-        self, domain: TimeDomain, until: int
-    ) -> Iterator[tuple[list[tuple[bytes, bytes]], Iterator[Timer]]]:
-        """The timers up to `until`, in order of time over all keys, those included that are set meanwhile.
+    def due(self, domain: TimeDomain, until: int) -> Iterator[tuple[list[tuple[bytes, bytes]], Iterator[Timer]]]:
+        """Fires the timers of all keys up to `until` in order of time, those registered meanwhile included.
 
-        They come in slices: the keys whose timers are in it, as far as they are known before, and the timers. A timer
-        is deleted when it comes. Each slice must be used up before the next one; in between, changes are to be written.
+        Each timer is deleted when it is yielded. Read each slice to its end before the next one, and write the pending
+        changes between two slices.
+
+        Yields:
+            Slices: the (key group, key) pairs of their timers, as far as known in advance, and the timers.
         """
-        groups = self._index.heads[domain].take(until, self._owned)
+        groups = self._index.times[domain].take_due(until, self._owned)
         while groups:
-            self._pass = current = _Pass(domain, until)
+            self._firing = current = _Firing(domain, until)
             found = heapq.merge(*(self._scan(current, *group) for group in groups.items()))
             while len(current.changed) < SLICE:
                 entries = list(islice(found, SLICE))
-                if not entries and not current.fresh:
+                if not entries and not current.queue:
                     groups = {}
                     break
-                yield [_address(e) for e in entries], self._slice(current, entries)
+                yield [_key_of(e) for e in entries], self._slice(current, entries)
             else:
-                # Too much to remember was set or deleted: all is in the store now, and is found there.
-                for entry in current.fresh:
+                # Too many timers were registered or deleted to track them: restart, they are all in the store by now.
+                for entry in current.queue:
                     groups[_group(entry)] = min(_time(entry), groups.get(_group(entry), MAX_WATERMARK))
-        self._pass = None
+        self._firing = None
 
-    def look_ahead(self, until: Mapping[tuple[bytes, bytes], int]) -> None:
-        """Finds the event-time timers of some keys in the store, each up to a time, for `begin_key`.
+    def prefetch(self, until: Mapping[tuple[bytes, bytes], int]) -> None:
+        """Reads event-time timers for `begin_key`.
 
-        One scan for each key group that has timers in that time. A timer that is passed on the way is read once more
-        when it fires, and never a third time: a scan does not go further than the next batch's watermark.
+        Scans once per key group that has timers in the time range. A timer of another key that the scan passes is read
+        a second time when it fires, but not a third time: no scan reads beyond the watermark of the next batch.
+
+        Args:
+            until: the time up to which to read the timers of each (key group, key).
         """
-        self._ahead = {}
-        heads, latest = self._index.heads[TimeDomain.EVENT_TIME], max(until.values(), default=NO_WATERMARK)
-        if heads.earliest is None or heads.earliest > latest:
+        self._prefetched = {}
+        times, latest = self._index.times[TimeDomain.EVENT_TIME], max(until.values(), default=NO_WATERMARK)
+        if times.earliest is None or times.earliest > latest:
             return
-        if heads.groups is None:
-            self._learn(heads)
+        if times.groups is None:
+            self._load_earliest_times(times)
         groups: dict[bytes, dict[bytes, int]] = {}
         for (group, key), time in until.items():
             groups.setdefault(group, {})[key] = time
         for group, keys in groups.items():
-            first = heads.known(group)
+            first = times.get(group)
             if first is not None and first <= max(keys.values()):
-                heads.forget(group)
-                self._look_into(group, keys, first)
+                times.remove(group)
+                self._prefetch_group(group, keys, first)
 
     def begin_key(self, until: int) -> None:
-        """The current key's rows begin. Its event-time timers up to `until` are those that `look_ahead` found, and
-        those that are set from now on."""
-        assert self._entries.address is not None
-        found = self._ahead.pop(self._entries.address, [])
-        self._pass = _Pass(TimeDomain.EVENT_TIME, until, found)
+        """Starts the rows of the current key.
+
+        Its event-time timers up to `until` are the prefetched ones and those registered from now on.
+        """
+        assert self._context.current_key is not None
+        found = self._prefetched.pop(self._context.current_key, [])
+        self._firing = _Firing(TimeDomain.EVENT_TIME, until, found)
 
     def is_due_of_key(self, until: int) -> bool:
-        """Whether the key that `begin_key` began may have an event-time timer up to `until`."""
-        current = self._pass
-        return current is not None and bool(current.fresh) and _time(current.fresh[0]) <= until
+        """Returns whether the key of `begin_key` may have an event-time timer up to `until`."""
+        current = self._firing
+        return current is not None and bool(current.queue) and _time(current.queue[0]) <= until
 
     def due_of_key(self, until: int) -> Iterator[Timer]:
-        """The event-time timers of the key that `begin_key` began, up to `until`, in order of time; those included that
-        are set meanwhile. A timer is deleted when it comes."""
-        current = self._pass
+        """Fires the event-time timers of the key of `begin_key` up to `until` in order of time.
+
+        Includes timers that are registered meanwhile. Each timer is deleted when it is yielded.
+        """
+        current = self._firing
         assert current is not None
         while self.is_due_of_key(until):
-            yield from self._fire(current, heapq.heappop(current.fresh))
+            yield from self._fire(current, heapq.heappop(current.queue))
 
-    def refresh_key(self) -> None:
-        """Changes were taken back: looks again which of the changed timers of the key there are."""
-        current = self._pass
+    def resync_key(self) -> None:
+        """Reads again which of the changed timers of the key exist, after a rollback."""
+        current = self._firing
         if current is None:
             return
         for entry in list(current.changed):
-            current.note(entry, self._entries.read(_stored(current.domain, entry)) is not None)
+            current.record(entry, self._context.read(_stored_key(current.domain, entry)) is not None)
 
     def end_key(self) -> None:
-        """The rows of the key end, or those of the Arrow batch."""
-        current, self._pass = self._pass, None
+        """Ends the rows of the key, or those in the Arrow batch."""
+        current, self._firing = self._firing, None
         assert current is not None
-        heads = self._index.heads[current.domain]
-        for entry in current.fresh:
+        times = self._index.times[current.domain]
+        for entry in current.queue:
             if current.changed.get(entry, True):
-                heads.note(_group(entry), _time(entry))
+                times.add(_group(entry), _time(entry))
 
-    def _learn(self, heads: _Heads) -> None:
-        """Finds the earliest event-time timer of each key group."""
-        assert heads.bound is not None
-        start, heads.groups = _time_bytes(heads.bound), {}
+    def _load_earliest_times(self, times: EarliestTimes) -> None:
+        """Reads the earliest event-time timer of each key group."""
+        assert times.bound is not None
+        start, times.groups = _time_bytes(times.bound), {}
         for at in range(len(self._owned)):
             group = struct.pack(">H", self._owned.first + at)
             prefix = group + TIMER_IDS[TimeDomain.EVENT_TIME]
-            for key, _ in islice(self._entries.backend.scan_range(prefix + start, after_prefix(prefix)), 1):
-                heads.note(group, _time(_by_time(key)))
+            for key, _ in islice(self._context.backend.scan_range(prefix + start, after_prefix(prefix)), 1):
+                times.add(group, _time(_time_ordered(key)))
 
-    def _look_into(self, group: bytes, until: Mapping[bytes, int], start: int) -> None:
-        """Reads the timers of a key group from a time on: those of some keys are kept, and the first one that is not is
-        noted."""
-        heads, lengths = self._index.heads[TimeDomain.EVENT_TIME], sorted({len(key) for key in until})
+    def _prefetch_group(self, group: bytes, until: Mapping[bytes, int], start: int) -> None:
+        """Prefetches timers of a key group from `start` on, and adds the others that it reads to the index.
+
+        Args:
+            until: the time up to which to prefetch the timers of each key.
+        """
+        times, lengths = self._index.times[TimeDomain.EVENT_TIME], sorted({len(key) for key in until})
         latest, prefix = max(until.values()), group + TIMER_IDS[TimeDomain.EVENT_TIME]
-        for stored, _ in self._entries.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
-            entry = _by_time(stored)
+        for stored, _ in self._context.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
+            entry = _time_ordered(stored)
             time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
             if time <= latest:
-                # No key's encoding begins with that of another key: the namespace follows it.
+                # No encoded key is a prefix of another one, so the match is the key, and the namespace follows.
                 key = next((rest[:length] for length in lengths if rest[:length] in until), None)
                 if key is not None and time <= until[key]:
-                    self._ahead.setdefault((group, key), []).append(entry)
+                    self._prefetched.setdefault((group, key), []).append(entry)
                     continue
-            heads.note(group, time)
+            times.add(group, time)
             if time > latest:
                 return
 
-    def _slice(self, current: _Pass, entries: list[bytes]) -> Iterator[Timer]:
-        fresh = current.fresh
+    def _slice(self, current: _Firing, entries: list[bytes]) -> Iterator[Timer]:
+        queue = current.queue
         for entry in entries:
-            while fresh and fresh[0] < entry:
-                yield from self._fire(current, heapq.heappop(fresh))
+            while queue and queue[0] < entry:
+                yield from self._fire(current, heapq.heappop(queue))
             yield from self._fire(current, entry)
         if len(entries) < SLICE:
-            # Nothing more is to be found behind these.
+            # The store has no more due timers after these.
             for _ in range(SLICE):
-                if not fresh:
+                if not queue:
                     return
-                yield from self._fire(current, heapq.heappop(fresh))
+                yield from self._fire(current, heapq.heappop(queue))
 
-    def _fire(self, current: _Pass, entry: bytes) -> Iterator[Timer]:
-        if current.admit(entry):
-            self._entries.pending[_stored(current.domain, entry)] = None
+    def _fire(self, current: _Firing, entry: bytes) -> Iterator[Timer]:
+        if current.take(entry):
+            self._context.pending[_stored_key(current.domain, entry)] = None
             yield _timer(entry)
 
-    def _scan(self, current: _Pass, group: bytes, start: int) -> Iterator[bytes]:
-        """The due timers of a key group. On the way, the first one that is not due becomes known."""
+    def _scan(self, current: _Firing, group: bytes, start: int) -> Iterator[bytes]:
+        """Yields the due timers of a key group, and adds the first one that is not due to the index."""
         prefix = group + TIMER_IDS[current.domain]
-        # Not from the prefix on: RocksDB would pass over every deleted timer that is not compacted yet.
-        for key, _ in self._entries.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
-            entry = _by_time(key)
+        # Not from the prefix on: RocksDB would step over every deleted timer that is not yet compacted.
+        for key, _ in self._context.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
+            entry = _time_ordered(key)
             if _time(entry) > current.until:
-                self._index.heads[current.domain].note(group, _time(entry))
+                self._index.times[current.domain].add(group, _time(entry))
                 return
             yield entry
 
     def _change(self, domain: TimeDomain, time: int, exists: bool) -> None:
-        address = self._entries.address
+        address = self._context.current_key
         if address is None:
-            raise StateError("a timer was used without a key", hint="timers belong to a key: use them in "
-                             "process_element and on_timer")  # fmt: skip
+            raise StateError(
+                "a timer was used without a current key", hint="use timers in process_element and on_timer"
+            )
         group, key = address
-        stored = group + TIMER_IDS[domain] + _time_bytes(time) + key + self._entries.namespace
-        self._entries.pending[stored] = b"" if exists else None
-        current = self._pass
+        stored = group + TIMER_IDS[domain] + _time_bytes(time) + key + self._context.namespace
+        self._context.pending[stored] = b"" if exists else None
+        current = self._firing
         if current is not None and current.domain is domain and time <= current.until:
-            current.note(_by_time(stored), exists)
+            current.record(_time_ordered(stored), exists)
         elif exists:
-            self._index.heads[domain].note(group, time)
+            self._index.times[domain].add(group, time)
 
 
 def timers_in(entries: Iterable[tuple[bytes, bytes]], domain: TimeDomain) -> list[Timer]:
-    """The pending timers of one domain among the entries of a store, in the order in which they will fire."""
-    stored = [key for key, _ in entries if key[_GROUP_BYTES:ADDRESS_BYTES] == TIMER_IDS[domain]]
-    return [_timer(entry) for entry in sorted(map(_by_time, stored))]
+    """Returns the pending timers of one time domain among a store's entries, in the order in which they fire."""
+    stored = [key for key, _ in entries if key[_GROUP_BYTES:KEY_OFFSET] == TIMER_IDS[domain]]
+    return [_timer(entry) for entry in sorted(map(_time_ordered, stored))]
 
 
 def _time_bytes(time: int) -> bytes:
     if isinstance(time, bool) or not isinstance(time, int) or not NO_WATERMARK <= time <= MAX_WATERMARK:
-        raise StateError(
-            "a timer's time is not one", hint="give milliseconds since 1970, a whole number", time=time
-        )
+        raise StateError("a timer's time is not a timestamp", hint="pass milliseconds since 1970 as an int", time=time)
     return struct.pack(">Q", time + _ZERO)
 
 
-def _by_time(stored: bytes) -> bytes:
-    """A timer as it sorts over key groups: time, key group, key, namespace."""
-    behind = ADDRESS_BYTES + _TIME_BYTES
-    return stored[ADDRESS_BYTES:behind] + stored[:_GROUP_BYTES] + stored[behind:]
+def _time_ordered(stored: bytes) -> bytes:
+    """Returns a timer as bytes that sort by time over key groups: time, key group, key, namespace."""
+    key_start = KEY_OFFSET + _TIME_BYTES
+    return stored[KEY_OFFSET:key_start] + stored[:_GROUP_BYTES] + stored[key_start:]
 
 
-def _stored(domain: TimeDomain, entry: bytes) -> bytes:
+def _stored_key(domain: TimeDomain, entry: bytes) -> bytes:
     return _group(entry) + TIMER_IDS[domain] + entry[:_TIME_BYTES] + entry[_TIME_BYTES + _GROUP_BYTES :]
 
 
@@ -367,7 +316,7 @@ def _group(entry: bytes) -> bytes:
     return entry[_TIME_BYTES : _TIME_BYTES + _GROUP_BYTES]
 
 
-def _address(entry: bytes) -> tuple[bytes, bytes]:
+def _key_of(entry: bytes) -> tuple[bytes, bytes]:
     timer = _timer(entry)
     return timer.group, timer.key
 

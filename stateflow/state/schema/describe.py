@@ -1,4 +1,4 @@
-"""From a declared type to its schema in a manifest: fields, types, defaults, as the bytes of values depend on them."""
+"""Creates the schemas of declared types: fields, types and defaults that stored bytes depend on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ import msgspec
 from msgspec import inspect
 from msgspec.structs import replace
 
-from stateflow.descriptors import Serializer, StateDescriptor
-from stateflow.scalars import NUMPY, python_type, to_builtin
-from stateflow.serializers import describe_type
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
+from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
+from stateflow.types.descriptors import Serializer, StateDescriptor
+from stateflow.types.serializers import describe_type
 
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _CONTAINERS = (list, dict, set, frozenset, tuple, bytearray)
 
 
-def type_schema(value_type: Any, serializer: Serializer[Any] | None = None) -> TypeSchema:
-    """The schema of a type whose values can be stored."""
+def type_schema(value_type: object, serializer: Serializer[Any] | None = None) -> TypeSchema:
+    """Returns the schema of a type.
+
+    Args:
+        value_type: a type that can be stored.
+        serializer: the custom serializer; None for msgpack.
+    """
     if serializer is not None:
         root = TypeNode(kind="serialized")
         return TypeSchema(root=root, serializer=serializer.name, serializer_version=serializer.version)
@@ -28,23 +33,32 @@ def type_schema(value_type: Any, serializer: Serializer[Any] | None = None) -> T
     return TypeSchema(root=root, classes=describer.classes)
 
 
-def state_schema(
-    descriptor: StateDescriptor, kind: str, value_type: Any, key_type: Any = None
-) -> StateSchema:
-    """The schema of a declared state.
+def state_schema(descriptor: StateDescriptor, kind: str, value_type: object, key_type: object = None) -> StateSchema:
+    """Returns the schema of a declared state.
 
     Args:
-        key_type: of a map's keys.
+        descriptor: name and options of the state.
+        kind: of the state, for example ``value``.
+        value_type: type of the values, elements or accumulators.
+        key_type: type of a map's keys.
     """
     return StateSchema(
-        name=descriptor.name, kind=kind, value_type=describe_type(value_type), queryable=descriptor.queryable,
+        name=descriptor.name,
+        kind=kind,
+        value_type=describe_type(value_type),
+        queryable=descriptor.queryable,
         key_type="" if key_type is None else describe_type(key_type),
         type=type_schema(value_type, descriptor.serializer),
-    )  # fmt: skip
+    )
+
+
+def declaration_text(schema: StateSchema) -> str:
+    """Returns kind and types of a state as readable text, for example ``map str -> int``."""
+    return f"{schema.kind} {schema.key_type}{' -> ' if schema.key_type else ''}{schema.value_type}"
 
 
 def type_text(node: TypeNode, classes: Sequence[ClassSchema]) -> str:
-    """A type for people, as Python writes it."""
+    """Returns a type as readable text in Python's notation."""
     if node.kind == "class":
         return classes[node.class_index].name
     parts = [type_text(part, classes) for part in node.parts]
@@ -57,15 +71,18 @@ def type_text(node: TypeNode, classes: Sequence[ClassSchema]) -> str:
     return f"{name}[{', '.join(inside)}]" if inside else name
 
 
+_ClassInfo = inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType
+
+
 class _Describer:
     def __init__(self) -> None:
         self.classes: list[ClassSchema] = []
-        self._indexes: dict[Any, int] = {}
+        self._indexes: dict[object, int] = {}
 
-    def node(self, info: Any) -> TypeNode:
+    def node(self, info: inspect.Type) -> TypeNode:
         if isinstance(info, inspect.Metadata):
             return self.node(info.type)
-        if hasattr(info, "fields"):
+        if isinstance(info, _ClassInfo):
             return TypeNode(kind="class", class_index=self._class(info))
         if isinstance(info, inspect.CustomType):
             return TypeNode(kind=NUMPY[info.cls])
@@ -74,29 +91,31 @@ class _Describer:
         limits = {name: limit for name, limit in found.items() if limit is not None}
         return TypeNode(kind=_kind(info), parts=parts, choices=_choices(info), limits=limits)
 
-    def _class(self, info: Any) -> int:
+    def _class(self, info: _ClassInfo) -> int:
         known = self._indexes.get(info.cls)
         if known is not None:
             return known
         index = self._indexes[info.cls] = len(self.classes)
-        # A place for it first: its fields may lead back to it.
+        # Add it before its fields: they may refer to the class itself.
         self.classes.append(_class_schema(info))
         fields = [_field(field, self.node(field.type)) for field in info.fields]
         self.classes[index] = replace(self.classes[index], fields=fields)
         return index
 
 
-def _class_schema(info: Any) -> ClassSchema:
+def _class_schema(info: _ClassInfo) -> ClassSchema:
     named_tuple = isinstance(info, inspect.NamedTupleType)
     cls = getattr(info.cls, "__origin__", info.cls)  # of a generic class
     config = getattr(cls, "__struct_config__", None)
-    tag = getattr(info, "tag", None)
+    tag = f"{info.tag_field}={info.tag}" if isinstance(info, inspect.StructType) and info.tag is not None else ""
     return ClassSchema(
-        name=cls.__name__, fields=[], positional=named_tuple or getattr(info, "array_like", False),
+        name=cls.__name__,
+        fields=[],
+        positional=named_tuple or getattr(info, "array_like", False),
         closed=named_tuple or getattr(info, "forbid_unknown_fields", False),
-        tag="" if tag is None else f"{info.tag_field}={tag}",
+        tag=tag,
         sparse=isinstance(info, inspect.TypedDictType) or bool(config and config.omit_defaults),
-    )  # fmt: skip
+    )
 
 
 def _field(field: inspect.Field, node: TypeNode) -> FieldSchema:
@@ -109,7 +128,7 @@ def _default(field: inspect.Field) -> str:
     factory = field.default_factory
     if factory is msgspec.NODEFAULT:
         return ""
-    # Of another factory only the name: it may give something else each time.
+    # Only the name of other factories: they may return another value each time.
     return _json(factory()) if factory in _CONTAINERS else f"{getattr(factory, '__qualname__', factory)}()"
 
 
@@ -120,16 +139,16 @@ def _json(value: object) -> str:
         return repr(value)[:200]
 
 
-def _kind(info: Any) -> str:
+def _kind(info: inspect.Type) -> str:
     return type(info).__name__.removesuffix("Type").lower()
 
 
-def _parts(info: Any) -> list[Any]:
+def _parts(info: inspect.Type) -> list[inspect.Type]:
     named = [getattr(info, a) for a in ("key_type", "value_type", "item_type") if hasattr(info, a)]
     return named + list(getattr(info, "item_types", None) or getattr(info, "types", None) or ())
 
 
-def _choices(info: Any) -> list[str]:
+def _choices(info: inspect.Type) -> list[str]:
     if isinstance(info, inspect.EnumType):
         return sorted(_json(member.value) for member in info.cls)
     return sorted(map(_json, info.values)) if isinstance(info, inspect.LiteralType) else []

@@ -1,20 +1,21 @@
-"""What every keyed state backend must do, as tests that anybody can run over a backend of their own.
+"""The conformance suite of keyed state backends.
 
-Subclass `StateBackendConformance` in a test module and give it a fixture that opens stores::
+To test a backend, subclass `StateBackendConformance` in a test module with a fixture that opens backends::
 
     import pytest
-    from stateflow.testing.state_backend import StateBackendConformance
+    from stateflow.testing.conformance.state_backend import StateBackendConformance
 
     class TestMyBackend(StateBackendConformance):
         @pytest.fixture
         def opener(self):
-            def open_store(folder, cache, base):     # a folder that does not exist; a HostCache; a Base
+            def open_store(folder, cache, base):     # see `Opener`
                 return MyBackend(...)
             return open_store
 
-A backend whose parts are marked with another name than the settings know gives it as `backend`.
-``pytest.register_assert_rewrite("stateflow.testing.state_backend", "stateflow.testing.fleet")`` in a conftest makes
-failures show their values.
+If the name of the backend in state files is not one of the settings, override the attribute `backend`.
+To see values in assertion failures, add this to a conftest:
+``pytest.register_assert_rewrite("stateflow.testing.conformance.state_backend")``, and the same with
+``operator_subtasks`` instead of ``state_backend``.
 """
 
 from __future__ import annotations
@@ -26,30 +27,32 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.state.backend import KeyedStateBackend
+from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import SubtaskState
-from stateflow.testing.fleet import GROUPS, Fleet, Opener, key_of
+from stateflow.testing.conformance.operator_subtasks import GROUPS, Opener, OperatorSubtasks, key_of
 
-__all__ = ["GROUPS", "Fleet", "Opener", "StateBackendConformance", "key_of"]
+__all__ = ["GROUPS", "Opener", "OperatorSubtasks", "StateBackendConformance", "key_of"]
 
 _EDGES = (b"", b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0b", b"a\xff", b"ab", b"b", b"\xff", b"\xff\xff")
 
 
 class StateBackendConformance:
-    """The promises of `stateflow.state.backend.KeyedStateBackend`, one by one."""
+    """Tests of the contract of `stateflow.state.backends.base.KeyedStateBackend`."""
 
     backend = "rocksdb"
-    """What the manifest would call it."""
+    """Name of the backend in manifests."""
 
     @pytest.fixture
-    def fleet(self, opener: Opener, tmp_path: Path) -> Iterator[Fleet]:
-        fleet = Fleet(opener, tmp_path, self.backend)
-        yield fleet
-        fleet.close()
+    def subtasks(self, opener: Opener, tmp_path: Path) -> Iterator[OperatorSubtasks]:
+        """The subtasks of an operator, not opened yet."""
+        subtasks = OperatorSubtasks(opener, tmp_path, self.backend)
+        yield subtasks
+        subtasks.close()
 
     @pytest.fixture
-    def store(self, fleet: Fleet) -> KeyedStateBackend:
-        return fleet.open()
+    def store(self, subtasks: OperatorSubtasks) -> KeyedStateBackend:
+        """The state backend of the only subtask."""
+        return subtasks.open()
 
     # -- reading and writing ------------------------------------------------------------------------------------
 
@@ -83,16 +86,16 @@ class StateBackendConformance:
 
     def test_a_write_that_cannot_be_done_is_not_done_in_part(self, store: KeyedStateBackend) -> None:
         store.write({key_of(1): b"old"})
-        with pytest.raises(_Broken):
-            store.write(_Breaking({key_of(1): b"new", key_of(2): b"new"}))
+        with pytest.raises(_IterationFailed):
+            store.write(_FailingChanges({key_of(1): b"new", key_of(2): b"new"}))
         assert list(store.scan(b"")) == [(key_of(1), b"old")]
 
     @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 3 << 20])
-    def test_a_value_may_be_large(self, fleet: Fleet, size: int) -> None:
+    def test_a_value_may_be_large(self, subtasks: OperatorSubtasks, size: int) -> None:
         value = random.Random(size).randbytes(size)
-        fleet.open().write({key_of(1, b"large"): value, key_of(1, b"x" * 5000): b"1"})
-        fleet.restored()
-        assert fleet.content() == {key_of(1, b"large"): value, key_of(1, b"x" * 5000): b"1"}
+        subtasks.open().write({key_of(1, b"large"): value, key_of(1, b"x" * 5000): b"1"})
+        subtasks.restored()
+        assert subtasks.content() == {key_of(1, b"large"): value, key_of(1, b"x" * 5000): b"1"}
 
     # -- scans --------------------------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class StateBackendConformance:
         assert dict([first, *scan]) == before == dict(untouched)
 
     def test_the_bound_of_a_scan_lasts_as_long_as_the_scan(self, store: KeyedStateBackend) -> None:
-        """A binding may point into what it was given."""
+        """A native binding may keep a pointer into the bounds that it received."""
         store.write({key_of(n): b"" for n in range(GROUPS)})
         scans = [store.scan_range(key_of(n), key_of(n + 3)) for n in range(GROUPS - 3)]
         gc.collect()
@@ -146,156 +149,156 @@ class StateBackendConformance:
 
     # -- snapshots ----------------------------------------------------------------------------------------------
 
-    def test_an_empty_store_is_restored_empty(self, fleet: Fleet) -> None:
-        fleet.open()
-        fleet.restored()
-        assert fleet.content() == {}
-        fleet.write({key_of(1): b"1"})
-        fleet.restored()
-        fleet.write({key_of(1): None})
-        fleet.restored()
-        assert fleet.content() == {}
+    def test_an_empty_store_is_restored_empty(self, subtasks: OperatorSubtasks) -> None:
+        subtasks.open()
+        subtasks.restored()
+        assert subtasks.content() == {}
+        subtasks.write({key_of(1): b"1"})
+        subtasks.restored()
+        subtasks.write({key_of(1): None})
+        subtasks.restored()
+        assert subtasks.content() == {}
 
-    def test_a_snapshot_has_what_was_written_before_it_and_nothing_after(self, fleet: Fleet) -> None:
-        store = fleet.open()
+    def test_a_snapshot_has_what_was_written_before_it_and_nothing_after(self, subtasks: OperatorSubtasks) -> None:
+        store = subtasks.open()
         store.write({key_of(1): b"1", key_of(2): b"2"})
-        states = fleet.snapshot()
+        states = subtasks.snapshot()
         store.write({key_of(1): None, key_of(3): b"3"})
-        fleet.close()
-        fleet.open(states)
-        assert fleet.content() == {key_of(1): b"1", key_of(2): b"2"}
+        subtasks.close()
+        subtasks.open(states)
+        assert subtasks.content() == {key_of(1): b"1", key_of(2): b"2"}
 
-    def test_every_older_snapshot_can_be_gone_back_to(self, fleet: Fleet) -> None:
+    def test_every_older_snapshot_can_be_gone_back_to(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(3)
-        fleet.open()
+        subtasks.open()
         kept: list[tuple[list[SubtaskState], dict[bytes, bytes]]] = []
         for number in range(6):
-            fleet.write(_changes(dice, 40))
-            kept.append((fleet.snapshot(), fleet.content()))
+            subtasks.write(_changes(dice, 40))
+            kept.append((subtasks.snapshot(), subtasks.content()))
             if number == 3:
-                fleet.restored()
-        fleet.close()
+                subtasks.restored()
+        subtasks.close()
         for states, content in reversed(kept):
-            fleet.open(states)
-            assert fleet.content() == content
-            fleet.close()
-        # Going on from an older one does not harm the newer ones.
-        fleet.open(kept[1][0])
-        fleet.write(_changes(dice, 40))
-        fleet.snapshot()
-        fleet.close()
-        fleet.open(kept[5][0])
-        assert fleet.content() == kept[5][1]
+            subtasks.open(states)
+            assert subtasks.content() == content
+            subtasks.close()
+        # Continuing from an older snapshot does not change the newer ones.
+        subtasks.open(kept[1][0])
+        subtasks.write(_changes(dice, 40))
+        subtasks.snapshot()
+        subtasks.close()
+        subtasks.open(kept[5][0])
+        assert subtasks.content() == kept[5][1]
 
-    def test_a_store_goes_on_after_a_snapshot(self, fleet: Fleet) -> None:
+    def test_a_store_goes_on_after_a_snapshot(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(4)
-        fleet.open()
+        subtasks.open()
         for _ in range(4):
-            fleet.write(_changes(dice, 30))
-            states, content = fleet.snapshot(), fleet.content()
-        fleet.close()
-        fleet.open(states)
-        assert fleet.content() == content
+            subtasks.write(_changes(dice, 30))
+            states, content = subtasks.snapshot(), subtasks.content()
+        subtasks.close()
+        subtasks.open(states)
+        assert subtasks.content() == content
 
-    def test_a_snapshot_without_a_change_restores_the_same(self, fleet: Fleet) -> None:
-        fleet.open()
-        fleet.write(_changes(random.Random(6), 30))
-        first, content = fleet.snapshot(), fleet.content()
-        second = fleet.snapshot()
-        fleet.restored()
-        third = fleet.restored()
+    def test_a_snapshot_without_a_change_restores_the_same(self, subtasks: OperatorSubtasks) -> None:
+        subtasks.open()
+        subtasks.write(_changes(random.Random(6), 30))
+        first, content = subtasks.snapshot(), subtasks.content()
+        second = subtasks.snapshot()
+        subtasks.restored()
+        third = subtasks.restored()
         for states in (first, second, third):
-            fleet.close()
-            fleet.open(states)
-            assert fleet.content() == content
+            subtasks.close()
+            subtasks.open(states)
+            assert subtasks.content() == content
 
-    def test_a_crash_between_snapshot_and_commit_leaves_the_one_before(self, fleet: Fleet) -> None:
+    def test_a_crash_between_snapshot_and_commit_leaves_the_one_before(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(8)
-        fleet.open(parallelism=2)
-        fleet.write(_changes(dice, 100))
-        committed, content = fleet.snapshot(), fleet.content()
-        fleet.write(_changes(dice, 100))
-        fleet.snapshot()
-        # Nobody closes what a dead process had open.
-        dead, fleet.stores = fleet.stores, []
+        subtasks.open(parallelism=2)
+        subtasks.write(_changes(dice, 100))
+        committed, content = subtasks.snapshot(), subtasks.content()
+        subtasks.write(_changes(dice, 100))
+        subtasks.snapshot()
+        # A process that is killed closes nothing.
+        dead, subtasks.stores = subtasks.stores, []
         for parallelism in (2, 3):
-            fleet.open(committed, parallelism)
-            assert fleet.content() == content
-            fleet.write(_changes(dice, 50))
-            after, now = fleet.snapshot(), fleet.content()
-            fleet.close()
-            fleet.open(after, parallelism)
-            assert fleet.content() == now
-            fleet.close()
+            subtasks.open(committed, parallelism)
+            assert subtasks.content() == content
+            subtasks.write(_changes(dice, 50))
+            after, now = subtasks.snapshot(), subtasks.content()
+            subtasks.close()
+            subtasks.open(after, parallelism)
+            assert subtasks.content() == now
+            subtasks.close()
         for store in dead:
             store.close()
 
-    def test_nothing_that_is_stored_is_ever_changed(self, fleet: Fleet) -> None:
+    def test_nothing_that_is_stored_is_ever_changed(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(9)
-        fleet.open()
+        subtasks.open()
         seen: dict[str, bytes] = {}
         for _ in range(4):
-            fleet.write(_changes(dice, 50))
-            fleet.restored()
-            stored = {blob.key: fleet.storage.get(blob.key) for blob in fleet.storage.list("")}
+            subtasks.write(_changes(dice, 50))
+            subtasks.restored()
+            stored = {blob.key: subtasks.storage.get(blob.key) for blob in subtasks.storage.list("")}
             assert seen.items() <= stored.items()
             seen = stored
 
     # -- key groups ---------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("chain", [(1, 3, 5, 2), (2, GROUPS, 1), (3, 2, 3), (4, 4)])
-    def test_rescaling_keeps_every_key_in_one_place(self, fleet: Fleet, chain: Sequence[int]) -> None:
+    def test_rescaling_keeps_every_key_in_one_place(self, subtasks: OperatorSubtasks, chain: Sequence[int]) -> None:
         dice = random.Random(10)
-        fleet.open(parallelism=chain[0])
+        subtasks.open(parallelism=chain[0])
         for parallelism in (*chain[1:], chain[-1]):
-            fleet.write(_changes(dice, 200))
-            content = fleet.content()
-            fleet.restored(parallelism)
-            assert fleet.content() == content
+            subtasks.write(_changes(dice, 200))
+            content = subtasks.content()
+            subtasks.restored(parallelism)
+            assert subtasks.content() == content
 
-    def test_a_rescaled_store_without_a_change_is_a_snapshot_of_its_own(self, fleet: Fleet) -> None:
-        fleet.open(parallelism=2)
-        fleet.write({key_of(g): bytes([g]) for g in range(GROUPS)})
-        fleet.restored(3)
-        fleet.restored(3)
-        assert fleet.content() == {key_of(g): bytes([g]) for g in range(GROUPS)}
+    def test_a_rescaled_store_without_a_change_is_a_snapshot_of_its_own(self, subtasks: OperatorSubtasks) -> None:
+        subtasks.open(parallelism=2)
+        subtasks.write({key_of(g): bytes([g]) for g in range(GROUPS)})
+        subtasks.restored(3)
+        subtasks.restored(3)
+        assert subtasks.content() == {key_of(g): bytes([g]) for g in range(GROUPS)}
 
-    def test_what_was_removed_stays_removed_when_its_neighbour_comes(self, fleet: Fleet) -> None:
-        fleet.open(parallelism=1)
-        fleet.write({key_of(g): b"old" for g in range(GROUPS)})
-        fleet.restored(2)
-        fleet.write({key_of(g): None for g in range(GROUPS // 2)})
-        fleet.restored(1)
-        assert fleet.content() == {key_of(g): b"old" for g in range(GROUPS // 2, GROUPS)}
+    def test_what_was_removed_stays_removed_when_its_neighbour_comes(self, subtasks: OperatorSubtasks) -> None:
+        subtasks.open(parallelism=1)
+        subtasks.write({key_of(g): b"old" for g in range(GROUPS)})
+        subtasks.restored(2)
+        subtasks.write({key_of(g): None for g in range(GROUPS // 2)})
+        subtasks.restored(1)
+        assert subtasks.content() == {key_of(g): b"old" for g in range(GROUPS // 2, GROUPS)}
 
-    def test_subtasks_without_state_take_part(self, fleet: Fleet) -> None:
-        fleet.open(parallelism=4)
-        fleet.write({key_of(0): b"only"})
-        fleet.restored(2)
-        fleet.restored(5)
-        assert fleet.content() == {key_of(0): b"only"}
+    def test_subtasks_without_state_take_part(self, subtasks: OperatorSubtasks) -> None:
+        subtasks.open(parallelism=4)
+        subtasks.write({key_of(0): b"only"})
+        subtasks.restored(2)
+        subtasks.restored(5)
+        assert subtasks.content() == {key_of(0): b"only"}
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def test_a_closed_store_leaves_no_working_files(self, fleet: Fleet, tmp_path: Path) -> None:
-        fleet.open().write({key_of(1): b"1"})
-        fleet.snapshot()
-        fleet.close()
+    def test_a_closed_store_leaves_no_working_files(self, subtasks: OperatorSubtasks, tmp_path: Path) -> None:
+        subtasks.open().write({key_of(1): b"1"})
+        subtasks.snapshot()
+        subtasks.close()
         assert list(tmp_path.glob("host-*/work-*")) == []
 
 
 def _changes(dice: random.Random, number: int) -> dict[bytes, bytes | None]:
-    """Some entries set and some removed, over all key groups."""
+    """Returns random changes over all key groups: some entries set, some removed."""
     keys = [key_of(dice.randrange(GROUPS), dice.randbytes(1)) for _ in range(number)]
     return {k: None if dice.random() < 0.3 else dice.randbytes(dice.randrange(50)) for k in keys}
 
 
-class _Broken(Exception):
-    """What `_Breaking` raises."""
+class _IterationFailed(Exception):
+    """The error of `_FailingChanges`."""
 
 
-class _Breaking(Mapping[bytes, bytes | None]):
-    """Changes of which only the first can be had."""
+class _FailingChanges(Mapping[bytes, bytes | None]):
+    """Changes whose iteration fails after the first."""
 
     def __init__(self, changes: dict[bytes, bytes | None]) -> None:
         self._changes = changes
@@ -305,7 +308,7 @@ class _Breaking(Mapping[bytes, bytes | None]):
 
     def __iter__(self) -> Iterator[bytes]:
         yield next(iter(self._changes))
-        raise _Broken
+        raise _IterationFailed
 
     def __getitem__(self, key: bytes) -> bytes | None:
         return self._changes[key]

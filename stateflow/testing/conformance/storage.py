@@ -1,17 +1,18 @@
-"""What every storage must do, as tests that anybody can run over a storage of their own.
+"""The conformance suite of storages.
 
-Subclass `StorageConformance` in a test module and give it a fixture::
+To test a storage, subclass `StorageConformance` in a test module with a fixture::
 
     import pytest
-    from stateflow.testing.storage import StorageConformance
+    from stateflow.testing.conformance.storage import StorageConformance
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture
         def storage(self, tmp_path):
-            return MyStorage(...)          # empty, and this test's own
+            return MyStorage(...)          # empty, and not shared with other tests
 
-A storage that passes may hold a job root, as far as tests in one process can tell; the race probe looks again at every
-start. ``pytest.register_assert_rewrite("stateflow.testing.storage")`` in a conftest makes failures show their values.
+A storage that passes is fit for a job root, as far as tests in one process can show; each start also runs the race
+probe. To see values in assertion failures, add this to a conftest:
+``pytest.register_assert_rewrite("stateflow.testing.conformance.storage")``.
 """
 
 from __future__ import annotations
@@ -31,47 +32,50 @@ from stateflow.storage import BlobInfo, MemoryStorage, PutResult, Storage
 R = TypeVar("R")
 
 ESCAPES = ("", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/..", "a/../../b", "./a", "a/./b", "a\0b")
-"""Keys that could lead out of a storage, or that have a second spelling."""
+"""Keys that could escape a storage, or that are not in normal form."""
 
 _KEYS = ("a", "a-b", "a.b", "ab/1", "ab/10", "ab/2", "ab/x/y/z", "abc", "b/a", "Ä", "é/e")
 
 
 class StorageConformance:
-    """The promises of `stateflow.storage.Storage`, one by one."""
+    """Tests of the contract of `stateflow.storage.Storage`."""
 
     racers = 8
-    """How many threads race for a name."""
+    """Number of threads that race for a key."""
     rounds = 20
-    """How many names they race for."""
+    """Number of keys that they race for."""
 
     # -- one object ---------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("data", [b"", b"x", b"\0\r\n\xff", bytes(range(256)) * 5000], ids=len)
-    def test_what_was_put_is_got(self, storage: Storage, data: bytes) -> None:
+    def test_a_stored_object_is_read(self, storage: Storage, data: bytes) -> None:
         assert storage.put_new("folder/object", data) is PutResult.CREATED
         assert storage.get("folder/object") == data
         assert storage.size("folder/object") == len(data)
         assert storage.list("") == [BlobInfo("folder/object", len(data))]
 
-    def test_a_name_is_given_once(self, storage: Storage) -> None:
+    def test_an_existing_key_is_not_overwritten(self, storage: Storage) -> None:
         storage.put_new("a/b", b"first")
         assert storage.put_new("a/b", b"second") is PutResult.EXISTS
         assert storage.put_new("a/b", b"first") is PutResult.EXISTS
         assert storage.get("a/b") == b"first"
 
-    def test_what_is_not_there(self, storage: Storage, tmp_path: Path) -> None:
+    def test_a_missing_object(self, storage: Storage, tmp_path: Path) -> None:
         storage.put_new("folder/object", b"x")
         for key in ("nothing", "folder/nothing", "folder", "folder/objec", "folder/object/below"):
             assert storage.size(key) is None
-            for read in (lambda k: storage.get(k), lambda k: storage.fetch(k, tmp_path / "target"),
-                         lambda k: storage.fetch_part(k, 0, 0, tmp_path / "target"),
-                         lambda k: storage.fetch_part(k, 0, 1, tmp_path / "target")):  # fmt: skip
+            for read in (
+                lambda k: storage.get(k),
+                lambda k: storage.fetch(k, tmp_path / "target"),
+                lambda k: storage.fetch_part(k, 0, 0, tmp_path / "target"),
+                lambda k: storage.fetch_part(k, 0, 1, tmp_path / "target"),
+            ):
                 with pytest.raises(MissingFile) as missing:
                     read(key)
                 assert missing.value.facts["key"] == key
         assert not (tmp_path / "target").exists()
 
-    def test_a_limit_is_kept(self, storage: Storage) -> None:
+    def test_an_object_above_the_size_limit_is_refused(self, storage: Storage) -> None:
         storage.put_new("object", b"12345")
         assert storage.get("object", 5) == b"12345"
         with pytest.raises(DataError) as refused:
@@ -93,15 +97,13 @@ class StorageConformance:
         assert storage.size("folder/file") == len(data)
 
     @pytest.mark.parametrize(("offset", "size"), [(0, 10), (100, 0), (1_000_000, 200_000), (1_279_990, 100)])
-    def test_a_part_of_an_object_is_fetched(
-        self, storage: Storage, tmp_path: Path, offset: int, size: int
-    ) -> None:
+    def test_a_part_of_an_object_is_fetched(self, storage: Storage, tmp_path: Path, offset: int, size: int) -> None:
         data = bytes(range(256)) * 5000
         storage.put_new("folder/object", data)
         storage.fetch_part("folder/object", offset, size, tmp_path / "target")
         assert (tmp_path / "target").read_bytes() == data[offset : offset + size]
 
-    def test_a_file_takes_no_name_that_is_taken(self, storage: Storage, tmp_path: Path) -> None:
+    def test_a_file_does_not_overwrite_an_object(self, storage: Storage, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(b"second")
         storage.put_new("a/b", b"first")
@@ -109,8 +111,8 @@ class StorageConformance:
             storage.put_file("a/b", source)
         assert storage.get("a/b") == b"first"
 
-    def test_a_file_that_is_stored_already_is_stored(self, storage: Storage, tmp_path: Path) -> None:
-        """As after an answer that was lost, and as two files with equal bytes whose names are made of these."""
+    def test_storing_an_equal_file_again_succeeds(self, storage: Storage, tmp_path: Path) -> None:
+        """A response may be lost after the write; and content-addressed files with equal bytes have one name."""
         for number, data in enumerate([b"", b"x", bytes(range(256)) * 5000]):
             for copy in range(2):
                 source = tmp_path / f"{number}-{copy}"
@@ -120,35 +122,33 @@ class StorageConformance:
 
     # -- copies -------------------------------------------------------------------------------------------------
 
-    def test_an_object_is_taken_from_its_own_and_another_storage(self, storage: Storage) -> None:
+    def test_an_object_is_copied_from_the_same_and_another_storage(self, storage: Storage) -> None:
         data = bytes(range(256)) * 5000
         for source in (storage, MemoryStorage()):
             source.put_new("folder/object", data)
             for _ in range(2):
-                storage.take(source, "folder/object", "copies/object")
+                storage.copy_from(source, "folder/object", "copies/object")
             assert storage.get("copies/object") == data
             with pytest.raises(MissingFile):
-                storage.take(source, "folder/nothing", "copies/nothing")
+                storage.copy_from(source, "folder/nothing", "copies/nothing")
             storage.delete(["copies/object"])
 
-    def test_objects_with_equal_bytes_are_taken_under_one_name(self, storage: Storage) -> None:
+    def test_concurrent_copies_of_equal_objects_to_one_key(self, storage: Storage) -> None:
         keys = [f"folder/{number}" for number in range(self.racers)]
         for key in keys:
             storage.put_new(key, b"equal")
-        at_once([partial(storage.take, storage, key, "copies/equal") for key in keys])
+        at_once([partial(storage.copy_from, storage, key, "copies/equal") for key in keys])
         assert storage.get("copies/equal") == b"equal"
 
-    def test_a_local_path_is_the_object_itself(self, storage: Storage) -> None:
+    def test_a_local_path_has_the_content_of_the_object(self, storage: Storage) -> None:
         storage.put_new("folder/object", b"x")
         path = storage.local_path("folder/object")
         assert path is None or path.read_bytes() == b"x"
 
     # -- listing ------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        "prefix", ["", "a", "a-", "ab", "ab/", "ab/1", "ab/x/", "b/", "c", "é/", "ab/x/y/z"]
-    )
-    def test_a_list_is_everything_with_a_prefix_in_order(self, storage: Storage, prefix: str) -> None:
+    @pytest.mark.parametrize("prefix", ["", "a", "a-", "ab", "ab/", "ab/1", "ab/x/", "b/", "c", "é/", "ab/x/y/z"])
+    def test_a_list_has_all_keys_with_a_prefix_in_order(self, storage: Storage, prefix: str) -> None:
         for key in reversed(_KEYS):
             storage.put_new(key, key.encode())
         wanted = [BlobInfo(key, len(key.encode())) for key in sorted(_KEYS) if key.startswith(prefix)]
@@ -161,7 +161,7 @@ class StorageConformance:
 
     # -- deleting -----------------------------------------------------------------------------------------------
 
-    def test_what_was_deleted_is_gone_and_the_rest_stays(self, storage: Storage) -> None:
+    def test_only_deleted_objects_are_missing(self, storage: Storage) -> None:
         for key in _KEYS:
             storage.put_new(key, b"x")
         storage.delete(["ab/1", "ab/x/y/z", "nothing", "ab", "ab/2/below"])
@@ -173,16 +173,16 @@ class StorageConformance:
 
     # -- races --------------------------------------------------------------------------------------------------
 
-    def test_of_many_who_want_a_name_one_gets_it(self, storage: Storage) -> None:
+    def test_one_of_many_concurrent_writers_creates_a_key(self, storage: Storage) -> None:
         for number in range(self.rounds):
             key = f"log/{number:020d}"
-            bids = [f"{racer} ".encode() * 1000 for racer in range(self.racers)]
-            results = at_once([partial(storage.put_new, key, bid) for bid in bids])
+            contents = [f"{racer} ".encode() * 1000 for racer in range(self.racers)]
+            results = at_once([partial(storage.put_new, key, content) for content in contents])
             assert results.count(PutResult.CREATED) == 1
             assert results.count(PutResult.EXISTS) == self.racers - 1
-            assert storage.get(key) == bids[results.index(PutResult.CREATED)]
+            assert storage.get(key) == contents[results.index(PutResult.CREATED)]
 
-    def test_nobody_sees_a_part_of_an_object(self, storage: Storage) -> None:
+    def test_a_reader_never_sees_a_partial_object(self, storage: Storage) -> None:
         data = bytes(range(256)) * 4096
         done = threading.Event()
 
@@ -201,13 +201,11 @@ class StorageConformance:
         _, *seen = at_once([write, read, read])
         assert {size for sizes in seen if sizes for size in sizes} <= {len(data)}
 
-    def test_putting_goes_on_while_others_delete_the_last_of_a_folder(
-        self, storage: Storage, tmp_path: Path
-    ) -> None:
+    def test_writes_succeed_while_other_threads_empty_the_folder(self, storage: Storage, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(b"x")
 
-        def come_and_go(racer: int) -> list[PutResult]:
+        def create_and_delete(racer: int) -> list[PutResult]:
             results = []
             for number in range(self.rounds):
                 key = f"data/folder/{racer}-{number}"
@@ -216,7 +214,7 @@ class StorageConformance:
                 storage.delete([key, f"{key}-file"])
             return results
 
-        racers = [partial(come_and_go, racer) for racer in range(4)]
+        racers = [partial(create_and_delete, racer) for racer in range(4)]
         assert {result for results in at_once(racers) for result in results} == {PutResult.CREATED}
         assert storage.list("") == []
 
@@ -254,7 +252,7 @@ class StorageConformance:
 
 
 def at_once(works: Sequence[Callable[[], R]]) -> list[R]:
-    """Does all of it in threads that start together; returns what each returned."""
+    """Calls all functions concurrently, in threads that start together. Returns their results in order."""
     start = threading.Barrier(len(works))
 
     def wait_and_work(work: Callable[[], R]) -> R:

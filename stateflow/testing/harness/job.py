@@ -1,4 +1,4 @@
-"""What a harness runs: a job of one operator, or of a few, whose rows are pushed in and collected."""
+"""The job that a harness runs: its inputs, the function, and a collecting sink per output."""
 
 from __future__ import annotations
 
@@ -7,51 +7,40 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
-
-from stateflow.api.backends import StateBackend
-from stateflow.api.co_functions import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.connected import BroadcastStream
-from stateflow.api.dead_letters import DeadLetters
-from stateflow.api.functions import KeyedFunction
-from stateflow.api.graph import Graph, Node
-from stateflow.api.keyed_stream import KeyedStream
-from stateflow.api.rich_functions import (
-    RichFilterFunction,
-    RichFlatMapFunction,
-    RichFunction,
-    RichMapFunction,
-)
-from stateflow.api.schema import RowSchema
+from stateflow.api.dead_letters import FAIL, DeadLetters
+from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.api.functions.rich import RichFilterFunction, RichFlatMapFunction, RichFunction, RichMapFunction
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.nodes import Node
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
-from stateflow.api.source import LocalSource, Slice
-from stateflow.api.streams import DataStream
+from stateflow.api.state_backends import StateBackend
+from stateflow.api.streams.connected_streams import BroadcastStream
+from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import JobDefinitionError, SchemaMismatch
-from stateflow.runtime.rows import row_maker, to_batch, to_rows
-from stateflow.settings import SourceSettings
-from stateflow.state.handles import Committable
+from stateflow.errors import JobDefinitionError
+from stateflow.testing.harness.rows import CollectedRows, PushedRows
 
 OPERATOR = "operator"
-"""The uid of an operator that is given as a function object."""
+"""The uid of an operator that is declared by a function object."""
 
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """Rows that a harness is pushed, and their key.
+    """A keyed input of a harness.
 
     Args:
-        row_class: of the rows.
-        key_by: the column of the key, or several.
+        row_class: class of the rows.
+        key_by: the key column, or several.
         order_by: columns that order a key's rows within a push.
-        event_time: the column that `ctx.timestamp()` gives; without it rows have no event time.
-        out_of_orderness: how late rows may come: each push then moves the watermark, and fires a key's timers between
-            its rows, as a run does. Without it the watermark moves by `advance_watermark` only.
+        event_time: the column that `ctx.timestamp()` returns; by default rows have no event time.
+        out_of_orderness: how late rows may arrive. With it, each push advances the watermark and fires a key's timers
+            between its rows, as a run does. By default, only `advance_watermark` advances the watermark.
     """
 
-    row_class: type[Any]
+    row_class: type[object]
     key_by: str | Sequence[str]
     order_by: Sequence[str] = ()
     event_time: str = ""
@@ -60,102 +49,55 @@ class KeyedInput:
 
 @dataclass(frozen=True)
 class BroadcastInput:
-    """Rows that every subtask gets; arguments as for `KeyedInput`."""
+    """A broadcast input of a harness, which every subtask receives. Arguments: see `KeyedInput`."""
 
-    row_class: type[Any]
+    row_class: type[object]
     event_time: str = ""
     out_of_orderness: timedelta | None = None
 
 
 Input = KeyedInput | BroadcastInput
+HarnessFunction = KeyedFunction[Any] | RichFunction | Callable[..., DataStream]
+"""A function object, or a callable that takes the input streams and returns a stream."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What a harness is made of; `KeyedHarness` explains each."""
+    """The arguments of a harness; see `KeyedHarness`."""
 
-    function: Any
+    function: HarnessFunction
     inputs: tuple[Input, ...]
-    output: type[Any] | None
+    output: type[object] | None
     side_outputs: tuple[OutputTag[Any], ...]
     on_error: str | DeadLetters
     backend: StateBackend
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
 
     @property
-    def moves_time(self) -> bool:
-        """Whether event time follows from the rows that are pushed. Raises JobDefinitionError when it does for some
-        inputs only."""
+    def derives_watermark(self) -> bool:
+        """Whether pushed rows advance the watermark.
+
+        Raises:
+            JobDefinitionError: only some of the inputs with event time have an `out_of_orderness`.
+        """
         bounds = [each.out_of_orderness for each in self.inputs if each.event_time]
         if any(bound is None for bound in bounds) and any(bound is not None for bound in bounds):
-            raise JobDefinitionError("only one of two inputs has an out_of_orderness", hint="give it for both inputs "
-                                     "with event time, or for none")  # fmt: skip
+            raise JobDefinitionError(
+                "only one of two inputs has an out_of_orderness",
+                hint="pass it for both inputs with event time, or for none",
+            )
         return bool(bounds) and None not in bounds
 
 
-class PushedRows(LocalSource):
-    """A source that has no rows of its own."""
-
-    def __init__(self, row_class: type[Any]) -> None:
-        self.schema = RowSchema.of(row_class)
-
-    @property
-    def description(self) -> str:
-        return f"PushedRows[{self.schema.row_class.__name__}]"
-
-    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
-        return None
-
-
-class CollectedRows(Sink):
-    """Keeps rows in this process until the batch's end decides what becomes of them."""
-
-    def __init__(self) -> None:
-        self._rows: list[Any] = []
-
-    def __deepcopy__(self, memo: object) -> CollectedRows:
-        """Tasks get a copy of all that they are sent; this one they share."""
-        return self
-
-    def take(self) -> list[Any]:
-        """The rows that were written since it was last asked."""
-        rows, self._rows = self._rows, []
-        return rows
-
-    def check(self, context: SinkContext) -> str | None:
-        return None
-
-    def prepare(self, context: SinkContext) -> str:
-        return context.uid
-
-    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
-        return _Collector(context.schema, self._rows)
-
-    def open_table(self, context: SinkContext) -> SinkTable:
-        raise JobDefinitionError("a harness publishes nothing", hint="use a sink of your own in a job")
-
-    def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
-        return []
-
-    def shadow(self) -> Sink:
-        return CollectedRows()
-
-
-class _Collector(SinkWriter):
-    def __init__(self, schema: RowSchema, rows: list[Any]) -> None:
-        self._maker = row_maker(schema)
-        self._rows = rows
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self._rows += to_rows(rows.columns, self._maker)
-
-    def close(self) -> list[Committable]:
-        return []
-
-
 @dataclass(frozen=True)
-class HarnessGraph:
-    """The job of a harness, and where its rows come out."""
+class HarnessJob:
+    """The job of a harness, and the sinks that collect its outputs.
+
+    Attributes:
+        main: sink of the main output.
+        side: sinks of side outputs, by tag name.
+        dead_letters: sink of all dead letters.
+    """
 
     graph: Graph
     main: CollectedRows
@@ -164,23 +106,30 @@ class HarnessGraph:
 
     @property
     def sinks(self) -> tuple[CollectedRows, ...]:
-        """All of them."""
+        """All sinks."""
         return (self.main, *self.side.values(), self.dead_letters)
 
 
 def source_uid(number: int) -> str:
-    """The uid of the input of that number, from 1."""
+    """Returns the uid of an input, by its number from 1."""
     return f"harness-input-{number}"
 
 
-def declare_graph(env: StreamExecutionEnvironment, definition: Definition) -> HarnessGraph:
-    """The job. Raises JobDefinitionError for a function and inputs that do not fit, as a job would."""
+def declare_job(env: StreamExecutionEnvironment, definition: Definition) -> HarnessJob:
+    """Declares the job in `env`.
+
+    Raises:
+        JobDefinitionError: function and inputs do not fit, as for a job.
+    """
     env.set_state_backend(definition.backend)
-    streams = [_stream(env, number, each) for number, each in enumerate(definition.inputs, 1)]
-    result = _applied(definition, streams)
+    streams = [_input_stream(env, number, each) for number, each in enumerate(definition.inputs, 1)]
+    result = _result(definition, streams)
     if not isinstance(result, DataStream):
-        raise JobDefinitionError("the function of a harness made no stream", hint="return what process, map or any "
-                                 "other word on the keyed stream returned", given=repr(result))  # fmt: skip
+        raise JobDefinitionError(
+            "the function of a harness returned no stream",
+            hint="return the result of process, map or another method of the keyed stream",
+            given=repr(result),
+        )
     main, letters = CollectedRows(), CollectedRows()
     side: dict[str, CollectedRows] = {}
     result.sink_to(main, uid="harness-output")
@@ -189,13 +138,18 @@ def declare_graph(env: StreamExecutionEnvironment, definition: Definition) -> Ha
         stream.sink_to(sink, uid=f"harness-side-output-{number}")
     for number, stream in enumerate(_dead_letters(env.graph), 1):
         stream.sink_to(letters, uid=f"harness-dead-letters-{number}")
-    return HarnessGraph(env.graph, main, side, letters)
+    return HarnessJob(env.graph, main, side, letters)
 
 
-def _stream(env: StreamExecutionEnvironment, number: int, given: Input) -> KeyedStream | BroadcastStream:
+def _input_stream(
+    env: StreamExecutionEnvironment, number: int, given: Input
+) -> KeyedStream[DataStream] | BroadcastStream:
     if not isinstance(given, KeyedInput | BroadcastInput):
-        raise JobDefinitionError("an input of a harness is none", hint="KeyedInput(Row, key_by=\"column\") or "
-                                 "BroadcastInput(Row)", given=repr(given))  # fmt: skip
+        raise JobDefinitionError(
+            "an input of a harness is neither a KeyedInput nor a BroadcastInput",
+            hint='KeyedInput(Row, key_by="column") or BroadcastInput(Row)',
+            given=repr(given),
+        )
     stream = env.from_source(PushedRows(given.row_class), uid=source_uid(number))
     if given.event_time:
         strategy = WatermarkStrategy.for_bounded_out_of_orderness(given.out_of_orderness or timedelta())
@@ -206,21 +160,27 @@ def _stream(env: StreamExecutionEnvironment, number: int, given: Input) -> Keyed
     return stream.key_by(*columns, order_by=given.order_by)
 
 
-def _applied(definition: Definition, streams: Sequence[Any]) -> Any:
-    """The stream that the function makes of the inputs."""
+def _result(definition: Definition, streams: Sequence[Any]) -> object:
+    """Returns the stream that the function produces from the inputs."""
     function, kinds = definition.function, [type(each) for each in definition.inputs]
-    wanted = _wanted_inputs(function)
-    if wanted is not None and kinds != wanted:
-        raise JobDefinitionError("the inputs do not fit the function", hint=f"it takes "
-                                 f"{', '.join(kind.__name__ for kind in wanted)}", function=type(function).__name__,
-                                 given=[kind.__name__ for kind in kinds])  # fmt: skip
+    wanted = _input_kinds(function)
     if wanted is None:
-        return _built(definition, streams)
+        return _build(definition, streams)
+    if kinds != wanted:
+        raise JobDefinitionError(
+            "the inputs do not fit the function",
+            hint=f"it takes {', '.join(kind.__name__ for kind in wanted)}",
+            function=type(function).__name__,
+            given=[kind.__name__ for kind in kinds],
+        )
     if isinstance(function, RichFilterFunction):
         return streams[0].filter(function, uid=OPERATOR, on_error=definition.on_error)
     if definition.output is None:
-        raise JobDefinitionError("a harness needs the class of the rows that come out", hint="KeyedHarness(MyFunction("
-                                 "), …, output=Row)", function=type(function).__name__)  # fmt: skip
+        raise JobDefinitionError(
+            "a harness needs the class of the emitted rows",
+            hint="KeyedHarness(MyFunction(), …, output=Row)",
+            function=type(function).__name__,
+        )
     more = {"output": definition.output, "uid": OPERATOR, "on_error": definition.on_error}
     if isinstance(function, RichMapFunction):
         return streams[0].map(function, **more)
@@ -230,8 +190,8 @@ def _applied(definition: Definition, streams: Sequence[Any]) -> Any:
     return stream.process(function, **more)
 
 
-def _wanted_inputs(function: Any) -> list[type[Input]] | None:
-    """What a function object takes; None for a callable that builds on whatever it is given."""
+def _input_kinds(function: object) -> list[type[Input]] | None:
+    """Returns the kinds of input that a function object takes; None for a callable, which takes any."""
     if isinstance(function, KeyedCoProcessFunction):
         return [KeyedInput, KeyedInput]
     if isinstance(function, KeyedBroadcastProcessFunction):
@@ -240,49 +200,25 @@ def _wanted_inputs(function: Any) -> list[type[Input]] | None:
         return [KeyedInput]
     if callable(function) and not isinstance(function, type):
         return None
-    raise JobDefinitionError("a harness needs a function object", hint="KeyedHarness(MyFunction(), …), or a callable "
-                             "that makes a stream: lambda rows: rows.map_with_state(…)",
-                             given=repr(function))  # fmt: skip
+    raise JobDefinitionError(
+        "a harness needs a function object",
+        hint="KeyedHarness(MyFunction(), …), or a callable that returns a stream: lambda rows: rows.map_with_state(…)",
+        given=repr(function),
+    )
 
 
-def _built(definition: Definition, streams: Sequence[Any]) -> Any:
-    if definition.output is not None or definition.on_error != "fail":
-        raise JobDefinitionError("output and on_error of a harness belong to a function object", hint="the callable "
-                                 "gives them to what it calls: rows.process(…, output=Row, on_error=…)")  # fmt: skip
+def _build(definition: Definition, streams: Sequence[object]) -> object:
+    given = {"output": definition.output is not None, "on_error": definition.on_error != FAIL}
+    if any(given.values()):
+        raise JobDefinitionError(
+            "output and on_error of a harness require a function object",
+            hint="pass them in the callable: rows.process(…, output=Row, on_error=…)",
+            given=[name for name, is_given in given.items() if is_given],
+        )
+    assert callable(definition.function)
     return definition.function(*streams)
 
 
 def _dead_letters(graph: Graph) -> Iterable[DataStream]:
-    failing: list[Node] = [*(o for o in graph.operators if o.on_error is not None), *graph.caught]
-    return [DataStream(graph, graph.dead_letters(node)) for node in failing]
-
-
-def typed_rows(rows: Iterable[Any], row_class: type[Any]) -> list[Any]:
-    """Objects of `row_class`. Raises SchemaMismatch that names the row.
-
-    Args:
-        rows: such objects, dictionaries by column, or tuples in the order of columns.
-    """
-    schema = RowSchema.of(row_class)
-    result = [_typed(row, schema) for row in rows]
-    try:
-        to_batch(result, schema)
-    except SchemaMismatch as e:
-        raise SchemaMismatch("a row that is pushed is not of its class", hint="compare its values with the class",
-                             **e.facts) from e  # fmt: skip
-    return result
-
-
-def _typed(row: Any, schema: RowSchema) -> Any:
-    if isinstance(row, schema.row_class):
-        return row
-    try:
-        if isinstance(row, Mapping):
-            return schema.row_class(**row)
-        if isinstance(row, tuple | list):
-            return row_maker(schema)(*row)
-        raise TypeError(f"it is of type {type(row).__name__}")
-    except (TypeError, ValueError) as e:
-        raise SchemaMismatch("a row that is pushed is not of its class", hint="push objects of it, dictionaries or "
-                             "tuples", row_class=schema.row_class.__name__, row=repr(row)[:500],
-                             reason=str(e)) from e  # fmt: skip
+    nodes: list[Node] = [*(o for o in graph.operators if o.on_error is not None), *graph.row_dead_letters]
+    return [DataStream(graph, graph.dead_letters(node)) for node in nodes]

@@ -73,9 +73,7 @@ def build(env: StreamExecutionEnvironment) -> None:
         stream = env.from_source(source, uid="rows")
     policy = DeadLetters(budget=20)
     kept = stream.filter(refuse_tens, on_error=policy)
-    tally = kept.key_by("key", order_by=("number",)).process(
-        Tally(), output=Row, uid="tally", on_error=policy
-    )
+    tally = kept.key_by("key", order_by=("number",)).process(Tally(), output=Row, uid="tally", on_error=policy)
     tally.sink_to(FolderSink(home / "out"), uid="out")
     letters = tally.get_dead_letters().union(kept.get_dead_letters())
     letters.sink_to(FolderSink(home / "letters"), uid="letters")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from tests.recovery import disk
-from tests.recovery.clocks import VARIABLE
-from tests.recovery.plants import VARIABLE as PLANT
+from tests.recovery.wrong_clocks import VARIABLE
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
+from tests.support import root_files
+from tests.support.mutants import VARIABLE as PLANT
 
 _RUNS, _PATIENCE = 4, 40
 
@@ -18,7 +18,7 @@ def _play(round_: Round) -> int:
     dice, clocks = random.Random(round_.seed), 0
     with box_of(round_) as box:
         box.settings = {**box.settings, "checkpoints__max_age": "30m"}
-        chain = disk.Chain(box.root)
+        chain = root_files.Chain(box.root)
         for number in range(_RUNS):
             box.deliver(50 * (number + 1))
             runs = []
@@ -35,8 +35,13 @@ def _play(round_: Round) -> int:
 
 ROWS = [
     Row(
-        19, "clocks", "every process has a clock that is wrong by up to two hours and jumps, also back",
-        "as for killed-drivers: clocks are for people and for waiting", _play,
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 200}, plant="newest-by-time", plant_rounds=10,
-    ),
-]  # fmt: skip
+        19,
+        "clocks",
+        "every process has a clock that is wrong by up to two hours and jumps, also back",
+        "as for killed-drivers: clocks are for people and for waiting",
+        _play,
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 200},
+        plant="newest-by-time",
+        plant_rounds=10,
+    )
+]

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import random
 
-from tests.recovery.clusters import (
-    await_batches,
-    batches_of,
-    check_ended,
-    clustered_flights,
-    kill_executor_of,
-)
-from tests.recovery.plants import VARIABLE
+from tests.recovery.killed_clusters import await_batches, batches_of, check_ended, clustered_flights, kill_executor_of
 from tests.scoreboard.row import Round, Row, Tier
+from tests.support.mutants import VARIABLE
 
 _POINTS = ("task.sink-closed", "task.uploaded", "task.snapshot", "task.processed", "task.restored")
 _EXECUTORS = 3
@@ -45,9 +39,15 @@ def _play(round_: Round) -> int:
 
 ROWS = [
     Row(
-        4, "killed-executors", "SIGKILL of executors of a standalone cluster, one at a named step of a task and others "
+        4,
+        "killed-executors",
+        "SIGKILL of executors of a standalone cluster, one at a named step of a task and others "
         "at random moments, and of a worker; speculation on",
         "Delta tables and state are what plain dictionaries say of all input; nothing is left over",
-        _play, {Tier.HALF_HOUR: 3, Tier.NIGHTLY: 40}, plant="all-there-is", plant_rounds=3, on_spark=True,
-    ),
-]  # fmt: skip
+        _play,
+        {Tier.HALF_HOUR: 3, Tier.NIGHTLY: 40},
+        plant="all-there-is",
+        plant_rounds=3,
+        on_spark=True,
+    )
+]

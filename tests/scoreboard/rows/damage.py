@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.recovery.plants import VARIABLE
-from tests.recovery.victim import Damage, Victim, check_refused, cut, flip, make_victim
+from tests.recovery.damaged_job import Damage, Victim, check_refused, cut, flip, make_victim
 from tests.scoreboard.row import Round, Row, Tier
+from tests.support.mutants import VARIABLE
 
 _EACH = 8
 _BLOCK = 512
@@ -36,9 +36,7 @@ def _some_file(victim: Victim, dice: random.Random) -> Path:
 def _cut_one(victim: Victim, dice: random.Random) -> Path:
     path = _some_file(victim, dice)
     size = path.stat().st_size
-    _cut_to(dice.choice([0, size - 1, dice.randrange(size // _BLOCK + 1) * _BLOCK, dice.randrange(size)]))(
-        path
-    )
+    _cut_to(dice.choice([0, size - 1, dice.randrange(size // _BLOCK + 1) * _BLOCK, dice.randrange(size)]))(path)
     return path
 
 
@@ -68,17 +66,33 @@ def _misplace_one(victim: Victim, dice: random.Random) -> Path:
 
 ROWS = [
     Row(
-        11, "torn-files", f"a file of a checkpoint ends too early (any of: {', '.join(KINDS)})",
-        "a start names the file, and changes nothing", lambda r: _play(r, _cut_one),
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 150}, plant="no-hashes", plant_rounds=10,
+        11,
+        "torn-files",
+        f"a file of a checkpoint ends too early (any of: {', '.join(KINDS)})",
+        "a start names the file, and changes nothing",
+        lambda r: _play(r, _cut_one),
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 10, Tier.NIGHTLY: 150},
+        plant="no-hashes",
+        plant_rounds=10,
     ),
     Row(
-        12, "flipped-bits", "one bit of a file is another one", "as for torn-files", lambda r: _play(r, _flip_one),
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 25, Tier.NIGHTLY: 1250}, plant="no-hashes", plant_rounds=10,
+        12,
+        "flipped-bits",
+        "one bit of a file is another one",
+        "as for torn-files",
+        lambda r: _play(r, _flip_one),
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 25, Tier.NIGHTLY: 1250},
+        plant="no-hashes",
+        plant_rounds=10,
     ),
     Row(
-        13, "misplaced-files", "a file is missing, or another one of this job or of another job is in its place",
-        "as for torn-files", lambda r: _play(r, _misplace_one),
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 7, Tier.NIGHTLY: 250}, plant="no-hashes", plant_rounds=10,
+        13,
+        "misplaced-files",
+        "a file is missing, or another one of this job or of another job is in its place",
+        "as for torn-files",
+        lambda r: _play(r, _misplace_one),
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 7, Tier.NIGHTLY: 250},
+        plant="no-hashes",
+        plant_rounds=10,
     ),
-]  # fmt: skip
+]

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import psutil
 
-from tests.recovery import disk
-from tests.recovery.copies import cached_files, retry, unshare
-from tests.recovery.harness import SLICE, AccountsBox
-from tests.recovery.plants import VARIABLE
-from tests.recovery.process import Running, wait_for
+from tests.recovery.host_copies import cached_files, retry, unshare
 from tests.scoreboard.row import Round, Row, Tier
+from tests.support import root_files
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.mutants import VARIABLE
+from tests.support.processes import Running, wait_for
 
 _TIMES = 2
 _ROWS = 60
@@ -26,9 +26,7 @@ SETTINGS = [
 
 def _play(round_: Round) -> int:
     dice = random.Random(round_.seed)
-    box = AccountsBox(
-        round_.folder / "job", SETTINGS[round_.seed % len(SETTINGS)], variables={VARIABLE: round_.plant}
-    )
+    box = AccountsJob(round_.folder / "job", SETTINGS[round_.seed % len(SETTINGS)], variables={VARIABLE: round_.plant})
     box.deliver(_ROWS)
     try:
         box.finish()
@@ -40,7 +38,7 @@ def _play(round_: Round) -> int:
     return damaged
 
 
-def _damage_once(box: AccountsBox, dice: random.Random) -> int:
+def _damage_once(box: AccountsJob, dice: random.Random) -> int:
     """Damages cached files before a run, and others in its middle; returns how many, when a run ended well."""
     unshare(box)
     damaged = damage_some(box, dice)
@@ -60,13 +58,11 @@ def _is_stopped(run: Running) -> bool:
     return bool(psutil.Process(run.pid).status() == psutil.STATUS_STOPPED)
 
 
-def damage_some(box: AccountsBox, dice: random.Random) -> int:
+def damage_some(box: AccountsJob, dice: random.Random) -> int:
     """Damages some cached files where they are, also below an open store; never a stored object, nor one that is on its
     way, of which there is no other copy."""
-    queued = [
-        path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}
-    ]
-    others = {path.stat().st_ino for path in (*disk.files_below(box.root).values(), *queued)}
+    queued = [path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
+    others = {path.stat().st_ino for path in (*root_files.files_below(box.root).values(), *queued)}
     own = [p for p in cached_files(box) if p.stat().st_ino not in others and p.stat().st_size]
     chosen = dice.sample(own, dice.randint(min(1, len(own)), len(own)))
     for path in chosen:
@@ -90,8 +86,14 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
 
 ROWS = [
     Row(
-        13, "damaged-copies", "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between "
-        "runs and in the middle of one", "a run or its retries end well; then as for killed-drivers", _play,
-        {Tier.SLICE: 3, Tier.HALF_HOUR: 30, Tier.NIGHTLY: 300}, plant="trusted-cache", plant_rounds=10,
-    ),
-]  # fmt: skip
+        13,
+        "damaged-copies",
+        "files of a host's cache are emptied, zeroed, cut off, or have a bit flipped, between "
+        "runs and in the middle of one",
+        "a run or its retries end well; then as for killed-drivers",
+        _play,
+        {Tier.SLICE: 3, Tier.HALF_HOUR: 30, Tier.NIGHTLY: 300},
+        plant="trusted-cache",
+        plant_rounds=10,
+    )
+]

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 
-from tests.recovery.plants import VARIABLE
-from tests.recovery.process import ROOT
 from tests.scoreboard.forked import REFUSED, WAYS, WORKED
 from tests.scoreboard.row import Round, Row, Tier
 from tests.servers.running import s3_server
+from tests.support.mutants import VARIABLE
+from tests.support.processes import ROOT
 
 _PATIENCE = 30
 
@@ -27,9 +27,7 @@ def _play(round_: Round) -> int:
 def _try(uri: str, way: str, environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "tests.scoreboard.forked", uri, way]
     try:
-        done = subprocess.run(
-            command, env=environment, cwd=ROOT, capture_output=True, timeout=_PATIENCE, check=False
-        )
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=_PATIENCE, check=False)
     except subprocess.TimeoutExpired as e:
         raise AssertionError(f"{uri} {way}: it hangs") from e
     assert done.returncode in (WORKED, REFUSED), f"{uri} {way}: {done.stderr.decode()[-1500:]}"
@@ -39,8 +37,13 @@ def _try(uri: str, way: str, environment: dict[str, str]) -> None:
 
 ROWS = [
     Row(
-        20, "forks", f"a fork behind the use of a storage ({', '.join(WAYS)}; POSIX, S3 server)",
-        "it works, or says why not; it never hangs, and the parent goes on", _play,
-        {Tier.SLICE: 0, Tier.HALF_HOUR: 1, Tier.NIGHTLY: 5}, plant="no-fork-guard", plant_rounds=1,
-    ),
-]  # fmt: skip
+        20,
+        "forks",
+        f"a fork behind the use of a storage ({', '.join(WAYS)}; POSIX, S3 server)",
+        "it works, or says why not; it never hangs, and the parent goes on",
+        _play,
+        {Tier.SLICE: 0, Tier.HALF_HOUR: 1, Tier.NIGHTLY: 5},
+        plant="no-fork-guard",
+        plant_rounds=1,
+    )
+]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from tests.recovery import disk
-from tests.recovery.harness import SLICE, AccountsBox
-from tests.recovery.process import DEADLINE, Running
-from tests.recovery.restores import go_back
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
+from tests.support import root_files
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.processes import DEADLINE, Running
+from tests.support.restores import go_back
 
 _MIB = 1 << 20
 _LOG_ENTRIES = 60
@@ -56,8 +56,8 @@ class _Watch:
         memory: of the run that works now.
     """
 
-    box: AccountsBox
-    chain: disk.Chain
+    box: AccountsJob
+    chain: root_files.Chain
     objects: list[int] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
     looked: float = 0.0
@@ -119,7 +119,7 @@ def _play(round_: Round) -> int:
         box.settings = {**box.settings, "history__retained": 50}
         box.deliver(SLICE)
         box.finish()
-        watch = _Watch(box, disk.Chain(box.root))
+        watch = _Watch(box, root_files.Chain(box.root))
         injected = sum(_between(watch, length, number, dice) for number in range(length.runs))
         watch.work(length.last)
         watch.check()
@@ -150,7 +150,7 @@ def _restore(watch: _Watch, length: _Length, name: str) -> int:
     return 1
 
 
-def _idle(box: AccountsBox, runs: int) -> int:
+def _idle(box: AccountsJob, runs: int) -> int:
     for _ in range(runs):
         box.finish()
     return runs
@@ -158,9 +158,14 @@ def _idle(box: AccountsBox, runs: int) -> int:
 
 ROWS = [
     Row(
-        23, "long-runs", "thousands of batches of one job, with kills, savepoints, restores and idle runs in between",
+        23,
+        "long-runs",
+        "thousands of batches of one job, with kills, savepoints, restores and idle runs in between",
         "as for killed-drivers; the log has at most 60 entries, files do not become more, and a run does not grow by "
         "20 MiB",
-        _play, {Tier.SLICE: 1, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="kept-entries", plant_rounds=1,
-    ),
-]  # fmt: skip
+        _play,
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40},
+        plant="kept-entries",
+        plant_rounds=1,
+    )
+]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
 from tests.servers.faults import BUSY, KINDS, Faults, fault_proxy
 from tests.servers.running import s3_server
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
 
 _RUNS = 4
 _WRONG = {1, 2, 4}
@@ -27,12 +27,12 @@ def _play(round_: Round, share: float, kinds: Sequence[str]) -> tuple[int, list[
                 codes = _runs(box)
                 # What is wrong is to be seen by who looks now, whatever the network does.
                 faults.share = 0
-                check(box, disk.Chain(box.root))
+                check(box, root_files.Chain(box.root))
     return faults.injected.total(), codes
 
 
-def _runs(box: AccountsBox) -> list[int]:
-    chain, codes = disk.Chain(box.root), []
+def _runs(box: AccountsJob) -> list[int]:
+    chain, codes = root_files.Chain(box.root), []
     for number in range(1, _RUNS + 1):
         box.deliver(20 * number)
         ended = box.start().wait(chain.look)
@@ -57,13 +57,24 @@ def _play_busy(round_: Round) -> int:
 
 ROWS = [
     Row(
-        9, "network", "requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server "
-        "behind a proxy)", "as for killed-drivers; no run believes that something is damaged", _play_faults,
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300}, plant="believed", plant_rounds=30,
+        9,
+        "network",
+        "requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server "
+        "behind a proxy)",
+        "as for killed-drivers; no run believes that something is damaged",
+        _play_faults,
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300},
+        plant="believed",
+        plant_rounds=30,
     ),
     Row(
-        10, "busy", "a quarter, at times three quarters, of all requests answered by 503 or 429",
-        "as for network; with a quarter every run gets through", _play_busy,
-        {Tier.SLICE: 0, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="impatient", plant_rounds=3,
+        10,
+        "busy",
+        "a quarter, at times three quarters, of all requests answered by 503 or 429",
+        "as for network; with a quarter every run gets through",
+        _play_busy,
+        {Tier.SLICE: 0, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40},
+        plant="impatient",
+        plant_rounds=3,
     ),
-]  # fmt: skip
+]

@@ -5,19 +5,30 @@ from __future__ import annotations
 import random
 import shutil
 
-from tests.recovery.harness import AccountsBox
 from tests.recovery.new_roots import NewRoot
-from tests.recovery.plants import VARIABLE
 from tests.scoreboard.row import Round, Row, Tier
+from tests.support.job_fixture import AccountsJob
+from tests.support.mutants import VARIABLE
 
-_STEPS = ("claim.before", "claim.after", "start.published", "begin.created", "begin.imported", "begin.adopted",
-          "commit.manifest", "commit.after", "publish.after", "gc.deleting", "run.end")  # fmt: skip
+_STEPS = (
+    "claim.before",
+    "claim.after",
+    "start.published",
+    "begin.created",
+    "begin.imported",
+    "begin.adopted",
+    "commit.manifest",
+    "commit.after",
+    "publish.after",
+    "gc.deleting",
+    "run.end",
+)
 _MOST_KILLS = 3
 
 
 def _play(round_: Round) -> int:
     dice = random.Random(round_.seed)
-    old = AccountsBox(round_.folder / "job")
+    old = AccountsJob(round_.folder / "job")
     try:
         return _begin(NewRoot(old, round_.folder), dice, round_.plant)
     finally:
@@ -60,8 +71,13 @@ def _with_kills(roots: NewRoot, dice: random.Random, own_tables: bool) -> int:
 
 ROWS = [
     Row(
-        24, "new-roots", "a run that begins a new job root with a savepoint is killed; the tables may have gone on",
-        "rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused", _play,
-        {Tier.SLICE: 0, Tier.HALF_HOUR: 6, Tier.NIGHTLY: 60}, plant="any-table", plant_rounds=6,
-    ),
-]  # fmt: skip
+        24,
+        "new-roots",
+        "a run that begins a new job root with a savepoint is killed; the tables may have gone on",
+        "rows and state are the oracle's, none twice; tables that hold more than the savepoint are refused",
+        _play,
+        {Tier.SLICE: 0, Tier.HALF_HOUR: 6, Tier.NIGHTLY: 60},
+        plant="any-table",
+        plant_rounds=6,
+    )
+]

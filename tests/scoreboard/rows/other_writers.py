@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterable
 from typing import Any
 
-from tests.recovery import disk
-from tests.recovery.harness import AccountsBox
-from tests.recovery.harness import Row as TableRow
 from tests.recovery.other_writer import TABLES, append, check_tables, newest_version
-from tests.recovery.restores import execute, plan
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+from tests.support.job_fixture import Row as TableRow
+from tests.support.restores import execute, plan
 
 _KILLED, _REFUSED = -9, 4
 _BEFORE_TABLES = ("rewind.table:1", "rewind.table:2")
-_STEPS = (
-    "restore.intent",
-    *_BEFORE_TABLES,
-    *_BEFORE_TABLES,
-    "rewind.tables",
-    "rewind.recorded",
-    "rewind.done",
-)
+_STEPS = ("restore.intent", *_BEFORE_TABLES, *_BEFORE_TABLES, "rewind.tables", "rewind.recorded", "rewind.done")
 _PLANS = 20
 
 
 class _Writer:
     """Appends now and then, and knows what must be there: all of it but what an executed plan named."""
 
-    def __init__(self, box: AccountsBox, dice: random.Random) -> None:
+    def __init__(self, box: AccountsJob, dice: random.Random) -> None:
         self.appended = 0
         self._box = box
         self._dice = dice
@@ -49,7 +43,8 @@ class _Writer:
         """A person let this plan be carried out."""
         for sink in sinks:
             for text in sink["others"]:
-                version = int(text.removeprefix("version ").partition(":")[0])
+                # The version is the first number of a text.
+                (version, *_) = map(int, re.findall(r"\d+", text))
                 self._there.pop((sink["uid"], version), None)
 
     def check(self) -> None:
@@ -68,7 +63,7 @@ def _play(round_: Round) -> int:
         box.deliver(50)
         box.finish()
         writer.act()
-        point = disk.head(box.root).checkpoint
+        point = root_files.head(box.root).checkpoint
         box.deliver(100)
         _lose_output(box, writer, dice) if round_.seed % 2 else _restore(box, writer, point, dice)
         writer.act(0.9)
@@ -77,11 +72,11 @@ def _play(round_: Round) -> int:
     return writer.appended
 
 
-def _lose_output(box: AccountsBox, writer: _Writer, dice: random.Random) -> None:
+def _lose_output(box: AccountsJob, writer: _Writer, dice: random.Random) -> None:
     """A start goes back by itself, and is killed there."""
     assert box.run(f"commit.after:{dice.randint(2, 4)}").code == _KILLED
     writer.act()
-    newest = disk.head(box.root)
+    newest = root_files.head(box.root)
     table = dice.choice(TABLES)
     (box.table(table) / "data" / newest.pending[table][0]).unlink()
     box.marker.unlink()
@@ -89,7 +84,7 @@ def _lose_output(box: AccountsBox, writer: _Writer, dice: random.Random) -> None
     box.marker.unlink()
 
 
-def _restore(box: AccountsBox, writer: _Writer, point: int, dice: random.Random) -> None:
+def _restore(box: AccountsJob, writer: _Writer, point: int, dice: random.Random) -> None:
     """A person takes the job back, and the command is killed."""
     box.finish()
     writer.act()
@@ -99,18 +94,18 @@ def _restore(box: AccountsBox, writer: _Writer, point: int, dice: random.Random)
     box.marker.unlink()
 
 
-def _go_through(box: AccountsBox, writer: _Writer, dice: random.Random) -> None:
+def _go_through(box: AccountsJob, writer: _Writer, dice: random.Random) -> None:
     """Starts; where a run stops because of the other writer, a person plans anew and approves what is shown."""
     for _ in range(_PLANS):
         ended = box.run()
         if ended.code == 0:
             return
-        assert ended.code == _REFUSED and "error [foreign-rows]" in ended.err, str(ended)
+        assert (ended.code, ended.error.code) == (_REFUSED, "foreign-rows"), str(ended)
         shown = plan(box, "latest")
         writer.act(0.2)
         ended = execute(box, failpoint=dice.choice(("", *_STEPS)))
         if ended.code == _REFUSED:
-            assert "error [plan-outdated]" in ended.err, str(ended)
+            assert ended.error.code == "plan-outdated", str(ended)
             continue
         assert ended.code in (0, _KILLED), str(ended)
         box.marker.unlink(missing_ok=True)
@@ -121,9 +116,14 @@ def _go_through(box: AccountsBox, writer: _Writer, dice: random.Random) -> None:
 
 ROWS = [
     Row(
-        22, "other-writers", "another application appends to a table of a job that goes back, by itself or for a "
+        22,
+        "other-writers",
+        "another application appends to a table of a job that goes back, by itself or for a "
         "person, and is killed at any step of that",
-        "tables have the job's rows once, and each row of the other writer that no executed plan named", _play,
-        {Tier.SLICE: 4, Tier.HALF_HOUR: 40, Tier.NIGHTLY: 400}, plant="blind-rewind", plant_rounds=10,
-    ),
-]  # fmt: skip
+        "tables have the job's rows once, and each row of the other writer that no executed plan named",
+        _play,
+        {Tier.SLICE: 4, Tier.HALF_HOUR: 40, Tier.NIGHTLY: 400},
+        plant="blind-rewind",
+        plant_rounds=10,
+    )
+]

@@ -11,12 +11,12 @@ from unittest.mock import patch
 
 from stateflow.failpoints import NAMES
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage, open_storage
-from tests.recovery import disk
-from tests.recovery.harness import ASKED, BESIDE
-from tests.recovery.process import Ended, wait_for
 from tests.scoreboard.row import Round, Row, Tier
 from tests.scoreboard.rows.killed_drivers import box_of, check
 from tests.servers.running import s3_server
+from tests.support import root_files
+from tests.support.job_fixture import ASKED, BESIDE
+from tests.support.processes import Ended, wait_for
 
 _STOPS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded", "claim.before", "run.end"})
 _RACERS, _RACES = 8, 50
@@ -29,7 +29,7 @@ def _play_stopped(round_: Round) -> int:
     with box_of(round_) as box:
         # With this backend a run passes each of the steps.
         box.settings = {**box.settings, "checkpoints__collect_every": 1, "state__backend": "rocksdb"}
-        chain = disk.Chain(box.root)
+        chain = root_files.Chain(box.root)
         box.deliver(30)
         if dice.random() < 0.5:
             box.finish()
@@ -41,7 +41,7 @@ def _play_stopped(round_: Round) -> int:
         assert any(e.code == 0 for e in ended) and all(_is_win_or_fenced(e) for e in ended), ended
         stopped.resume()
         late = stopped.wait(chain.look)
-        assert late.code == 3 and "error [fenced]" in late.err, f"{point}: {late}"
+        assert (late.code, late.error.code) == (3, "fenced"), f"{point}: {late}"
         check(box, chain)
     return 1
 
@@ -50,7 +50,7 @@ def _play_at_once(round_: Round) -> int:
     """Two or three at once; each of them begins when the log has some more entries."""
     dice = random.Random(round_.seed)
     with box_of(round_) as box:
-        chain = disk.Chain(box.root)
+        chain = root_files.Chain(box.root)
         box.deliver(400)
         runs = [box.start()]
         for _ in range(dice.choice([1, 2])):
@@ -64,7 +64,7 @@ def _play_at_once(round_: Round) -> int:
     return len(runs) - 1
 
 
-def _wait_for(condition: Callable[[], bool], chain: disk.Chain) -> None:
+def _wait_for(condition: Callable[[], bool], chain: root_files.Chain) -> None:
     def holds() -> bool:
         chain.look()
         return condition()
@@ -73,7 +73,7 @@ def _wait_for(condition: Callable[[], bool], chain: disk.Chain) -> None:
 
 
 def _is_win_or_fenced(ended: Ended) -> bool:
-    return ended.code == 0 or (ended.code == 3 and "error [fenced]" in ended.err)
+    return ended.code == 0 or (ended.code == 3 and ended.error.code == "fenced")
 
 
 def _play_names(round_: Round) -> int:
@@ -102,18 +102,33 @@ def _race(storage: Storage, key: str) -> None:
 
 ROWS = [
     Row(
-        6, "stopped-drivers", "a driver stopped by SIGSTOP at a named step while one or two others go through, then "
-        "resumed", "as for killed-drivers; the late one reports that it is fenced", _play_stopped,
-        {Tier.SLICE: 4, Tier.HALF_HOUR: 50, Tier.NIGHTLY: 600}, plant="no-token", plant_rounds=len(_STOPS),
+        6,
+        "stopped-drivers",
+        "a driver stopped by SIGSTOP at a named step while one or two others go through, then resumed",
+        "as for killed-drivers; the late one reports that it is fenced",
+        _play_stopped,
+        {Tier.SLICE: 4, Tier.HALF_HOUR: 50, Tier.NIGHTLY: 600},
+        plant="no-token",
+        plant_rounds=len(_STOPS),
     ),
     Row(
-        6, "drivers-at-once", "two or three drivers at once (drivers too many)",
+        6,
+        "drivers-at-once",
+        "two or three drivers at once (drivers too many)",
         "as for killed-drivers; who loses is fenced",
-        _play_at_once, {Tier.SLICE: 2, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300}, plant="no-fence", plant_rounds=20,
+        _play_at_once,
+        {Tier.SLICE: 2, Tier.HALF_HOUR: 20, Tier.NIGHTLY: 300},
+        plant="no-fence",
+        plant_rounds=20,
     ),
     Row(
-        8, "names", f"{_RACERS} writers race for a name (POSIX, memory, S3 server)",
-        "exactly one is told that it won, and its bytes are stored", _play_names,
-        {Tier.SLICE: 1, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40}, plant="check-then-write", plant_rounds=3,
+        8,
+        "names",
+        f"{_RACERS} writers race for a name (POSIX, memory, S3 server)",
+        "exactly one is told that it won, and its bytes are stored",
+        _play_names,
+        {Tier.SLICE: 1, Tier.HALF_HOUR: 4, Tier.NIGHTLY: 40},
+        plant="check-then-write",
+        plant_rounds=3,
     ),
-]  # fmt: skip
+]

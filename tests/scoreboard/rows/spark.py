@@ -6,26 +6,37 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.recovery.flights import FlightsBox
-from tests.recovery.plants import VARIABLE
-from tests.recovery.process import spawn
-from tests.recovery.strikes import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
+from tests.recovery.random_kills import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
 from tests.scoreboard.row import Round, Row, Tier
+from tests.support.flights_job import FlightsJob
+from tests.support.mutants import VARIABLE
+from tests.support.processes import spawn
 
 _KILLS = 3
 _IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")
-_IN_DRIVERS = ("start.seeded:1", "batch.reported:2", "commit.stored:2", "commit.manifest:2", "log.created:3",
-               "commit.after:2", "publish.before:3", "publish.after:3", "batch.end:2")  # fmt: skip
+_IN_DRIVERS = (
+    "start.seeded:1",
+    "batch.reported:2",
+    "commit.stored:2",
+    "commit.manifest:2",
+    "log.created:3",
+    "commit.after:2",
+    "publish.before:3",
+    "publish.after:3",
+    "batch.end:2",
+)
 
 
 @contextmanager
-def _flights(round_: Round) -> Iterator[FlightsBox]:
+def _flights(round_: Round) -> Iterator[FlightsJob]:
     settings = {
-        "spark__conf__spark.local.dir": round_.folder / "spark", "checkpoints__collect_every": 3,
+        "spark__conf__spark.local.dir": round_.folder / "spark",
+        "checkpoints__collect_every": 3,
         "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
-    }  # fmt: skip
-    box = FlightsBox(round_.folder / "job", settings, job="small_flights", launcher=spawn,
-                     variables={VARIABLE: round_.plant})  # fmt: skip
+    }
+    box = FlightsJob(
+        round_.folder / "job", settings, job="small_flights", launcher=spawn, variables={VARIABLE: round_.plant}
+    )
     try:
         yield box
     finally:
@@ -68,21 +79,47 @@ def _play_points(round_: Round) -> int:
 _HOLDS = "Delta tables and state are what plain dictionaries say of all input; nothing is left over"
 ROWS = [
     Row(
-        2, "killed-drivers-spark", "SIGKILL of a driver on Spark at a random moment", _HOLDS,
-        lambda r: _play_random(r, DRIVER), {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed",
-        plant_rounds=2, on_spark=True,
+        2,
+        "killed-drivers-spark",
+        "SIGKILL of a driver on Spark at a random moment",
+        _HOLDS,
+        lambda r: _play_random(r, DRIVER),
+        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40},
+        plant="no-seed",
+        plant_rounds=2,
+        on_spark=True,
     ),
     Row(
-        3, "killed-workers", "SIGKILL of a Python worker in a task, at named steps and at random moments", _HOLDS,
-        _play_workers, {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 80}, plant="all-there-is", plant_rounds=3, on_spark=True,
+        3,
+        "killed-workers",
+        "SIGKILL of a Python worker in a task, at named steps and at random moments",
+        _HOLDS,
+        _play_workers,
+        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 80},
+        plant="all-there-is",
+        plant_rounds=3,
+        on_spark=True,
     ),
     Row(
-        4, "killed-spark", "SIGKILL of Spark itself, all executors with it, at a random moment", _HOLDS,
-        lambda r: _play_random(r, JVM), {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed",
-        plant_rounds=2, on_spark=True,
+        4,
+        "killed-spark",
+        "SIGKILL of Spark itself, all executors with it, at a random moment",
+        _HOLDS,
+        lambda r: _play_random(r, JVM),
+        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40},
+        plant="no-seed",
+        plant_rounds=2,
+        on_spark=True,
     ),
     Row(
-        5, "named-steps-spark", "SIGKILL of a driver on Spark at named steps", _HOLDS, _play_points,
-        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40}, plant="no-seed", plant_rounds=2, on_spark=True,
+        5,
+        "named-steps-spark",
+        "SIGKILL of a driver on Spark at named steps",
+        _HOLDS,
+        _play_points,
+        {Tier.HALF_HOUR: 2, Tier.NIGHTLY: 40},
+        plant="no-seed",
+        plant_rounds=2,
+        on_spark=True,
     ),
-]  # fmt: skip
+]

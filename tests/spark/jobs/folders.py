@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.streams import DataStream
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 
 
@@ -24,10 +24,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     if env.parameter("swapped", "no") == "yes":
         second, first = folder("second", "b"), folder("first", "a")
     else:
-        first, second = (
-            folder("first", "a"),
-            folder("second", "a" if env.parameter("twice", "no") == "yes" else "b"),
-        )
+        first, second = (folder("first", "a"), folder("second", "a" if env.parameter("twice", "no") == "yes" else "b"))
     listed = env.from_collection([Row("listed", 0), Row("listed", 1)], Row, uid="listed")
     streams = first.union(second, listed)
     streams.sink_to(FolderSink(home / "out"), uid="out")

@@ -20,7 +20,7 @@ from stateflow import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
-from stateflow.api.streams import DataStream
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
 
@@ -183,9 +183,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     out(thirds, "thirds")
     out(thirds.key_by("shop", order_by=("count",)).process(Count(), output=Third, uid="count"), "counted")
 
-    out(
-        ordered.key_by("shop").connect(rated.broadcast()).process(Rated(), output=Event, uid="rated"), "rated"
-    )
+    out(ordered.key_by("shop").connect(rated.broadcast()).process(Rated(), output=Event, uid="rated"), "rated")
 
     everything = ordered.flat_map(twice).filter(is_even).union(paid.map(as_order, output=Order))
     out(everything, "union")

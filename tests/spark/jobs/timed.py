@@ -22,7 +22,7 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.api.collection import CollectionSource
-from stateflow.api.streams import DataStream
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 
 WINDOW = 1000
@@ -112,6 +112,4 @@ def build(env: StreamExecutionEnvironment) -> None:
     counts.get_side_output(LATE).sink_to(FolderSink(home / "late"), uid="late")
     if spark:
         counts = counts.transform(lambda frame: frame.where("count > 0"))
-    counts.key_by("all").process(Totals(), output=Total, uid="totals").sink_to(
-        FolderSink(home / "totals"), uid="out"
-    )
+    counts.key_by("all").process(Totals(), output=Total, uid="totals").sink_to(FolderSink(home / "totals"), uid="out")

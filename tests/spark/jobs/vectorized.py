@@ -38,12 +38,7 @@ class Marked(msgspec.Struct):
 PAIRS = [Pair(n % 5, n * n) for n in range(24)]
 
 
-EXACT = {
-    "rows": ("count", "value"),
-    "sum": ("sum", "value"),
-    "mean": ("mean", "value"),
-    "least": ("min", "value"),
-}
+EXACT = {"rows": ("count", "value"), "sum": ("sum", "value"), "mean": ("mean", "value"), "least": ("min", "value")}
 
 
 class Exact(msgspec.Struct):
@@ -98,15 +93,17 @@ def build(env: StreamExecutionEnvironment) -> None:
     function = SumColumns() if env.parameter("columns") == "yes" else SumRows()
     sums = pairs.key_by("key").process(function, output=Pair, uid="sum")
     sums.sink_to(FolderSink(home / "sums"), uid="sums")
-    totals = sums.map(marked, output=Marked).key_by("parity").aggregate_columns(
-        {"rows": ("count", "value"), "largest": ("max", "value"), "different": ("approx_distinct", "value")},
-        output=Totals, uid="aggregates",
-    )  # fmt: skip
+    totals = (
+        sums.map(marked, output=Marked)
+        .key_by("parity")
+        .aggregate_columns(
+            {"rows": ("count", "value"), "largest": ("max", "value"), "different": ("approx_distinct", "value")},
+            output=Totals,
+            uid="aggregates",
+        )
+    )
     totals.sink_to(FolderSink(home / "totals"), uid="totals")
     # Of the source's rows and of an operator's, in two phases.
-    for uid, stream in (
-        ("given", pairs.map(marked, output=Marked)),
-        ("made", sums.map(marked, output=Marked)),
-    ):
+    for uid, stream in (("given", pairs.map(marked, output=Marked)), ("made", sums.map(marked, output=Marked))):
         exact = stream.key_by("parity").aggregate_columns(EXACT, output=Exact, uid=uid)
         exact.sink_to(FolderSink(home / uid), uid=f"{uid}-out")

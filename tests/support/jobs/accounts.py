@@ -113,9 +113,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     movements.sink_to(FolderSink(tables / "movements"), uid="movements")
     if env.parameter("parts", "both") == "movements":
         return
-    totals = movements.key_by("shop", order_by=("number",)).process(
-        Turnovers(), output=Total, uid="turnovers"
-    )
+    totals = movements.key_by("shop", order_by=("number",)).process(Turnovers(), output=Total, uid="turnovers")
     totals.sink_to(FolderSink(tables / "totals"), uid="totals")
 
 

@@ -21,9 +21,9 @@ from stateflow import (
     MapStateDescriptor,
     StreamExecutionEnvironment,
 )
-from stateflow.keygroups import key_hash
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
+from stateflow.types.key_groups import key_hash
 
 KEY_GROUPS = 128
 

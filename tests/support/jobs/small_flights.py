@@ -97,7 +97,5 @@ def build(env: StreamExecutionEnvironment) -> None:
     flights = env.from_source(source, uid="flights").transform(name_unknown)
     legs = flights.key_by("aircraft", order_by=("number",)).process(Aircraft(), output=Leg, uid="aircraft")
     legs.sink_to(DeltaSink(f"{folder}/tables/legs"), uid="legs")
-    routes = flights.key_by("carrier", "origin", order_by=("number",)).process(
-        Routes(), output=Route, uid="by-route"
-    )
+    routes = flights.key_by("carrier", "origin", order_by=("number",)).process(Routes(), output=Route, uid="by-route")
     routes.sink_to(DeltaSink(f"{folder}/tables/routes"), uid="routes")

@@ -1,4 +1,4 @@
-"""What the barriers since the last checkpoint come to: they were reached, and are not committed yet."""
+"""Accumulates state and output of the barriers since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.documents import Manifest, PendingOutput
-from stateflow.runtime.measures import Measures
+from stateflow.checkpoint.log.documents import Manifest, PendingOutput
+from stateflow.runtime.driver.barrier import Barrier, BarrierMetrics
 from stateflow.state.handles import Committable
 
 
 @dataclass
-class Uncommitted:
-    """Barriers in their order; the newest one has the state, all of them have output.
+class PendingCheckpoint:
+    """Barriers that are not committed yet: the state of the newest one, the output of all.
 
     Attributes:
-        folder: of the driver's files of the newest barrier.
-        tries: how many checkpoints of this very barrier were aborted.
+        manifest: of the newest barrier; None without any barrier.
+        folder: data folder of the driver's files of the newest barrier.
+        tries: number of aborted checkpoints of this very barrier.
         increment_bytes, compaction_bytes: stored since the last checkpoint.
-        seconds: that the batches took.
-        committables: files to publish, by sink.
-        measures: of the newest barrier's batch.
-        reached_at: when the checkpoint that all of it becomes was triggered, by the clock that never goes back.
+        seconds: duration of the batches.
+        committables: files to publish, by uid of the sink.
+        metrics: of the newest barrier.
+        triggered_at: when its checkpoint was triggered, in seconds of the monotonic clock.
     """
 
     manifest: Manifest | None = None
@@ -33,55 +34,57 @@ class Uncommitted:
     rows_in: int = 0
     rows_out: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    measures: Measures = field(default_factory=Measures)
-    reached_at: float = 0.0
+    metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
+    triggered_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
 
-    def add(self, manifest: Manifest, folder: str, output: dict[str, list[Committable]]) -> None:
-        """One more barrier, whose state replaces that of the one before.
+    def add(self, barrier: Barrier, output: dict[str, list[Committable]], seconds: float) -> None:
+        """Adds the next barrier.
 
         Args:
-            output: to publish with the checkpoint, by sink.
+            output: files to publish with the checkpoint, by uid of the sink.
+            seconds: duration of the barrier's batch.
         """
-        self.manifest, self.folder = manifest, folder
+        manifest = barrier.manifest
+        self.manifest, self.folder, self.metrics = manifest, barrier.folder, barrier.metrics
         self.increment_bytes += manifest.increment_bytes
         self.compaction_bytes += manifest.compaction_bytes
+        self.rows_in += barrier.rows_in
+        self.seconds += seconds
+        _add_rows(self.rows_out, barrier.rows_out)
         _add_files(self.committables, output)
 
-    def count(self, rows_in: int, rows_out: dict[str, int], seconds: float, measures: Measures) -> None:
-        """What the newest barrier's batch did."""
-        self.measures = measures
-        self.rows_in += rows_in
-        self.seconds += seconds
-        _add_rows(self.rows_out, rows_out)
-
-    def behind(self, older: Uncommitted) -> Uncommitted:
-        """Both together, as what stands behind an aborted checkpoint takes over what that would have published."""
+    def merged_after(self, older: PendingCheckpoint) -> PendingCheckpoint:
+        """Returns both together. `older` was aborted, and what it would have published passes to this one."""
         if older.manifest is None:
             return self
         newest, tries = (self, 0) if self.manifest is not None else (older, older.tries + 1)
-        both = Uncommitted(
-            newest.manifest, newest.folder, tries, older.increment_bytes + self.increment_bytes,
-            older.compaction_bytes + self.compaction_bytes, older.rows_in + self.rows_in,
-            seconds=older.seconds + self.seconds, measures=newest.measures, reached_at=self.reached_at,
-        )  # fmt: skip
+        merged = PendingCheckpoint(
+            newest.manifest,
+            newest.folder,
+            tries,
+            older.increment_bytes + self.increment_bytes,
+            older.compaction_bytes + self.compaction_bytes,
+            older.rows_in + self.rows_in,
+            seconds=older.seconds + self.seconds,
+            metrics=newest.metrics,
+            triggered_at=self.triggered_at,
+        )
         for each in (older, self):
-            _add_rows(both.rows_out, each.rows_out)
-            _add_files(both.committables, each.committables)
-        return both
+            _add_rows(merged.rows_out, each.rows_out)
+            _add_files(merged.committables, each.committables)
+        return merged
 
     @property
     def ordinal(self) -> int:
-        """Of the newest barrier."""
+        """Number of the newest barrier; 0 without any."""
         return self.manifest.ordinal if self.manifest else 0
 
     @property
     def document(self) -> Manifest:
-        """The manifest of the checkpoint that all of it becomes."""
+        """The manifest of the checkpoint, with the bytes of all its barriers."""
         assert self.manifest is not None
-        return replace(
-            self.manifest, increment_bytes=self.increment_bytes, compaction_bytes=self.compaction_bytes
-        )
+        return replace(self.manifest, increment_bytes=self.increment_bytes, compaction_bytes=self.compaction_bytes)
 
     @property
     def output(self) -> list[PendingOutput]:

@@ -1,8 +1,8 @@
-"""PySpark's daemon of worker processes, without the traceback of a worker whose Spark has closed the connection.
+"""PySpark's worker daemon, without the traceback of a worker whose connection Spark has closed.
 
-A task that fails or is interrupted closes it, and PySpark prints a BrokenPipeError with its stack to the driver's log,
-which says nothing that the run does not report. The daemon must not start a thread before it forks, so it imports no
-other module of stateflow: this file is in a folder of its own, which is on the path of Python workers.
+A task that fails or is interrupted closes its connection, and PySpark prints a BrokenPipeError with a stack trace to
+the driver's log, although the run reports the failure. The daemon must not start a thread before it forks, so it
+imports no other module of stateflow: this file has a folder of its own, which is on the ``PYTHONPATH`` of workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _work_quietly(sock: socket.socket, authenticated: bool) -> int:
     try:
         return _work(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        return _FAILED  # ends the process, as the exception would have done
+        return _FAILED  # ends the process, as the exception would
 
 
 daemon.worker = _work_quietly

@@ -1,4 +1,4 @@
-"""The rows of a keyed operator's inputs: whose key they are, and the objects that functions are given."""
+"""Reads the inputs of a keyed operator: the key of each row and the row objects for the function."""
 
 from __future__ import annotations
 
@@ -7,71 +7,73 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import InternalError, SchemaMismatch, StateError
-from stateflow.runtime.rows import Maker, event_times, group_starts, row_maker, to_list, to_rows
-from stateflow.runtime.specs import GROUP_MASK, GROUP_SHIFT, InputSpec, UnitSpec
-from stateflow.runtime.watermarks import milliseconds
-from stateflow.serializers import encode_key
+from stateflow.runtime.task.row_conversion import RowMaker, event_times, group_starts, row_maker, to_list, to_rows
+from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
+from stateflow.runtime.watermarks import epoch_milliseconds
+from stateflow.types.serializers import encode_key
 
-Key = tuple[Any, ...]
-NamedKey = tuple[bytes, bytes, Key]
-"""Key group and key as they are stored, and the key's values."""
-TimeOf = Callable[[Any], int | None]
-"""How the event time of a row is read."""
+Key = tuple[object, ...]
+"""The values of the key columns."""
+EncodedKey = tuple[bytes, bytes, Key]
+"""Key group (2 bytes) and key as they are stored, and the values of the key columns."""
+TimeOf = Callable[[object], int | None]
+"""Returns the event time of a row in milliseconds since 1970; None without one."""
 
 
 @dataclass(frozen=True)
 class Input:
-    """How rows of one input are read.
+    """How the rows of one input are read.
 
     Attributes:
-        columns: which of all columns are its own.
-        keys: which of those are the key.
-        required: which may not be null.
-        time: which of all columns has the event time; None for rows without one.
-        time_of: how a row's event time is read.
+        names: names of the input's columns.
+        columns: the positions of the input's columns among those of all inputs.
+        keys: positions of the key columns among the input's columns.
+        required: positions of the columns that are not nullable, among the input's columns.
+        maker: creates the row objects.
+        time: position of the event time column among those of all inputs; None without event time.
+        time_of: reads the event time of a row object; None without event time.
     """
 
     names: tuple[str, ...]
     columns: slice
     keys: tuple[int, ...]
     required: tuple[int, ...]
-    maker: Maker
+    maker: RowMaker
     time: int | None
     time_of: TimeOf | None
 
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """Sorted rows.
+    """Row objects, sorted by key.
 
     Attributes:
-        keys: those of the rows, in order.
-        starts: where the rows of each begin.
+        keys: the distinct keys, in the order of their rows.
+        starts: position of the first row of each key.
     """
 
-    rows: list[Any]
-    keys: list[NamedKey]
+    rows: list[object]
+    keys: list[EncodedKey]
     starts: list[int]
 
-    def by_key(self) -> Iterator[tuple[NamedKey, slice]]:
-        """Each key, and which rows are its own."""
+    def by_key(self) -> Iterator[tuple[EncodedKey, slice]]:
+        """Yields each key with the slice of its rows."""
         ends = pairwise([*self.starts, len(self.rows)])
         return ((key, slice(start, end)) for key, (start, end) in zip(self.keys, ends, strict=True))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The rows of one input; `places` says which of all rows they are, None that they are all."""
+class _InputRows:
+    """The rows of one input. `positions` are their positions among all rows; None if they are all rows."""
 
     input: Input
-    places: np.ndarray[Any, Any] | None
+    positions: np.ndarray[tuple[int], np.dtype[np.intp]] | None
     columns: Sequence[pa.Array]
 
     @property
@@ -80,9 +82,9 @@ class _Part:
 
 
 class KeyedInputs:
-    """Reads the inputs of a keyed operator, whose columns come one input behind the other."""
+    """Reads the inputs of a keyed operator, whose columns follow one another by input."""
 
-    def __init__(self, spec: UnitSpec) -> None:
+    def __init__(self, spec: ChainSpec) -> None:
         assert spec.keying is not None
         self._spec = spec
         self._key_columns = spec.keying.columns
@@ -91,58 +93,62 @@ class KeyedInputs:
     def __getitem__(self, number: int) -> Input:
         return self._inputs[number]
 
-    def read(
-        self, order: np.ndarray[Any, Any], columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None
-    ) -> KeyedRows:
-        """Rows by key. `order` and `which` as in `KeyedOperator.process`. Raises StateError for a key that is null, or
-        cannot be read, and SchemaMismatch for a null in a column that may not have one."""
-        parts = self._parts(columns, which)
+    def read(self, order: Numbers, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> KeyedRows:
+        """Returns the rows by key.
+
+        Args:
+            order: the `ORDER` of each row.
+            columns: the columns of all inputs.
+            input_numbers: the number of each row's input; None if all rows are of the first.
+
+        Raises:
+            StateError: a key is null or cannot be read.
+            SchemaMismatch: a column that is not nullable contains a null.
+        """
+        parts = self._parts(columns, input_numbers)
         for part in parts:
-            refuse_nulls(self._spec, part.input, part.columns)
+            check_nulls(self._spec, part.input, part.columns)
         keys = self._keys(parts)
         starts = group_starts(order, keys)
-        # Before the rows are made: a key that cannot be read is told as what it is.
-        named = self._named(order, keys, starts, columns)
-        return KeyedRows(_rows(parts, len(order)), named, starts)
+        # Before the row objects are created, so that an unreadable key raises its own error.
+        encoded = self._encode_keys(order, keys, starts, columns)
+        return KeyedRows(_rows(parts, len(order)), encoded, starts)
 
-    def event_times(
-        self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None
-    ) -> np.ndarray[Any, Any]:
-        """Of each row, for inputs that all have event time; `columns` and `which` as for `read`."""
+    def event_times(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> Numbers:
+        """Returns the event time of each row, for inputs that all have one; arguments as for `read`."""
         first, *others = [event_times(columns[each.time]) for each in self._inputs if each.time is not None]
-        if which is None or not others:
+        if input_numbers is None or not others:
             return first
-        return np.choose(which, [first, *others])
+        return np.choose(input_numbers, [first, *others])
 
-    def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[Any]:
-        """Row objects of an input without a key. Raises SchemaMismatch as `read` does."""
+    def read_unkeyed(self, number: int, columns: Sequence[pa.Array]) -> list[object]:
+        """Returns the row objects of an input without a key; raises SchemaMismatch as `read` does."""
         each = self._inputs[number]
-        refuse_nulls(self._spec, each, columns[each.columns])
+        check_nulls(self._spec, each, columns[each.columns])
         return to_rows(columns[each.columns], each.maker)
 
-    def _parts(self, columns: Sequence[pa.Array], which: np.ndarray[Any, Any] | None) -> list[_Part]:
-        """The rows, apart by input."""
+    def _parts(self, columns: Sequence[pa.Array], input_numbers: Numbers | None) -> list[_InputRows]:
+        """Returns the rows, separated by input."""
         first, *others = self._inputs
-        if which is None or not others or not which.any():
-            return [_Part(first, None, columns[first.columns])]
+        if input_numbers is None or not others or not input_numbers.any():
+            return [_InputRows(first, None, columns[first.columns])]
         parts = []
         for number, each in enumerate(self._inputs):
-            places = np.flatnonzero(which == number)
-            taken = [column.take(pa.array(places)) for column in columns[each.columns]]
-            parts.append(_Part(each, places, taken))
+            positions = np.flatnonzero(input_numbers == number)
+            taken = [column.take(pa.array(positions)) for column in columns[each.columns]]
+            parts.append(_InputRows(each, positions, taken))
         return parts
 
-    def _keys(self, parts: Sequence[_Part]) -> list[pa.Array]:
-        """Each row's key, column by column."""
+    def _keys(self, parts: Sequence[_InputRows]) -> list[pa.Array]:
+        """Returns the key columns of all rows, in their original order."""
         if len(parts) == 1:
             return parts[0].keys
-        back = pa.array(np.argsort(np.concatenate([part.places for part in parts])))
-        return [
-            pa.concat_arrays(same).take(back) for same in zip(*[part.keys for part in parts], strict=True)
-        ]
+        original = pa.array(np.argsort(np.concatenate([part.positions for part in parts])))
+        return [pa.concat_arrays(same).take(original) for same in zip(*[part.keys for part in parts], strict=True)]
 
-    def _named(self, order: np.ndarray[Any, Any], keys: list[pa.Array], starts: list[int],
-               columns: Sequence[pa.Array]) -> list[NamedKey]:  # fmt: skip
+    def _encode_keys(
+        self, order: Numbers, keys: list[pa.Array], starts: list[int], columns: Sequence[pa.Array]
+    ) -> list[EncodedKey]:
         at = pa.array(starts, pa.int64())
         firsts = [k.take(at) for k in keys]
         groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).tolist() if starts else []
@@ -150,30 +156,35 @@ class KeyedInputs:
             values = zip(*[to_list(k) for k in firsts], strict=True)
             return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
         except Exception as e:
-            self._refuse_failing_key(firsts, [c.take(at) for c in columns])
-            raise InternalError("a batch's keys cannot be read, but each can", operator=self._spec.uid) from e
+            self._raise_for_unreadable_key(firsts, [c.take(at) for c in columns])
+            raise InternalError("the keys of a batch cannot be read, but each one can", operator=self._spec.uid) from e
 
-    def _refuse_failing_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
-        """Finds the key that cannot be read or encoded, and raises StateError with its row."""
+    def _raise_for_unreadable_key(self, keys: list[pa.Array], columns: Sequence[pa.Array]) -> None:
+        """Finds the key that cannot be read or encoded and raises StateError with its row."""
         for at in range(len(keys[0])):
             try:
                 encode_key(tuple(k[at].as_py() for k in keys))
             except Exception as e:
                 names = [name for each in self._inputs for name in each.names]
-                row = {n: _shown(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
-                raise StateError("a key cannot be read", hint="filter such rows in a transform, or cast the column",
-                                 operator=self._spec.uid, columns=list(self._key_columns), row=repr(row)[:500],
-                                 reason=str(e)) from e  # fmt: skip
+                row = {n: _display(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
+                raise StateError(
+                    "a key cannot be read",
+                    hint="filter such rows in a transform, or cast the column",
+                    operator=self._spec.uid,
+                    columns=list(self._key_columns),
+                    row=repr(row)[:500],
+                    reason=str(e),
+                ) from e
 
 
-def _rows(parts: Sequence[_Part], count: int) -> list[Any]:
-    """Row objects in the order in which they came."""
+def _rows(parts: Sequence[_InputRows], count: int) -> list[object]:
+    """Returns the row objects in their original order."""
     if len(parts) == 1:
         return to_rows(parts[0].columns, parts[0].input.maker)
-    rows: list[Any] = [None] * count
+    rows: list[object] = [None] * count
     for part in parts:
-        assert part.places is not None
-        for place, row in zip(part.places.tolist(), to_rows(part.columns, part.input.maker), strict=True):
+        assert part.positions is not None
+        for place, row in zip(part.positions.tolist(), to_rows(part.columns, part.input.maker), strict=True):
             rows[place] = row
     return rows
 
@@ -188,7 +199,7 @@ def _inputs(specs: Sequence[InputSpec]) -> list[Input]:
             required_indexes(spec.schema),
             row_maker(spec.schema),
             start + spec.schema.names.index(spec.time_column) if spec.time_column else None,
-            _time_of(spec.time_column),
+            _event_time_reader(spec.time_column),
         )
         for spec, (start, end) in zip(specs, pairwise(starts), strict=True)
     ]
@@ -198,20 +209,19 @@ def _key_indexes(spec: InputSpec) -> tuple[int, ...]:
     return tuple(spec.schema.names.index(c) for c in spec.keying.columns) if spec.keying else ()
 
 
-def _time_of(column: str) -> TimeOf | None:
-    """How the event time of a row is read."""
+def _event_time_reader(column: str) -> TimeOf | None:
     if not column:
         return None
 
-    def time_of(row: Any) -> int | None:
-        value = getattr(row, column)
-        return milliseconds(value) if isinstance(value, datetime) else value
+    def time_of(row: object) -> int | None:
+        value: datetime | int | None = getattr(row, column)
+        return epoch_milliseconds(value) if isinstance(value, datetime) else value
 
     return time_of
 
 
 def required_indexes(schema: RowSchema) -> tuple[int, ...]:
-    """Which columns may not be null."""
+    """Returns the positions of the columns that are not nullable."""
     return tuple(at for at, column in enumerate(schema.columns) if not column.nullable)
 
 
@@ -222,28 +232,40 @@ _NULL_HINT = (
 )
 
 
-def refuse_nulls(spec: UnitSpec, given: Input, columns: Sequence[pa.Array]) -> None:
-    """Raises StateError for a row whose key has a null, and SchemaMismatch for one in another column that its class
-    declares without: a file that lacks the column may have come, or a transform have made it."""
+def check_nulls(spec: ChainSpec, given: Input, columns: Sequence[pa.Array]) -> None:
+    """Checks the columns of one input for nulls, which files without a column and transforms can introduce.
+
+    Raises:
+        StateError: a key column contains a null.
+        SchemaMismatch: another column that is not nullable contains a null.
+    """
     for index in given.keys:
         if columns[index].null_count:
-            raise StateError("a key is null", hint="filter such rows in a transform, or replace null by a value",
-                             operator=spec.uid, column=given.names[index],
-                             row=_row_with_null(given, columns, index))  # fmt: skip
+            raise StateError(
+                "a key is null",
+                hint="filter such rows in a transform, or replace null by a value",
+                operator=spec.uid,
+                column=given.names[index],
+                row=_row_with_null(given, columns, index),
+            )
     for index in given.required:
         if columns[index].null_count:
-            raise SchemaMismatch("a null in a column that is declared without it", hint=_NULL_HINT,
-                                 operator=spec.uid, column=given.names[index],
-                                 row=_row_with_null(given, columns, index))  # fmt: skip
+            raise SchemaMismatch(
+                "a column that is not nullable contains a null",
+                hint=_NULL_HINT,
+                operator=spec.uid,
+                column=given.names[index],
+                row=_row_with_null(given, columns, index),
+            )
 
 
 def _row_with_null(given: Input, columns: Sequence[pa.Array], index: int) -> str:
     at = int(columns[index].is_null().to_numpy(zero_copy_only=False).argmax())
-    return repr({n: _shown(c[at]) for n, c in zip(given.names, columns, strict=True)})[:500]
+    return repr({n: _display(c[at]) for n, c in zip(given.names, columns, strict=True)})[:500]
 
 
-def _shown(cell: pa.Scalar) -> object:
+def _display(cell: pa.Scalar) -> object:
     try:
         return cell.as_py()
-    except Exception:  # it is shown because something in its row cannot be read
+    except Exception:  # the row is displayed because one of its cells cannot be read
         return f"<unreadable {cell.type}>"

@@ -1,0 +1,85 @@
+"""Elements that the DAGs of a job share: DAG options, the run task, conditions and params."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from airflow.sdk import DAG, Context, Param
+from airflow.sdk.exceptions import AirflowSkipException
+
+from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.operators.run import StateflowRunOperator
+
+
+class Retries(TypedDict):
+    """The retry arguments of a task."""
+
+    retries: int
+    retry_delay: timedelta
+
+
+class CreatedUnpaused(TypedDict):
+    """The argument that creates a DAG unpaused."""
+
+    is_paused_upon_creation: bool
+
+
+RETRIES: Retries = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+CREATED_UNPAUSED: CreatedUnpaused = {"is_paused_upon_creation": False}
+"""For a DAG without a schedule: a DAG run that is triggered while the DAG is paused stays queued."""
+
+
+def new_dag(job: StateflowJob, suffix: str, doc: str, **arguments: Any) -> DAG:
+    """Returns a DAG of the job, which runs once at a time.
+
+    It has no catch-up: a run continues from the newest checkpoint, whatever its logical date.
+    """
+    return DAG(
+        dag_id=f"{job.name}{suffix}",
+        catchup=False,
+        max_active_runs=1,
+        doc_md=doc,
+        tags=["stateflow", job.name],
+        **arguments,
+    )
+
+
+def run_task(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunOperator:
+    """Returns the task that runs the job.
+
+    Args:
+        job: the job.
+        application: absolute path of the job file.
+        arguments: further arguments of the operator; `settings` replaces the job's.
+    """
+    given = {**RETRIES, **job.run}
+    settings = arguments.pop("settings", job.settings)
+    outlets = [job.checkpoint, *given.pop("outlets", ())]
+    return StateflowRunOperator(
+        task_id="run",
+        job=application,
+        job_root=job.root,
+        settings=settings,
+        spark=job.spark,
+        pool=job.pool,
+        outlets=outlets,
+        **given,
+        **arguments,
+    )
+
+
+def optional_text(title: str, description: str) -> Param:
+    """Returns a param for an optional text. Without the type ``null``, Airflow's form requires a value."""
+    return Param(None, type=["null", "string"], title=title, description=description)
+
+
+def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:
+    """Returns a `pre_execute` hook that skips the task unless the DAG run's param equals `wanted`."""
+
+    def check(context: Context) -> None:
+        if bool(context["params"][param]) is not wanted:
+            raise AirflowSkipException(f"{param} is {context['params'][param]}")
+
+    return check

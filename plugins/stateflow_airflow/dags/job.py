@@ -1,0 +1,72 @@
+"""The description of a job from which its DAGs are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import Asset, Param
+
+from stateflow_airflow.spark import SparkSubmit
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateflowJob:
+    """A job and its Airflow options.
+
+    Args:
+        name: of the job; DAG ids and asset names start with it.
+        root: its job root.
+        settings: see `StateflowRunOperator`.
+        spark: see `StateflowRunOperator`.
+        pool: of the tasks that run or restore the job. Create the pool first: Airflow keeps a task with an unknown pool
+            in the state "scheduled" and reports it only in the scheduler's log.
+        run: further arguments of the tasks that run the job, such as ``retries``.
+        params: further params of the run DAG and the recovery DAG, for templates in `settings` and `spark`. An optional
+            text needs the type ``["null", "string"]``: Airflow's form requires a value for every other type.
+        run_params: as `params`, of the run DAG only. Templates must work without them, since the recovery DAG renders
+            the same templates: ``{{ params.get('failpoint') or '' }}``.
+        suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
+            are read from a job root in a file system; a job root in another storage is never read.
+        approvers: ids of the users who may approve a restore; if empty, every user who may answer.
+        description: of the run DAG, in Markdown.
+    """
+
+    name: str
+    root: str
+    settings: Mapping[str, object] = field(default_factory=dict)
+    spark: SparkSubmit = field(default_factory=SparkSubmit)
+    pool: str = "default_pool"
+    run: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Param] = field(default_factory=dict)
+    run_params: Mapping[str, Param] = field(default_factory=dict)
+    suggest_targets: bool = True
+    approvers: Sequence[str] = ()
+    description: str = ""
+
+    @property
+    def checkpoint(self) -> Asset:
+        """The asset that each run updates, with the id and the offsets of its last checkpoint."""
+        return Asset(name=f"{self.name}.checkpoint", uri=f"stateflow://{self.name}/checkpoint")
+
+    @property
+    def savepoint(self) -> Asset:
+        """The asset that each savepoint updates, with its id and path."""
+        return Asset(name=f"{self.name}.savepoint", uri=f"stateflow://{self.name}/savepoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Limits for checkpoints and periodic savepoints.
+
+    Args:
+        checkpoints: number of newest checkpoints to keep; None for the job's own setting.
+        savepoints: number of newest periodic savepoints to keep; None for all.
+        max_age: periodic savepoints older than this are deleted; None for no limit.
+    """
+
+    checkpoints: int | None = None
+    savepoints: int | None = 7
+    max_age: timedelta | None = None

@@ -1,0 +1,123 @@
+"""The DAG that restores a job to an earlier checkpoint or savepoint, after a user has approved the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, TypedDict
+
+from airflow.sdk import DAG, Param
+
+from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, new_dag, optional_text, run_task, skip_unless
+from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.dags.restore_targets import suggested_targets
+from stateflow_airflow.operators.approval import StateflowApprovalOperator
+from stateflow_airflow.operators.recovery import (
+    StateflowRestoreOperator,
+    StateflowRestorePlanOperator,
+    StateflowVerifyOperator,
+)
+
+DOC = """
+Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
+
+1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.
+2. Trigger this DAG with a target and a reason. The field *Restore target* suggests savepoints and checkpoints.
+3. Read the plan: task `approve`, tab *Required Actions*. Approve or reject it. A rejection changes nothing, fails the
+   DAG run, and is recorded in the job's history with your name and note.
+4. Unpause `{name}`.
+
+You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
+approval again. For another target, trigger this DAG again.
+"""
+
+APPROVAL_BODY = """
+{{ ti.xcom_pull(task_ids='plan')['markdown'] }}
+
+**Reason**: {{ params.reason }}
+
+**After the restore**: {{ 'the job runs with this job file.' if params.run else 'the job does not run.' }}
+
+On approval, exactly this plan is executed. If a run of the job has started since, nothing is changed.
+"""
+
+
+class _JobArguments(TypedDict):
+    job: str
+    job_root: str
+    settings: Mapping[str, object]
+
+
+def recovery_dag(job: StateflowJob, application: str) -> DAG:
+    """Returns the DAG. It has no schedule."""
+    targets = suggested_targets(job.root) if job.suggest_targets else []
+    params = {**_params(targets), **job.params}
+    code: _JobArguments = {"job": application, "job_root": job.root, "settings": job.settings}
+    doc = DOC.format(name=job.name)
+    with new_dag(job, "_recovery", doc, schedule=None, params=params, **CREATED_UNPAUSED) as dag:
+        plan = StateflowRestorePlanOperator(
+            task_id="plan",
+            target="{{ params.target }}",
+            sinks="{{ params.sinks }}",
+            drop="{{ params.drop or '' }}",
+            from_other_job="{{ params.from_other_job }}",
+            keep_tables="{{ params.keep_tables or '' }}",
+            run_dag=job.name,
+            **code,
+            **RETRIES,
+        )
+        approve = StateflowApprovalOperator(
+            task_id="approve",
+            job_root=job.root,
+            plan=plan.output,
+            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
+            body=APPROVAL_BODY,
+            response_timeout=timedelta(days=1),
+            params={"note": optional_text("Note", "Stored in the job's log.")},
+            assigned_users=[{"id": user, "name": user} for user in job.approvers] or None,
+            **RETRIES,
+        )
+        restore = StateflowRestoreOperator(
+            task_id="restore",
+            plan=plan.output,
+            approval=approve.output,
+            reason="{{ params.reason }}",
+            pool=job.pool,
+            **code,
+            **RETRIES,
+        )
+        verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, **RETRIES)
+        run = run_task(job, application, pre_execute=skip_unless("run", True))
+        plan >> approve >> restore >> verify >> run
+    return dag
+
+
+def _params(targets: Sequence[str]) -> dict[str, Param]:
+    suggestions: dict[str, Any] = {"examples": list(targets)} if targets else {}
+    target = Param(
+        **suggestions,
+        type="string",
+        minLength=1,
+        title="Restore target",
+        description="latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
+        " or before:SOURCE=OFFSET",
+    )
+    return {
+        "target": target,
+        "sinks": Param(
+            "restore",
+            type="string",
+            enum=["restore", "keep"],
+            values_display={"restore": "restore tables with the state", "keep": "keep the tables' current content"},
+            title="Tables",
+        ),
+        "reason": Param(
+            type="string", format="multiline", minLength=1, title="Reason", description="Stored in the job's log."
+        ),
+        "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
+        "keep_tables": optional_text(
+            "Tables to keep", "Comma-separated uids of sinks removed from the job. Their tables keep all rows."
+        ),
+        "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
+        "run": Param(False, type="boolean", title="Run the job after the restore"),
+    }

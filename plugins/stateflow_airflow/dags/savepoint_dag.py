@@ -1,0 +1,74 @@
+"""The DAG that takes a savepoint of a job, and stops it if requested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.sdk import DAG, Context, Param
+
+from stateflow_airflow.dags.elements import CREATED_UNPAUSED, RETRIES, new_dag, optional_text, skip_unless
+from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+
+DOC = """
+Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
+until a user deletes it. With *Stop the run*, the run ends with exactly that checkpoint.
+
+With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
+to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
+"""
+
+
+def savepoint_dag(job: StateflowJob, application: str) -> DAG:
+    """Returns the DAG. It has no schedule."""
+    given: dict[str, Any] = {
+        "job_root": job.root,
+        "job": application,
+        "settings": job.settings,
+        "name": "{{ params.name or '' }}",
+        "reason": "{{ params.reason or '' }}",
+        "outlets": [job.savepoint],
+        **RETRIES,
+    }
+    doc = DOC.format(name=job.name)
+    with new_dag(job, "_savepoint", doc, schedule=None, params=_params(), **CREATED_UNPAUSED) as dag:
+        StateflowSavepointOperator(
+            task_id="savepoint", origin="{{ params.origin }}", pre_execute=_skip_if_stopping, **given
+        )
+        StateflowStopOperator(
+            task_id="stop",
+            origin="{{ params.origin }}",
+            drain="{{ params.drain }}",
+            spark=job.spark,
+            pre_execute=skip_unless("stop", True),
+            **given,
+        )
+    return dag
+
+
+def _skip_if_stopping(context: Context) -> None:
+    """Skips the savepoint task if the run is to stop. Raises PermanentFailure for a drain without a stop."""
+    skip_unless("stop", False)(context)
+    if context["params"].get("drain"):
+        raise misconfigured(
+            "Drain requires Stop the run", "trigger the DAG again with both, or with neither", drain=True, stop=False
+        )
+
+
+def _params() -> dict[str, Param]:
+    return {
+        "name": optional_text(
+            "Name", "Letters, digits, dot, underscore and hyphen. By default, the origin and the time of the DAG run."
+        ),
+        "reason": optional_text("Reason", "Stored with the savepoint."),
+        "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
+        "stop": Param(False, type="boolean", title="Stop the run"),
+        "drain": Param(
+            False,
+            type="boolean",
+            title="Drain",
+            description="Requires *Stop the run*. Fires every event-time timer before the savepoint. Use it for the"
+            " last run only: it closes every open session.",
+        ),
+    }

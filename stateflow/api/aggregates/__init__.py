@@ -1,0 +1,1 @@
+"""Column aggregates, their accumulators and their partial aggregation."""

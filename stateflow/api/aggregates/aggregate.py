@@ -1,0 +1,139 @@
+"""Base class of column aggregates, and the columns of a batch that they aggregate."""
+
+from __future__ import annotations
+
+import datetime
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from stateflow.api.aggregates.partial import Half, Partial
+from stateflow.api.functions.vectorized import Array, VectorState
+from stateflow.api.schema import Column
+
+Accumulators = Mapping[str, pa.Array]
+"""Columns of an accumulator by field name, with one value per key."""
+FieldTypes = Mapping[str, Any]
+"""Python types of an accumulator's fields, as msgspec takes them."""
+PYTHON_TYPES: FieldTypes = {
+    "bigint": int,
+    "double": float,
+    "string": str,
+    "boolean": bool,
+    "binary": bytes,
+    "date": datetime.date,
+    "timestamp": Annotated[datetime.datetime, msgspec.Meta(tz=True)],
+    "timestamp_ntz": Annotated[datetime.datetime, msgspec.Meta(tz=False)],
+}
+"""Python type of a field by Spark type."""
+NUMBERS = ("bigint", "double")
+"""Spark types of numbers."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """A column of a batch.
+
+    Attributes:
+        column: one value per row.
+        state: which rows belong to which key.
+    """
+
+    column: pa.Array
+    state: VectorState
+
+    @property
+    def valid(self) -> Array:
+        """For each row, whether its value is not null."""
+        found: Array = self.column.is_valid().to_numpy(zero_copy_only=False)
+        return found
+
+    @property
+    def counts(self) -> Array:
+        """Number of non-null values per key."""
+        if not self.column.null_count:
+            return self.state.counts
+        return np.add.reduceat(self.valid.astype(np.int64), self.state.starts)
+
+    def filled(self, default: object) -> Array:
+        """Returns the values of all rows, with nulls replaced by `default`."""
+        found: Array = self.column.fill_null(default).to_numpy(zero_copy_only=False)
+        return found
+
+    def reduce(self, function: np.ufunc, default: object) -> Array:
+        """Returns the reduction of each key's values by `function`, with nulls replaced by `default`."""
+        found: Array = function.reduceat(self.filled(default), self.state.starts)
+        return found
+
+    @property
+    def summed(self) -> Array:
+        """Sum per key."""
+        return self.reduce(np.add, 0)
+
+
+class Aggregate(ABC):
+    """An aggregate over one column. Nulls are ignored."""
+
+    over: tuple[str, ...] = tuple(PYTHON_TYPES)
+    """Spark types of the columns that it accepts."""
+
+    def __init__(self, column: Column) -> None:
+        self.column = column
+
+    @property
+    @abstractmethod
+    def fields(self) -> FieldTypes:
+        """Types of the accumulator's fields. Their names are part of the stored format."""
+
+    @property
+    def result_type(self) -> str:
+        """Spark type of the result."""
+        return self.column.spark_type
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether the result of a key with rows may be null."""
+        return self.column.nullable
+
+    @abstractmethod
+    def add(self, before: Accumulators, values: Values) -> Accumulators:
+        """Returns the accumulators after a batch."""
+
+    @abstractmethod
+    def result(self, accumulators: Accumulators) -> pa.Array:
+        """Returns the result of each key."""
+
+    def partials(self, prefix: str, divide_floats: bool = False) -> tuple[Partial, ...]:
+        """Returns the aggregates to compute before the shuffle; empty if the result would depend on partitioning.
+
+        Args:
+            prefix: of the column names.
+            divide_floats: whether sums of floats may depend on partitioning.
+        """
+        return ()
+
+    def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
+        """Returns the accumulators after partial results, which are given by column name without the prefix."""
+        raise NotImplementedError(f"{type(self).__name__} has no partial results")
+
+    def _sum_partials(self, prefix: str, divide_floats: bool) -> tuple[Partial, ...]:
+        if self.column.spark_type == "double":
+            whole = Partial(f"{prefix}sum", self.column.name, "sum", pa.float64(), "double")
+            return (whole,) if divide_floats else ()
+        return tuple(
+            Partial(f"{prefix}{half.value}", self.column.name, "sum", pa.int64(), "bigint", half) for half in Half
+        )
+
+    def _count_partials(self, prefix: str) -> tuple[Partial, ...]:
+        return (Partial(f"{prefix}count", self.column.name, "count", pa.int64(), "bigint"),)
+
+
+def to_numpy(column: pa.Array, default: float = 0) -> Array:
+    """Returns a column of numbers with nulls replaced by `default`."""
+    found: Array = column.fill_null(default).to_numpy(zero_copy_only=False)
+    return found

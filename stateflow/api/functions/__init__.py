@@ -1,0 +1,1 @@
+"""Base classes of user functions, and the contexts that their methods receive."""

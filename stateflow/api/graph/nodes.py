@@ -1,0 +1,162 @@
+"""Nodes of a job's logical plan: frozen declarations without behavior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stateflow.api.aggregates.partial import PartialAggregation
+from stateflow.api.dead_letters import OnError
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.api.functions.rich import RowStep
+from stateflow.api.schema import RowSchema
+from stateflow.api.side_outputs import OutputTag
+from stateflow.api.sink import Sink
+from stateflow.api.source import LocalSource, Source
+from stateflow.api.watermarks import WatermarkStrategy
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, eq=False)
+class SourceNode:
+    """A source."""
+
+    uid: str
+    source: Source | LocalSource
+    schema: RowSchema
+
+
+@dataclass(frozen=True, eq=False)
+class TransformNode:
+    """A stateless Spark expression over the rows of `parent`."""
+
+    parent: Node
+    function: Callable[[DataFrame], DataFrame]
+    schema: RowSchema
+
+
+@dataclass(frozen=True, eq=False)
+class RowsNode:
+    """The results of a stateless function over each row of `parent`."""
+
+    parent: Node
+    step: RowStep
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows."""
+        return self.step.schema
+
+
+@dataclass(frozen=True, eq=False)
+class PartialNode:
+    """Partial aggregates over the rows of `parent`, computed before the shuffle."""
+
+    parent: Node
+    aggregation: PartialAggregation
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the partial results."""
+        return self.aggregation.schema
+
+
+@dataclass(frozen=True, eq=False)
+class WatermarkNode:
+    """The rows of `parent` with event time. All of them are from one source."""
+
+    parent: Node
+    strategy: WatermarkStrategy
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows."""
+        return self.parent.schema
+
+
+@dataclass(frozen=True, eq=False)
+class UnionNode:
+    """The union of several streams with the same columns."""
+
+    parents: tuple[Node, ...]
+
+    @property
+    def schema(self) -> RowSchema:
+        """The columns of the rows, with the row class of the first stream."""
+        return self.parents[0].schema
+
+
+@dataclass(frozen=True)
+class Keying:
+    """How a stream is keyed and ordered.
+
+    Attributes:
+        columns: the key columns.
+        order_by: columns that order a key's rows; ties keep their order of arrival.
+        types: Spark type names of the key columns.
+    """
+
+    columns: tuple[str, ...]
+    order_by: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One input of an operator.
+
+    Attributes:
+        keying: None if every subtask receives all rows.
+    """
+
+    node: Node
+    keying: Keying | None
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessNode:
+    """A keyed stateful operator.
+
+    Attributes:
+        inputs: one input, or the two of connected streams; the second may be broadcast.
+        name: the function's name, for display.
+        on_error: what happens to rows for which the function raises.
+    """
+
+    uid: str
+    inputs: tuple[Edge, ...]
+    function: KeyedFunction[Any]
+    schema: RowSchema
+    name: str = ""
+    on_error: OnError = None
+
+    @property
+    def keying(self) -> Keying:
+        """The keying of the first input; its types are those of the operator's state."""
+        keying = self.inputs[0].keying
+        assert keying is not None
+        return keying
+
+
+@dataclass(frozen=True, eq=False)
+class SideOutputNode:
+    """A side output of an operator."""
+
+    parent: ProcessNode
+    tag: OutputTag[Any]
+    schema: RowSchema
+
+
+Node = SourceNode | TransformNode | RowsNode | PartialNode | WatermarkNode | UnionNode | ProcessNode | SideOutputNode
+
+
+@dataclass(frozen=True, eq=False)
+class SinkNode:
+    """A sink for the rows of `parent`."""
+
+    uid: str
+    parent: Node
+    sink: Sink

@@ -1,0 +1,68 @@
+"""Traversal of the logical plan: ancestors, sources, level and producer of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stateflow.api.functions.rich import RowStep
+from stateflow.api.graph.nodes import Node, ProcessNode, RowsNode, SideOutputNode, SourceNode, UnionNode
+
+
+def parents_of(node: Node) -> tuple[Node, ...]:
+    """Returns the nodes whose rows `node` consumes."""
+    if isinstance(node, SourceNode):
+        return ()
+    if isinstance(node, UnionNode):
+        return node.parents
+    if isinstance(node, ProcessNode):
+        return tuple(edge.node for edge in node.inputs)
+    return (node.parent,)
+
+
+def with_ancestors(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yields the nodes and all their ancestors; a node may occur several times."""
+    for node in nodes:
+        yield node
+        yield from with_ancestors(parents_of(node))
+
+
+def sources_of(node: Node) -> list[SourceNode]:
+    """Returns the sources whose rows can reach `node`."""
+    if isinstance(node, SourceNode):
+        return [node]
+    return [source for parent in parents_of(node) for source in sources_of(parent)]
+
+
+def level_of(node: Node) -> int:
+    """Returns the number of shuffles between the sources and the rows that `node` produces."""
+    level = max((level_of(parent) for parent in parents_of(node)), default=0)
+    return level + 1 if isinstance(node, ProcessNode) else level
+
+
+def is_emitted(node: Node) -> bool:
+    """Returns whether tasks produce the rows of `node`.
+
+    Tasks produce an operator's outputs, main and side, and apply the row functions directly after them.
+    """
+    while isinstance(node, RowsNode):
+        node = node.parent
+    return isinstance(node, ProcessNode | SideOutputNode)
+
+
+def leaves_of(node: Node) -> list[Node]:
+    """Returns the sources and emitted nodes that the rows of `node` are made of, in order; with duplicates."""
+    if isinstance(node, SourceNode) or is_emitted(node):
+        return [node]
+    return [leaf for parent in parents_of(node) for leaf in leaves_of(parent)]
+
+
+def producer_of(node: Node) -> tuple[ProcessNode, str, tuple[RowStep, ...]]:
+    """Returns the operator of an emitted node, the name of its output, and the row functions after that output."""
+    steps: tuple[RowStep, ...] = ()
+    while isinstance(node, RowsNode):
+        steps = (node.step, *steps)
+        node = node.parent
+    if isinstance(node, SideOutputNode):
+        return node.parent, node.tag.name, steps
+    assert isinstance(node, ProcessNode)
+    return node, "", steps

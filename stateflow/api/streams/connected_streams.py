@@ -1,0 +1,113 @@
+"""Two streams that one function processes together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.api.graph.event_time import ordered_by_event_time
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph.nodes import Edge, Keying, Node, ProcessNode
+from stateflow.api.schema import RowSchema
+from stateflow.errors import JobDefinitionError
+
+Function = TypeVar("Function", bound=KeyedFunction[Any])
+Stream = TypeVar("Stream")
+"""The class of result streams. A type variable, because that class has methods that return the classes below."""
+
+
+@dataclass(frozen=True)
+class BroadcastStream:
+    """A stream whose rows every subtask of an operator receives."""
+
+    graph: Graph
+    node: Node
+
+
+class _FunctionInputs(Generic[Function, Stream]):
+    """The two inputs of a function.
+
+    Args:
+        add_operator: adds the operator to the graph and returns its output.
+        inputs: the edges, in the order in which they were connected.
+    """
+
+    _function_class: type[KeyedFunction[Any]]
+    _description: str
+
+    def __init__(self, add_operator: Callable[[ProcessNode], Stream], inputs: tuple[Edge, Edge]) -> None:
+        self._add_operator = add_operator
+        self._inputs = inputs
+
+    def process(
+        self, function: Function, *, output: type[object], uid: str = "", on_error: str | DeadLetters = FAIL
+    ) -> Stream:
+        """Runs a stateful function over the rows of each key. Arguments: see `KeyedStream.process`.
+
+        Raises:
+            JobDefinitionError: the function is not of the class that this connection needs.
+        """
+        if not isinstance(function, self._function_class):
+            raise JobDefinitionError(
+                f"process of {self._description} needs a {self._function_class.__name__} object",
+                hint="pass an instance: process(MyFunction(), …)",
+                given=repr(function),
+                wanted=self._function_class.__name__,
+                uid=uid,
+            )
+        inputs, name = self._ordered_inputs(function), type(function).__qualname__
+        node = ProcessNode(uid, inputs, function, RowSchema.of(output), name, checked_policy(on_error))
+        return self._add_operator(node)
+
+    def _ordered_inputs(self, function: Function) -> tuple[Edge, ...]:
+        """Returns the inputs with the row order that the function needs."""
+        return self._inputs
+
+
+class ConnectedStreams(_FunctionInputs[KeyedCoProcessFunction[Any, Any, Any], Stream]):
+    """Two keyed streams; the function processes the rows of a key from both."""
+
+    _function_class = KeyedCoProcessFunction
+    _description = "connected streams"
+
+
+class BroadcastConnectedStream(_FunctionInputs[KeyedBroadcastProcessFunction[Any, Any, Any], Stream]):
+    """A keyed stream and a broadcast stream."""
+
+    _function_class = KeyedBroadcastProcessFunction
+    _description = "a broadcast connection"
+
+    def _ordered_inputs(self, function: KeyedBroadcastProcessFunction[Any, Any, Any]) -> tuple[Edge, ...]:
+        keyed, broadcast = self._inputs
+        return ordered_by_event_time(keyed, function), broadcast
+
+
+def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:
+    """Returns both edges.
+
+    Raises:
+        JobDefinitionError: the types of the keys or of the order columns differ.
+    """
+    assert first.keying is not None and second.keying is not None
+    _check_same_types("the keys of connected streams have different types", first.keying.types, second.keying.types)
+    _check_same_types(
+        "connected streams are ordered by columns of different types",
+        _order_types(first.node, first.keying),
+        _order_types(second.node, second.keying),
+    )
+    return first, second
+
+
+def _order_types(node: Node, keying: Keying) -> tuple[str, ...]:
+    return tuple(node.schema.column(name).spark_type for name in keying.order_by)
+
+
+def _check_same_types(message: str, first: tuple[str, ...], second: tuple[str, ...]) -> None:
+    if first != second:
+        raise JobDefinitionError(
+            message, hint="convert both to the same types, in the same order", first=first, second=second
+        )

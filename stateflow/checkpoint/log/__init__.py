@@ -1,0 +1,1 @@
+"""The checkpoint log, the documents that it refers to, and their storage."""

@@ -1,0 +1,143 @@
+"""ADMIN entries of commands: pins, and the release of retained checkpoints. They are safe while a run commits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from stateflow.checkpoint.log import transitions
+from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, is_old_entry
+from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
+from stateflow.checkpoint.log.documents import EntryRef, LogEntry, Pin
+from stateflow.checkpoint.log.transitions import Author
+from stateflow.clock import Clock
+from stateflow.errors import ConfigError, DataError, Fenced, StateflowError
+from stateflow.storage.paths import log_entry
+
+log = logging.getLogger(__name__)
+
+_TRIES = 20
+
+
+class AdminEntries:
+    """Appends ADMIN entries after the newest entry, whatever run or command appended it.
+
+    Args:
+        job_log: the job's log.
+        checkpoints: the checkpoints that its entries keep.
+        clock: gives ids and timestamps.
+        writer: names this process in the entries, for display.
+    """
+
+    def __init__(self, job_log: CheckpointLog, checkpoints: CompletedCheckpoints, clock: Clock, writer: str) -> None:
+        self._log = job_log
+        self._job = job_log.job
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._writer = writer
+
+    def pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Pin:
+        """Keeps a checkpoint that the newest entry still keeps, until `unpin`.
+
+        Args:
+            ref: the checkpoint.
+            owner: who reads it, for display.
+            reason: why, for display.
+            generation: of the run that reads it itself, whose pin ends with the next CLAIM; 0 for other readers.
+
+        Raises:
+            DataError: the checkpoint is no longer kept.
+            Fenced: a newer run than that of `generation` has claimed the job.
+        """
+        pin = Pin(
+            id=self._clock.new_id(),
+            checkpoint=ref,
+            owner=owner,
+            reason=reason,
+            since=self._clock.now().isoformat(),
+            generation=generation,
+        )
+        self.append_admin(lambda head: pin in head.entry.pinned, lambda base: self._pin_entry(base, pin))
+        return pin
+
+    def _pin_entry(self, base: Head, pin: Pin) -> LogEntry:
+        # Checked for each entry that the ADMIN may follow: another ADMIN in between can have released the checkpoint.
+        if pin.checkpoint not in self._checkpoints.kept(base):
+            raise DataError(
+                "the checkpoint is no longer retained",
+                checkpoint=pin.checkpoint.id,
+                oldest=self._checkpoints.oldest_restorable(base),
+            )
+        if pin.generation and base.entry.generation != pin.generation:
+            raise Fenced(
+                "a newer run has claimed the job",
+                hint="let the other run work",
+                generation=pin.generation,
+                newer=base.entry.generation,
+            )
+        return transitions.pin(self._job, base, self._author(pin.reason), pin)
+
+    @contextmanager
+    def pinned(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Iterator[Pin]:
+        """Keeps a checkpoint within a ``with`` block. Arguments and errors are those of `pin`."""
+        pin = self.pin(ref, owner, reason, generation)
+        try:
+            yield pin
+        finally:
+            self.unpin(pin.id)
+
+    def unpin(self, pin_id: str) -> None:
+        """Removes a pin; does nothing when it does not exist."""
+        self.append_admin(
+            lambda head: all(p.id != pin_id for p in head.entry.pinned),
+            lambda base: transitions.unpin(self._job, base, self._author(), pin_id),
+        )
+
+    def retain(self, keep: int) -> Head:
+        """Releases all but the newest `keep` restorable checkpoints; returns the newest entry.
+
+        Raises ConfigError for less than 1.
+        """
+        if keep < 1:
+            raise ConfigError("at least one checkpoint must be retained", value=keep)
+        return self.append_admin(
+            lambda head: len(self._checkpoints.restorable(head)) <= keep, lambda base: self._retain_entry(base, keep)
+        )
+
+    def _retain_entry(self, base: Head, keep: int) -> LogEntry:
+        oldest = self._checkpoints.restorable(base)[-keep:][0].id
+        return transitions.retain(self._job, base, self._author(f"retain {keep}"), oldest)
+
+    def append_admin(self, is_done: Callable[[Head], bool], build: Callable[[Head], LogEntry]) -> Head:
+        """Appends an ADMIN entry, again each time that another writer was first; returns the newest entry.
+
+        Args:
+            is_done: whether the newest entry needs no ADMIN entry, or already contains this one.
+            build: makes the entry from the one before it. It is called for each entry that the ADMIN may follow.
+
+        Raises DataError when other writers are first each time.
+        """
+        for _ in range(_TRIES):
+            head = self._checkpoints.head()
+            if is_done(head):
+                return head
+            outcome = self._log.append(head, build)
+            if isinstance(outcome, Appended):
+                self._delete_replaced(outcome.own.entry.seq - 1, outcome.head)
+                return outcome.head
+        raise DataError("other writers append to the job's log too fast to add an entry", hint="try again")
+
+    def _delete_replaced(self, seq: int, head: Head) -> None:
+        """Deletes the entry that an ADMIN replaces: without runs, no collection would for a long time."""
+        try:
+            needed = {ref.id for ref in self._checkpoints.kept(head) if ref.manifest is None}
+            if is_old_entry(head.entry, seq) and seq not in needed:
+                self._log.storage.delete([log_entry(seq)])
+        except StateflowError as e:
+            # The new entry counts, and a failed deletion must not fail the operation that it was appended for; a list
+            # that is missing belongs to a head that is no longer the newest.
+            log.warning("a log entry is left for the next collection: %s", e)
+
+    def _author(self, note: str = "") -> Author:
+        return Author.now(self._clock, self._writer, note)

@@ -1,0 +1,134 @@
+"""The manifest of a checkpoint: its operator state, source positions and records."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.state.handles import Document, FileHandle, OperatorPart, StateSchema, SubtaskState
+
+NOT_BEGUN = "-"
+"""The offset of a source that had no data yet, as in Spark's offset log."""
+
+
+class OperatorState(Document, frozen=True, kw_only=True):
+    """The state of one keyed operator at a barrier."""
+
+    uid: str
+    parallelism: int
+    key_types: list[str]
+    states: list[StateSchema]
+    subtasks: list[SubtaskState]
+    operator_states: list[StateSchema] = []
+    """Schemas of the declared operator state."""
+    parts: list[OperatorPart] = []
+    """Operator state by subtask, without subtasks that have none."""
+    watermark: int | None = None
+    """Watermark of its batch, in milliseconds since 1970; None before the first watermark."""
+
+    @property
+    def files(self) -> list[FileHandle]:
+        """The state files; one file may occur several times."""
+        keyed = [f.handle for s in self.subtasks for f in s.files]
+        return keyed + [part.handle for part in self.parts if part.handle]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether any subtask has keyed or operator state."""
+        return bool(self.subtasks or self.parts)
+
+
+class SourceFile(Document, frozen=True, kw_only=True):
+    """A file of Spark's ``sources/`` log; the manifest contains small files inline."""
+
+    path: str
+    content: bytes | None = None
+    handle: FileHandle | None = None
+
+
+class SourcePosition(Document, frozen=True, kw_only=True):
+    """The position up to which one source has been read."""
+
+    uid: str
+    description: str
+    offset: str
+    """The source's own JSON, as in Spark's offset log; ``-`` when the source had no data yet."""
+
+
+class SourceWatermark(Document, frozen=True, kw_only=True):
+    """The watermark of one source, and whether the source is idle."""
+
+    uid: str
+    watermark: int | None = None
+    """In milliseconds since 1970; None before the first row."""
+    active_at: int
+    """Processing time, in milliseconds, of the last batch with rows of this source; of the first batch if none had."""
+    idle: bool = False
+
+
+class SparkPosition(Document, frozen=True, kw_only=True):
+    """Content of a new Spark checkpoint location that continues after this checkpoint."""
+
+    batch_id: int
+    offsets: bytes
+    previous_offsets: bytes | None
+    commit: bytes
+    source_files: list[SourceFile]
+
+
+class QuarantinedFile(Document, frozen=True, kw_only=True):
+    """An input file that could not be read and was skipped as a whole: none of its rows was processed."""
+
+    source: str
+    """Uid of the source."""
+    file: str
+    """Path of a local file, otherwise its URI."""
+    error: str
+    """Spark's error message."""
+    at: str
+    generation: int
+    """Generation of the run that skipped the file."""
+
+
+class Manifest(Document, frozen=True, kw_only=True):
+    """Everything that one checkpoint consists of, except for what its log entry contains."""
+
+    job_uuid: str
+    generation: int
+    ordinal: int
+    operators: list[OperatorState]
+    sources: list[SourcePosition]
+    spark: SparkPosition | None = None
+    watermarks: list[SourceWatermark] = []
+    """Of the sources with a watermark strategy; the next batch's watermark is computed from them."""
+    increment_bytes: int = 0
+    """Bytes of state written for this checkpoint alone, without compactions."""
+    compaction_bytes: int = 0
+    """Bytes of state that compactions wrote for it: old data in new files."""
+    full_bytes: int = 0
+    """Bytes of all state that it refers to."""
+    epoch: int = 0
+    """One more than the epoch of the checkpoint that its batch started from, across restores and forks. State that a
+    batch appends to has the epoch in its keys, which keeps its order."""
+    columns: dict[str, dict[str, str]] = {}
+    """By source uid: the columns that the job declared, with their Spark types; empty where it was not recorded."""
+    record: CheckpointRecord | None = None
+    """Record of this checkpoint, as known before the COMMIT; None in manifests of older versions, and in those that a
+    restore imported."""
+    history: list[CheckpointRecord] = []
+    """Pending records: of earlier checkpoints that no object of the history contains yet."""
+    quarantined: list[QuarantinedFile] = []
+    """Input files skipped up to this checkpoint, oldest first; only the newest when there are many."""
+    quarantined_count: int = 0
+    """Number of input files skipped up to this checkpoint, including those that `quarantined` no longer lists."""
+    drained: bool = False
+    """Whether every event-time timer was fired, whatever the watermark, and no row was processed since."""
+
+    def pending_records(self, checkpoint_id: int) -> list[CheckpointRecord]:
+        """Returns the checkpoint records that only this manifest contains, oldest first, including its own.
+
+        Args:
+            checkpoint_id: id of the manifest's own checkpoint, which the manifest does not contain.
+        """
+        own = [replace(self.record, checkpoint_id=checkpoint_id)] if self.record else []
+        return [*self.history, *own]

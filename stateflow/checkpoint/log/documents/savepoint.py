@@ -1,0 +1,47 @@
+"""The document of a savepoint."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from stateflow.checkpoint.log.documents.log_entry import PublishedOutput
+from stateflow.checkpoint.log.documents.manifest import Manifest
+from stateflow.state.handles import Document
+
+
+class Origin(StrEnum):
+    """Why a savepoint was taken. Retention by age and number applies to periodic savepoints only."""
+
+    MANUAL = "manual"
+    PERIODIC = "periodic"
+    STOP = "stop"
+    UPGRADE = "upgrade"
+
+
+class Savepoint(Document, frozen=True, kw_only=True):
+    """`_savepoint` in a savepoint's folder. It is written last: a folder without it is not a savepoint."""
+
+    version: int
+    id: str
+    name: str
+    origin: Origin
+    made_at: str
+    committed_at: str = ""
+    """When its checkpoint was committed, according to the log; empty in savepoints of older versions."""
+    by: str
+    reason: str = ""
+    request: str = ""
+    """Id of the request that it answers, so that the same request is not answered twice."""
+    generation: int = 0
+    """Generation of the run that created it for a request; the run's answer decides whether it is kept. 0 when it was
+    created outside of a run."""
+    drained: bool = False
+    job: str
+    job_uuid: str
+    max_parallelism: int
+    checkpoint_id: int
+    manifest: Manifest
+    """The checkpoint's manifest, with keys relative to the savepoint's folder."""
+    sinks: dict[str, PublishedOutput]
+    """Position of each sink after this checkpoint's output was published, as far as the log knew."""
+    stateflow: str = ""

@@ -1,0 +1,1 @@
+"""Restore targets, restore plans, and the assignment of state to subtasks."""

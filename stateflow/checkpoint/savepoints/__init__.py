@@ -1,0 +1,1 @@
+"""Creation, lookup, expiry and deletion of savepoints."""

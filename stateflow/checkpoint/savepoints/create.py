@@ -1,0 +1,295 @@
+"""Creates savepoints: copies of a checkpoint's files in a separate folder, which belongs to the user.
+
+A savepoint is complete when its folder contains `_savepoint`, which is written last. During creation, the checkpoint is
+pinned and `_started` contains the id of the pin. If `_started` exists without its pin, the creator died or can never
+finish: cleanup first writes a tombstone in place of `_savepoint`, so that a creator that was only paused fails, and
+then deletes the files. A savepoint that a run creates for a request keeps `_started` until the answer decides whether
+it is kept. `_disposed` marks a savepoint whose deletion has begun, for a collection to complete.
+``docs/design/0007-savepoints.md`` describes the failure cases.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+
+from msgspec.structs import replace
+
+from stateflow import failpoints
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes
+from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.checkpoint.requests.mailbox import read_answer
+from stateflow.checkpoint.savepoints.catalog import (
+    VERSION,
+    StoredSavepoint,
+    is_confirmed,
+    put_marker,
+    record_savepoint,
+    savepoints_named,
+)
+from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
+from stateflow.errors import ConfigError, DataError, StateflowError
+from stateflow.ids import check_name
+from stateflow.state.handles import FileHandle
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
+
+log = logging.getLogger(__name__)
+
+_THREADS = 4
+LATEST = "latest"
+"""Names the newest checkpoint as a restore target, so no savepoint may have this name."""
+
+
+@dataclass(frozen=True)
+class SavepointSpec:
+    """The savepoint to create.
+
+    Attributes:
+        name: name of the savepoint.
+        checkpoint: the checkpoint to copy.
+        sinks: position of each sink's table after the checkpoint's output was published, by uid.
+        origin: why the savepoint is taken.
+        by: who requested it; empty for this process.
+        reason: why it was requested, for display.
+        request: id of the request that it answers; creating it again for the same request returns the existing one.
+        drained: whether all event-time timers were fired before the checkpoint.
+        generation: generation of the run that creates it; 0 outside of runs.
+        into: URI of the folder that gets the savepoint's folder; empty for the job root's own.
+    """
+
+    name: str
+    checkpoint: EntryRef
+    sinks: dict[str, PublishedOutput]
+    origin: Origin = Origin.MANUAL
+    by: str = ""
+    reason: str = ""
+    request: str = ""
+    drained: bool = False
+    generation: int = 0
+    into: str = ""
+
+    @property
+    def purpose(self) -> str:
+        """The reason of the checkpoint's pin during creation."""
+        return f"savepoint {self.name}" + (f" into {self.into}" if self.into else "")
+
+    def destination(self, root: JobRoot) -> tuple[Storage, str]:
+        """Returns the storage of the savepoint, and the prefix of the savepoints' folders there."""
+        return (open_storage(self.into), "") if self.into else (root.storage, SAVEPOINTS)
+
+
+def newest_published_checkpoint(root: JobRoot, head: Head) -> EntryRef:
+    """Returns the newest checkpoint whose output is completely published, according to `head`.
+
+    Raises DataError when no checkpoint qualifies.
+    """
+    unpublished = min((p.checkpoint_id for p in pending_of(head)), default=head.entry.seq + 1)
+    published = [ref for ref in root.checkpoints.restorable(head) if ref.id < unpublished]
+    if not published:
+        raise DataError(
+            "the job has no checkpoint whose output is known to be published",
+            hint="wait for the next checkpoint, or start the job",
+            checkpoint=head.checkpoint_id,
+        )
+    return max(published, key=lambda ref: ref.id)
+
+
+def sink_positions_at(head: Head, ref: EntryRef) -> dict[str, PublishedOutput]:
+    """Returns the position of each sink's table after the output of `ref` was published, by uid.
+
+    The version is -1 where the log no longer has it; the table still does.
+    """
+    known = head.entry.published.items()
+    return {u: p if p.checkpoint_id <= ref.id else replace(p, version=-1, checkpoint_id=ref.id) for u, p in known}
+
+
+def make_savepoint(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint:
+    """Copies a checkpoint into a savepoint; safe while a run commits.
+
+    Args:
+        root: the job root.
+        spec: the savepoint to create.
+
+    Raises:
+        ConfigError: a savepoint with this name exists.
+        DataError: the checkpoint is no longer retained, or the unfinished savepoint was abandoned concurrently.
+    """
+    check_savepoint_name(spec.name)
+    began = root.clock.monotonic()
+    if found := _created_before(root, spec):
+        return found
+    with root.admin.pinned(spec.checkpoint, spec.by or root.writer, spec.purpose, spec.generation) as pin:
+        failpoints.hit("savepoint.pinned")
+        made = _make_pinned(root, spec, pin.id)
+    # A run's savepoint is recorded when the answer names it: until then it may still be deleted.
+    if not spec.generation:
+        record_savepoint(root, made, round((root.clock.monotonic() - began) * 1000, 1))
+    return made
+
+
+def check_savepoint_name(name: str) -> str:
+    """Returns `name` if a savepoint may have it. Raises ConfigError for a name that as a target means a checkpoint."""
+    if check_name("a savepoint's name", name) == LATEST or name.isdigit():
+        raise ConfigError(
+            "a savepoint's name may not be a number or latest, which mean checkpoints",
+            hint="use a name with letters, other than latest",
+            name=name,
+        )
+    return name
+
+
+def _created_before(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint | None:
+    """Returns the savepoint that the same request created earlier. Raises ConfigError when another one has the name."""
+    storage, within = spec.destination(root)
+    called = savepoints_named(storage, spec.name, within)
+    if spec.into:
+        # Other jobs may use the same folder, and the same names.
+        called = [s for s in called if s.document.job_uuid == root.job.job_uuid]
+    own = [s for s in called if spec.request and s.document.request == spec.request]
+    for made in own:
+        # A run's savepoint may still be deleted, depending on the answer to its request: only a run, whose answer then
+        # names it, continues with it.
+        if spec.generation or is_confirmed(storage, made):
+            return made
+    taken = [s for s in called if spec.into or not _delete_if_refused(root, s)]
+    if taken:
+        raise ConfigError(
+            "a savepoint with this name exists",
+            hint="choose another name, or delete it: stateflow savepoint dispose",
+            name=spec.name,
+            made_at=taken[0].document.made_at,
+        )
+    return None
+
+
+def _delete_if_refused(root: JobRoot, stored: StoredSavepoint) -> bool:
+    """Returns whether a savepoint was deleted because the answer to its request names another one, or none."""
+    if is_confirmed(root.storage, stored):
+        return False
+    given = read_answer(root.storage, stored.document.request)
+    if given is None:
+        return False
+    finish_savepoint(root, stored, given)
+    return given.savepoint_id != stored.document.id
+
+
+def _make_pinned(root: JobRoot, spec: SavepointSpec, pin: str) -> StoredSavepoint:
+    # The folder's name is unique, so that no other attempt, even with the same savepoint name, writes or deletes in it.
+    storage, within = spec.destination(root)
+    folder = savepoint_folder(f"{spec.name}-{root.clock.new_id()[:8]}", within)
+    write_bytes(storage, f"{folder}{STARTED}", pin.encode())
+    failpoints.hit("savepoint.started")
+    checkpoint = root.checkpoints.resolve(spec.checkpoint)
+    manifest = root.checkpoints.manifest_of(checkpoint)
+    names = _names(files_of(manifest))
+    copy_objects(root.storage, [(key, f"{folder}{name}") for key, name in names.items()], storage)
+    manifest = replace_keys(manifest, names)
+    if spec.into:
+        # An external savepoint may be the only remaining copy one day.
+        check_hashes(storage, [replace(f, key=f"{folder}{f.key}") for f in files_of(manifest)])
+    failpoints.hit("savepoint.copied")
+    document = Savepoint(
+        version=VERSION,
+        id=root.clock.new_id(),
+        name=spec.name,
+        origin=spec.origin,
+        made_at=root.clock.now().isoformat(timespec="milliseconds"),
+        committed_at=checkpoint.at,
+        by=spec.by or root.writer,
+        reason=spec.reason,
+        request=spec.request,
+        generation=spec.generation,
+        drained=spec.drained,
+        job=root.job.job,
+        job_uuid=root.job.job_uuid,
+        max_parallelism=root.job.max_parallelism,
+        checkpoint_id=spec.checkpoint.id,
+        manifest=manifest,
+        sinks=spec.sinks,
+        stateflow=_version(),
+    )
+    data, digest = seal(document)
+    if not put_marker(storage, folder, data):
+        raise DataError(
+            "the savepoint was abandoned during its creation",
+            hint="check whether its pin was removed; create it again",
+            name=spec.name,
+        )
+    failpoints.hit("savepoint.complete")
+    if not spec.generation:
+        _remove_started(storage, folder)
+    return StoredSavepoint(storage, folder, document, digest)
+
+
+def _remove_started(storage: Storage, folder: str) -> None:
+    """Deletes `_started` of a complete savepoint. A failure is logged only, because the savepoint is usable."""
+    try:
+        storage.delete([f"{folder}{STARTED}"])
+    except StateflowError as e:
+        log.warning("could not delete %s%s: %s", folder, STARTED, e)
+
+
+def copy_objects(source: Storage, names: Iterable[tuple[str, str]], target: Storage) -> None:
+    """Copies objects concurrently.
+
+    Target keys are derived from the content, so that objects with equal bytes become one.
+
+    Args:
+        source: the storage to read.
+        names: (key in `source`, key in `target`) of each object.
+        target: the storage to write.
+
+    Raises MissingFile or StorageError for the first object that cannot be copied.
+    """
+    unique = {to: key for key, to in names}
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done in [pool.submit(target.copy_from, source, key, to) for to, key in unique.items()]:
+            done.result()
+
+
+def replace_keys(manifest: Manifest, names: dict[str, str]) -> Manifest:
+    """Returns the manifest with every file's key replaced.
+
+    Args:
+        manifest: the manifest.
+        names: the new key of each file, by its key in the manifest.
+    """
+
+    def renamed(handle: FileHandle) -> FileHandle:
+        return replace(handle, key=names[handle.key])
+
+    operators = [
+        replace(
+            o,
+            subtasks=[replace(s, files=[replace(f, handle=renamed(f.handle)) for f in s.files]) for s in o.subtasks],
+            parts=[replace(p, handle=renamed(p.handle)) if p.handle else p for p in o.parts],
+        )
+        for o in manifest.operators
+    ]
+    spark = manifest.spark and replace(
+        manifest.spark,
+        source_files=[replace(f, handle=renamed(f.handle)) if f.handle else f for f in manifest.spark.source_files],
+    )
+    return replace(manifest, operators=operators, spark=spark)
+
+
+def _names(files: Iterable[FileHandle]) -> dict[str, str]:
+    """Returns the key of each file in a savepoint, derived from its content."""
+    return {f.key: f"{SAVEPOINT_FILES}{f.sha256}" for f in files}
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("stateflow")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""The command line. It prints what `stateflow.operations` returns."""

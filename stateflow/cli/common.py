@@ -1,0 +1,138 @@
+"""Parts that the commands share: the group that reports errors, common options and JSON output."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
+from stateflow.errors import ConfigError, InternalError, Interrupted, StateflowError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+log = logging.getLogger("stateflow")
+
+F = TypeVar("F", bound=Callable[..., object])
+R = TypeVar("R")
+
+_LONGEST_WAIT = 10 * 365 * 24 * 3600
+
+
+class StateflowGroup(click.Group):
+    """Group of commands that prints a StateflowError and ends the process with its exit code."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # Click handles these itself.
+        except (Exception, KeyboardInterrupt) as e:
+            error = as_stateflow_error(e)
+            print_error(error)
+            ctx.exit(error.exit_code)
+
+
+def as_stateflow_error(error: BaseException) -> StateflowError:
+    """Returns the error to report for an exception; logs the traceback of an unexpected one."""
+    if isinstance(error, StateflowError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", hint="run the same command again; it continues from the last checkpoint")
+    log.error("unexpected error", exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}", hint="report this with the lines above")
+
+
+def print_error(error: StateflowError) -> None:
+    """Prints an error with its code and hint to stderr."""
+    click.echo(f"error [{error.code}]: {error}", err=True)
+
+
+def print_json(value: DataclassInstance | dict[str, R] | list[R]) -> None:
+    """Prints a value as one line of JSON to stdout."""
+    as_object = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+    click.echo(json.dumps(as_object))
+
+
+class Seconds(click.FloatRange):
+    """Duration in seconds; ``inf`` and ``nan`` are rejected."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = super().convert(value, param, ctx)
+        return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
+
+
+SECONDS = Seconds(min=0, max=_LONGEST_WAIT)
+JOB_FILE = click.Path(path_type=Path)
+
+JOB = click.argument("job", type=JOB_FILE, metavar="JOB.py")
+ROOT = click.option(
+    "--job-root",
+    required=True,
+    metavar="URI",
+    help="Job root: a path, or a file://, s3://, gs://, az:// or webhdfs:// URI.",
+)
+OPTIONAL_ROOT = click.option(
+    "--job-root", default="", metavar="URI", help="Job root, as for other commands; needed to find a savepoint by name."
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
+REQUESTER_OPTIONS = [
+    click.option("--by", default="", metavar="NAME", help="Name of the requester; by default user@host."),
+    click.option("--reason", default="", help="Reason of the request, stored in the job's history."),
+]
+SETTINGS_OPTIONS = [
+    click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings, as for run."),
+    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, as for run; repeatable."),
+]
+TIMEOUT = click.option(
+    "--timeout",
+    type=SECONDS,
+    default=600,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the run's next barrier.",
+)
+
+
+def with_options(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
+    """Returns a decorator that adds options to a command, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def settings_layers(config: Path | None, assignments: tuple[str, ...]) -> tuple[SettingsLayer, ...]:
+    """Returns the layers of ``--config`` and ``--set``; the last one has the highest precedence.
+
+    Raises:
+        ConfigError: the file or an assignment cannot be parsed.
+    """
+    return ((read_toml(config),) if config else ()) + (parse_assignments(assignments),)
+
+
+def refuse(problem: str, hint: str) -> None:
+    """Raises ConfigError: the given options do not go together."""
+    raise ConfigError(problem, hint=hint)
+
+
+def current_user() -> str:
+    """Returns ``user@host`` of this process."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # the user of a container may have no name
+        name = str(os.getuid())
+    return f"{name}@{os.uname().nodename}"

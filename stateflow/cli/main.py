@@ -1,0 +1,56 @@
+"""Entry point of the command line: the group of all commands."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import click
+
+from stateflow.cli.check import check, plan
+from stateflow.cli.checkpoints import checkpoints
+from stateflow.cli.common import StateflowGroup
+from stateflow.cli.files import can_delete, gc, pins
+from stateflow.cli.health import doctor, verify
+from stateflow.cli.restore import fork, history, restore
+from stateflow.cli.run import run
+from stateflow.cli.savepoints import savepoint, stop
+from stateflow.cli.source import source
+from stateflow.cli.status import status
+
+
+def _version() -> str:
+    try:
+        return metadata.version("stateflow")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+@click.group(cls=StateflowGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version=_version())
+def main() -> None:
+    """Checkpoints, recovery and managed state for PySpark jobs."""
+
+
+for command in (
+    run,
+    plan,
+    check,
+    status,
+    history,
+    checkpoints,
+    savepoint,
+    stop,
+    restore,
+    fork,
+    source,
+    verify,
+    gc,
+    can_delete,
+    pins,
+    doctor,
+):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    main()

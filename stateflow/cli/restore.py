@@ -1,0 +1,295 @@
+"""Commands that restore a job, fork it, and show its history."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from stateflow import operations
+from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions, describe_replay
+from stateflow.cli.common import (
+    JOB,
+    JSON,
+    REQUESTER_OPTIONS,
+    ROOT,
+    SETTINGS_OPTIONS,
+    current_user,
+    print_json,
+    refuse,
+    settings_layers,
+    with_options,
+)
+from stateflow.cli.formatting import human_bytes, in_utc, short_offset
+from stateflow.cli.timeline import draw_timeline
+from stateflow.errors import ConfigError
+from stateflow.operations import JobCode
+from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.planner import RestoreOptions
+from stateflow.types.decoders import json_decoder
+
+
+@dataclass(frozen=True)
+class _Invocation:
+    """Arguments of `restore` that planning and execution share."""
+
+    job: Path
+    job_root: str
+    config: Path | None
+    assignments: tuple[str, ...]
+    by: str
+    reason: str
+
+    @property
+    def code(self) -> JobCode:
+        return JobCode(self.job, settings_layers(self.config, self.assignments))
+
+    def execute_command(self, plan_file: Path) -> str:
+        """Returns the shell command that executes a plan with the same settings; it is refused with others."""
+        words = ["stateflow", "restore", str(self.job), "--job-root", self.job_root]
+        words += ["--config", str(self.config)] if self.config else []
+        for assignment in self.assignments:
+            words += ["--set", assignment]
+        words += ["--by", self.by] if self.by else []
+        words += ["--reason", self.reason] if self.reason else []
+        return shlex.join([*words, "--execute", str(plan_file)])
+
+
+@click.command()
+@JOB
+@ROOT
+@click.option(
+    "--plan",
+    "target",
+    metavar="TARGET",
+    help="latest, a checkpoint's id, a savepoint's name or path, before:TIME or before:SOURCE=OFFSET.",
+)
+@click.option(
+    "--execute",
+    "plan_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Execute a plan that --out has written, exactly as it is.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the plan to this file, for --execute."
+)
+@click.option(
+    "--sinks",
+    type=click.Choice([m.value for m in SinkMode]),
+    show_default=SinkMode.RESTORE.value,
+    help="Restore the tables of the sinks as well, or keep their content.",
+)
+@click.option(
+    "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that the job no longer has; repeatable."
+)
+@click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint; tables keep their content.")
+@click.option(
+    "--keep-table",
+    "keep_tables",
+    multiple=True,
+    metavar="UID",
+    help="Keep the table of a sink that the job no longer has; repeatable.",
+)
+@click.option(
+    "--request-id",
+    default="",
+    metavar="ID",
+    help="Id of the request, which is executed at most once; by default an id of the plan file.",
+)
+@with_options(SETTINGS_OPTIONS)
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def restore(
+    job: Path,
+    job_root: str,
+    target: str | None,
+    plan_file: Path | None,
+    out: Path | None,
+    sinks: str | None,
+    drop: tuple[str, ...],
+    from_other_job: bool,
+    keep_tables: tuple[str, ...],
+    request_id: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Restore a job to an earlier point: state, source positions and tables together.
+
+    First run it with --plan, which changes nothing, then with --execute and that plan. The next run continues from the
+    restored point.
+    """
+    invocation = _Invocation(job, job_root, config, assignments, by, reason)
+    if plan_file is not None and target is None:
+        given = {"sinks": sinks, "drop": drop, "from-other-job": from_other_job, "keep-table": keep_tables, "out": out}
+        _refuse_with_execute([f"--{name}" for name, value in given.items() if value])
+        _execute(invocation, plan_file, request_id, as_json)
+    elif target is not None and plan_file is None:
+        mode = SinkMode(sinks or SinkMode.RESTORE)
+        options = RestoreOptions(mode, frozenset(drop), from_other_job, frozenset(keep_tables))
+        plan = operations.plan_restore(job_root, invocation.code, target, options)
+        _show_plan(invocation, plan, out, as_json)
+    else:
+        refuse("restore needs either --plan TARGET or --execute FILE", "see stateflow restore --help")
+
+
+def _show_plan(invocation: _Invocation, plan: RestorePlan, out: Path | None, as_json: bool) -> None:
+    data = msgspec.json.format(msgspec.json.encode(plan), indent=2)
+    if out:
+        out.write_bytes(data + b"\n")
+    if as_json:
+        click.echo(data.decode())
+        return
+    _print_plan(plan)
+    if out:
+        click.echo(f"\nNothing has changed. To execute this plan:\n  {invocation.execute_command(out)}")
+    else:
+        click.echo("\nNothing has changed. To execute the plan, write it with --out FILE, then pass --execute FILE")
+
+
+def _refuse_with_execute(options: list[str]) -> None:
+    if options:
+        raise ConfigError(
+            "a plan is executed exactly as it was written",
+            hint="omit these options, or write a new plan with them",
+            options=options,
+        )
+
+
+def _prompt_for_reason() -> str:
+    """Returns the reason that the user types on a terminal; empty without a terminal."""
+    if not sys.stdin.isatty():
+        return ""
+    reason: str = click.prompt("Reason, stored in the job's history", err=True)
+    return reason
+
+
+def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json: bool) -> None:
+    plan = _read_plan(plan_file)
+    # A plan is one request unless the caller gives an id: executing the file twice restores once.
+    request = RestoreRequest(
+        request_id or f"restore-{plan.digest}",
+        invocation.by or current_user(),
+        invocation.reason or _prompt_for_reason(),
+    )
+    done = operations.restore(invocation.job_root, invocation.code, plan, request)
+    if as_json:
+        print_json(done)
+    elif done.repeated:
+        click.echo(
+            f"{done.job}: the restore to {done.label} was executed before; nothing was done now\n"
+            f"  the job is at {done.position}, generation {done.generation}"
+        )
+    else:
+        tables = ", ".join(f"{uid} at version {v}" for uid, v in done.tables.items()) or "none"
+        click.echo(f"{done.job} is restored to {done.label}; tables: {tables}\n  the next run continues from there")
+
+
+@click.command()
+@ROOT
+@click.argument("target")
+@click.option("--into", required=True, metavar="URI", help="Root of the new job; must be empty or not exist.")
+@click.option("--shadow", is_flag=True, help="Every run of the new job publishes to tables named …_shadow.")
+@click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint, and fork that job.")
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def fork(
+    job_root: str, target: str, into: str, shadow: bool, from_other_job: bool, by: str, reason: str, as_json: bool
+) -> None:
+    """Create a new job from the state and source positions of a checkpoint or savepoint of this job."""
+    request = operations.ForkRequest(target, into, shadow, by or current_user(), reason, from_other_job)
+    made = operations.fork(job_root, request)
+    if as_json:
+        print_json(made)
+        return
+    click.echo(f"{made.root} is a fork of {made.job} at {made.label}, {human_bytes(made.bytes)}")
+    if made.shadow:
+        click.echo("  its runs publish to tables whose names end in _shadow")
+    else:
+        click.echo("  configure other tables for its runs: otherwise both jobs write to the same ones")
+
+
+@click.command()
+@ROOT
+@click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="Number of records to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and record.")
+def history(job_root: str, newest: int, as_json: bool) -> None:
+    """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks."""
+    records = operations.timeline(job_root, newest)
+    if as_json:
+        for record in records:
+            click.echo(msgspec.json.encode(record).decode())
+        return
+    width = Console().width if sys.stdout.isatty() else None
+    for line in draw_timeline(records, width):
+        click.echo(line)
+
+
+def _print_plan(plan: RestorePlan) -> None:
+    """Prints a restore plan as tables, followed by its warnings."""
+    console = Console()
+    click.echo(f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {in_utc(plan.target_at)}")
+    if plan.job_file:
+        click.echo(f"job file: {plan.job_file}, of {in_utc(plan.job_file_changed_at)}")
+    for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
+        click.echo()
+        console.print(table)
+    for sink in plan.sinks:
+        if sink.table:
+            click.echo(f"  {sink.uid}: {sink.table}")
+    click.echo(f"\n{describe_replay(plan)}")
+    for caution in cautions(plan):
+        click.echo(f"  WARNING{f' {caution.about}' if caution.about else ''}: {caution.text}")
+
+
+def _state_table(plan: RestorePlan) -> Table:
+    table = Table("state of", "", "size now", "size then", "parallelism", box=None, pad_edge=False)
+    for s in plan.states:
+        change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
+        parallelism = str(s.to_parallelism) if s.from_parallelism == s.to_parallelism else change
+        now = "unknown" if s.bytes_now is None else human_bytes(s.bytes_now)
+        table.add_row(s.uid, s.action.value, now, human_bytes(s.bytes), parallelism)
+    return table
+
+
+def _source_table(plan: RestorePlan) -> Table:
+    table = Table("source", "now", "then", "files since", "input available", box=None, pad_edge=False)
+    for c in plan.sources:
+        held = {True: "yes", False: "NO", None: "unknown"}[c.held]
+        files = "-" if c.files is None else f"{c.files:,}"
+        table.add_row(c.uid, short_offset(c.now), short_offset(c.then), files, held)
+    return table
+
+
+def _sink_table(plan: RestorePlan) -> Table:
+    table = Table("table of", "now", "then", "rows since", "rows restored", box=None, pad_edge=False)
+    for t in plan.sinks:
+        then = "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "unchanged"
+        table.add_row(t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))
+    return table
+
+
+def _count(rows: int | None) -> str:
+    return "unknown" if rows is None else f"{rows:,}"
+
+
+def _read_plan(path: Path) -> RestorePlan:
+    try:
+        return json_decoder(RestorePlan).decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise ConfigError(
+            "the file is not a restore plan",
+            hint="write one with stateflow restore --plan TARGET --out FILE",
+            path=str(path),
+            reason=str(e),
+        ) from e

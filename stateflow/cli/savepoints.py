@@ -1,0 +1,324 @@
+"""Commands that create, list, verify and delete savepoints, and the command that stops a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from pathlib import Path
+
+import click
+import msgspec
+
+from stateflow import operations
+from stateflow.checkpoint.log.documents import Origin
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.savepoints.retention import SavepointRule
+from stateflow.cli.common import (
+    JOB_FILE,
+    JSON,
+    OPTIONAL_ROOT,
+    REQUESTER_OPTIONS,
+    ROOT,
+    SECONDS,
+    SETTINGS_OPTIONS,
+    TIMEOUT,
+    current_user,
+    print_json,
+    refuse,
+    settings_layers,
+    with_options,
+)
+from stateflow.cli.formatting import align_columns, human_bytes, to_seconds
+from stateflow.config.sources import parse_duration
+from stateflow.errors import ConfigError
+from stateflow.operations import JobCode, SavepointReport, SavepointRequest
+
+_REQUEST_OPTIONS = [
+    click.option(
+        "--job",
+        type=JOB_FILE,
+        metavar="JOB.py",
+        help="Job file; needed to publish pending output, to complete a restore, or to fire timers without a run.",
+    ),
+    click.option(
+        "--request-id", default="", metavar="ID", help="Id of the request; the same id returns the same savepoint."
+    ),
+    TIMEOUT,
+    click.option(
+        "--patience",
+        type=SECONDS,
+        default=5,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait until a run acknowledges the request; otherwise no run is assumed.",
+    ),
+]
+
+
+def _job_code(job: Path | None, config: Path | None, assignments: tuple[str, ...]) -> JobCode | None:
+    return JobCode(job, settings_layers(config, assignments)) if job else None
+
+
+@click.group()
+def savepoint() -> None:
+    """Create, list, verify and delete savepoints."""
+
+
+@savepoint.command()
+@ROOT
+@click.option("--name", default="", help="Name of the savepoint; by default its origin and the time.")
+@click.option(
+    "--into",
+    default="",
+    metavar="URI",
+    help="Write the savepoint to a new folder below this one, on any storage, instead of the job root.",
+)
+@click.option(
+    "--from-head", is_flag=True, help="Do not ask the run; use the newest checkpoint whose output is published."
+)
+@click.option(
+    "--origin",
+    type=click.Choice([o.value for o in Origin if o is not Origin.STOP]),
+    default=Origin.MANUAL.value,
+    show_default=True,
+    help="Purpose of the savepoint.",
+)
+@with_options(_REQUEST_OPTIONS)
+@with_options(SETTINGS_OPTIONS)
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def create(
+    job_root: str,
+    name: str,
+    into: str,
+    from_head: bool,
+    origin: str,
+    job: Path | None,
+    request_id: str,
+    timeout: float,
+    patience: float,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Create a savepoint at the run's next barrier, or from the newest checkpoint when there is no run.
+
+    A savepoint does not depend on its job root: stateflow run --from-savepoint starts a job from it in a new root.
+    """
+    request = SavepointRequest(
+        name=name,
+        origin=Origin(origin),
+        by=by or current_user(),
+        reason=reason,
+        request_id=request_id,
+        from_head=from_head,
+        code=_job_code(job, config, assignments),
+        timeout=timedelta(seconds=timeout),
+        acknowledge_timeout=timedelta(seconds=patience),
+    )
+    if into:
+        made = operations.create_savepoint_into(job_root, request, into)
+    else:
+        made = operations.create_savepoint(job_root, request)
+    if as_json:
+        print_json(made)
+        return
+    how = "by the run"
+    if made.taken_by != "run":
+        how = f"from the newest checkpoint: {operations.why_no_run(job_root, request)}"
+    click.echo(
+        f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
+        f"taken {how}\n  {made.path}"
+    )
+
+
+@savepoint.command(name="list")
+@OPTIONAL_ROOT
+@click.option("--in", "folder", default="", metavar="URI", help="List the savepoints in a folder passed to --into.")
+@JSON
+def list_(job_root: str, folder: str, as_json: bool) -> None:
+    """List the complete savepoints below a job root or in another folder."""
+    if bool(job_root) == bool(folder):
+        refuse("savepoint list needs either --job-root or --in", "--in lists what savepoint create --into has written")
+    found = operations.list_savepoints_in(folder) if folder else operations.list_all(job_root)
+    if as_json:
+        print_json([dataclasses.asdict(s) for s in found])
+    elif found:
+        _print_savepoints(found)
+    else:
+        if job_root:
+            operations.require_job(job_root)
+        click.echo("no savepoints")
+
+
+def _print_savepoints(savepoints: list[SavepointReport]) -> None:
+    rows = [("name", "checkpoint", "made (UTC)", "origin", "size")]
+    rows += [(s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, human_bytes(s.bytes)) for s in savepoints]
+    title, *lines = align_columns(rows)
+    click.echo(title)
+    for s, line in zip(savepoints, lines, strict=True):
+        # The path has a line of its own, so that it can be copied.
+        click.echo(f"{line}\n  {s.path}")
+
+
+@savepoint.command()
+@OPTIONAL_ROOT
+@click.argument("name")
+@JSON
+def show(job_root: str, name: str, as_json: bool) -> None:
+    """Show the contents of a savepoint, given by name or path."""
+    _require_root_for_name(job_root, name)
+    stored = operations.find(job_root, name)
+    document = stored.document
+    if as_json:
+        click.echo(msgspec.json.encode(document).decode())
+        return
+    click.echo(f"savepoint {document.name} ({document.id})\n  {stored.uri}")
+    click.echo(
+        f"  job {document.job} ({document.job_uuid}), checkpoint {document.checkpoint_id}, "
+        f"max parallelism {document.max_parallelism}"
+    )
+    click.echo(
+        f"  made {document.made_at} by {document.by}, {document.origin.value}"
+        + (f": {document.reason}" if document.reason else "")
+    )
+    for operator in document.manifest.operators:
+        size = state_bytes([operator])
+        states = ", ".join(
+            f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
+        )
+        click.echo(f"  state of {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
+    for position in document.manifest.sources:
+        click.echo(f"  source {position.uid} at {position.offset}")
+    for uid, sink in document.sinks.items():
+        version = f"version {sink.version}" if sink.version >= 0 else "version unknown"
+        click.echo(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}")
+
+
+@savepoint.command()
+@OPTIONAL_ROOT
+@click.argument("name")
+def verify(job_root: str, name: str) -> None:
+    """Read every file of a savepoint, given by name or path, and compare its size and hash."""
+    _require_root_for_name(job_root, name)
+    read = operations.verify_savepoint(operations.find(job_root, name))
+    click.echo(f"{read.what}: {read.files} files, {human_bytes(read.bytes)}, all as recorded")
+
+
+@savepoint.command()
+@OPTIONAL_ROOT
+@click.argument("name")
+@with_options(REQUESTER_OPTIONS)
+def dispose(job_root: str, name: str, by: str, reason: str) -> None:
+    """Delete a savepoint, given by name or folder below the job root, or by path on any storage.
+
+    Give a damaged savepoint by its folder or path, and one that --into has not completed by its path.
+    """
+    _require_root_for_name(job_root, name)
+    requester = by or current_user()
+    if "/" in name:
+        deleted = operations.dispose_path(name, requester, reason)
+    else:
+        deleted = operations.dispose(job_root, name, requester, reason)
+    click.echo(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
+
+
+def _require_root_for_name(job_root: str, name: str) -> None:
+    if not job_root and "/" not in name:
+        refuse("a savepoint's name needs a job root", "pass --job-root, or the path of the savepoint")
+
+
+@savepoint.command()
+@ROOT
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the N newest periodic savepoints.")
+@click.option("--max-age", default="", metavar="DURATION", help="Delete older ones; a duration such as 36h or 30d.")
+@click.option("--dry-run", is_flag=True, help="List what would be deleted, without deleting it.")
+@JSON
+def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json: bool) -> None:
+    """Delete periodic savepoints beyond --keep or older than --max-age.
+
+    The newest periodic savepoint, and all savepoints of other origins, are kept.
+    """
+    rule = SavepointRule(keep, _parse_age(max_age))
+    done = operations.prune_savepoints(job_root, rule, dry_run=dry_run, by=current_user())
+    if as_json:
+        print_json(done)
+        return
+    names = ", ".join(done.deleted) or "nothing"
+    click.echo(
+        f"{'would delete' if dry_run else 'deleted'} {names}, {human_bytes(done.bytes_freed)}; "
+        f"kept: {', '.join(done.kept) or 'none'}"
+    )
+
+
+def _parse_age(text: str) -> timedelta | None:
+    try:
+        return parse_duration(text) if text else None
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(
+            "the value of --max-age is not a duration", hint="pass one such as 36h or 30d", given=text
+        ) from e
+
+
+@click.command()
+@ROOT
+@click.option("--savepoint", "with_savepoint", is_flag=True, help="Create a savepoint of the last checkpoint.")
+@click.option("--name", default="", help="Name of the savepoint.")
+@click.option(
+    "--origin",
+    type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]),
+    default=Origin.STOP.value,
+    show_default=True,
+    help="Purpose of the savepoint.",
+)
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Fire every event-time timer before the savepoint; the job cannot continue from it. Without a run, --job is "
+    "needed, and a run that reads no input fires them.",
+)
+@with_options(_REQUEST_OPTIONS)
+@with_options(SETTINGS_OPTIONS)
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def stop(
+    job_root: str,
+    with_savepoint: bool,
+    name: str,
+    origin: str,
+    drain: bool,
+    job: Path | None,
+    request_id: str,
+    timeout: float,
+    patience: float,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Stop the job's run after its next checkpoint has been committed and published."""
+    if not with_savepoint and (name or drain):
+        refuse("the options --name and --drain need --savepoint", "pass --savepoint with them")
+    request = SavepointRequest(
+        name=name,
+        origin=Origin(origin),
+        by=by or current_user(),
+        reason=reason,
+        request_id=request_id,
+        code=_job_code(job, config, assignments),
+        drain=drain,
+        timeout=timedelta(seconds=timeout),
+        acknowledge_timeout=timedelta(seconds=patience),
+    )
+    made = operations.stop(job_root, request, savepoint=with_savepoint, may_run=True)
+    if as_json:
+        print_json(dataclasses.asdict(made) if made else {})
+    elif made is None:
+        click.echo("the run is stopping")
+    else:
+        outcome = "the run is stopping" if made.taken_by == "run" else operations.why_no_run(job_root, request)
+        size = human_bytes(made.bytes)
+        click.echo(f"{outcome}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {size}\n  {made.path}")

@@ -1,0 +1,145 @@
+"""The command that shows the position of a job, its newest checkpoints and its failures."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from stateflow import operations
+from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
+from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
+from stateflow.cli.formatting import human_bytes, in_utc, short_offset, to_seconds
+from stateflow.operations import JobCode
+
+_NEWEST = 10
+"""Number of checkpoints and skipped files that are shown."""
+_FIRST_GENERATION = 1
+"""Generation of a root that a fork or a savepoint has created; its first run has a higher one."""
+
+
+@click.command()
+@ROOT
+@click.option(
+    "--job",
+    type=JOB_FILE,
+    metavar="JOB.py",
+    help="Job file; used to check which tables an incomplete restore has restored.",
+)
+@with_options(SETTINGS_OPTIONS)
+@JSON
+def status(job_root: str, job: Path | None, config: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Show the position of a job and its sources, its newest checkpoints and its failures."""
+    found = operations.describe(job_root)
+    records = operations.history(job_root, _NEWEST)
+    undone = operations.undone(job_root, records)
+    restored: dict[str, bool] = {}
+    if job is not None and found.restoring is not None:
+        restored = operations.restored_tables(job_root, JobCode(job, settings_layers(config, assignments)))
+    if as_json:
+        checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
+        print_json({**dataclasses.asdict(found), "tables_back": restored, "checkpoints": checkpoints})
+        return
+    restore = _incomplete_restore(found.restoring, restored)
+    for line in [*_position(found), *restore, *map(_background_failure, found.background), *_skipped(found)]:
+        click.echo(line)
+    if records:
+        Console().print(_checkpoint_table(records, undone))
+    for record in records:
+        if record.status == ABORTED:
+            click.echo(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
+    if undone:
+        click.echo("○  undone: a restore went back to an earlier point")
+
+
+def _position(found: operations.JobDescription) -> list[str]:
+    return [
+        f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
+        f"at {found.position}, generation {found.generation}, retained: "
+        f"{', '.join(map(str, found.retained)) or 'none'}",
+        *_newest_run(found),
+        *_drained(found),
+        *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
+    ]
+
+
+def _newest_run(found: operations.JobDescription) -> list[str]:
+    if found.failure is not None:
+        failure = found.failure
+        return [f"the newest run failed at {in_utc(failure.at)}: [{failure.code}] {failure.message}"]
+    if found.forked_from and found.generation == _FIRST_GENERATION:
+        return ["no run has started yet"]
+    return ["the newest run has not ended: it is running, or it was killed"] if found.run_open else []
+
+
+def _drained(found: operations.JobDescription) -> list[str]:
+    return [f"checkpoint {found.checkpoint_id} was drained: its timers fired early"] if found.drained else []
+
+
+def _background_failure(failure: operations.BackgroundFailure) -> str:
+    times = "once" if failure.failures == 1 else f"{failure.failures} times"
+    return (
+        f"background work: {failure.work} failed {times} in generation {failure.generation}, most recently at "
+        f"{in_utc(failure.at)}: [{failure.code}] {failure.message}"
+    )
+
+
+def _incomplete_restore(pending: operations.PendingRestore | None, restored: dict[str, bool]) -> list[str]:
+    if pending is None:
+        return []
+    requester = f", requested by {pending.by} at {in_utc(pending.at)}" if pending.by else ""
+    reason = f" ({pending.reason})" if pending.reason else ""
+    done = {True: ": restored", False: ": NOT YET"}
+    tables = [
+        f"  table of {uid} "
+        + ("keeps its content" if version is None else f"to version {version}")
+        + (done[restored[uid]] if uid in restored else "")
+        for uid, version in pending.tables.items()
+    ]
+    hint = [] if restored or not tables else ["  to see which of them are restored: stateflow status --job JOB.py"]
+    return [
+        f"INCOMPLETE: the restore to {pending.to}{requester}{reason}",
+        *tables,
+        *hint,
+        "  the next run, or the same stateflow restore --execute, completes it first",
+    ]
+
+
+def _skipped(found: operations.JobDescription) -> list[str]:
+    if not found.quarantined_count:
+        return []
+    newest = found.quarantined[-_NEWEST:]
+    more = f", the newest {len(newest)}" if found.quarantined_count > len(newest) else ""
+    return [
+        f"{found.quarantined_count} corrupt input files were skipped{more}:",
+        *(f"  {in_utc(q.at)}  generation {q.generation}  {q.source}: {q.file}\n    {q.error}" for q in newest),
+    ]
+
+
+def _checkpoint_table(records: list[CheckpointRecord], undone: frozenset[int]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("checkpoint", "gen", "ended (UTC)", "ms", "rows", "increment", "full", "files"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for r in records:
+        table.add_row(
+            _label(r, undone),
+            str(r.generation),
+            to_seconds(r.committed_at),
+            f"{r.duration_ms:.0f}",
+            f"{r.rows_in:,}",
+            human_bytes(r.increment_bytes),
+            human_bytes(r.full_bytes),
+            str(r.files),
+        )
+    return table
+
+
+def _label(record: CheckpointRecord, undone: frozenset[int]) -> str:
+    # The id of an aborted checkpoint is that of the checkpoint before it.
+    if record.status == ABORTED:
+        return "aborted"
+    return f"○ {record.checkpoint_id}" if record.checkpoint_id in undone else str(record.checkpoint_id)

@@ -1,0 +1,1 @@
+"""Settings: their names, types and defaults, and the sources that they come from."""

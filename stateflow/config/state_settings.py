@@ -1,0 +1,113 @@
+"""Settings of state: backend, RocksDB, and the sort that brings rows to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from stateflow.config.values import Choice, check_at_most, check_one_of
+
+COMPACTIONS = ("universal", "leveled")
+BACKENDS = ("rocksdb", "filesystem", "memory")
+LARGEST_INLINE = 1 << 20
+LARGEST_SORT = 1 << 31
+LARGEST_MEMORY_STATE = 24 << 20
+"""A manifest has at most 64 MiB; state in it is base64-encoded, and it has other contents as well."""
+_INLINE_TOTAL = 16 << 20
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """State backend choice, limits and TTL cleanup.
+
+    Attributes:
+        backend: state backend: ``rocksdb``, ``filesystem`` or ``memory``; see [state backends](#state-backends). It can
+            be changed: state of another backend is converted.
+        incremental: RocksDB stores only the files that the previous checkpoint does not have. Flink's name
+            ``state.backend.incremental`` is accepted; in a TOML file it needs quotes: ``"backend.incremental"`` in
+            ``[state]``.
+        memory_limit_bytes: maximum state of the memory backend, over all operators and subtasks; a batch that ends with
+            more fails. At most 24 MiB.
+        inline_below_bytes: the filesystem backend stores state of a subtask that is smaller in the manifest instead of
+            a file. At most 1 MiB, and at most 16 MiB divided by the number of all subtasks.
+        ttl_cleanup_entries: maximum number of due expiry entries that a subtask processes per batch and state with a
+            time to live, with incremental RocksDB; each visited key group counts as three. A full snapshot removes all
+            expired entries. ``cleanup_incrementally`` of a state's declaration overrides it for that state.
+        cache_limit_bytes: maximum size of the files that a host caches for closed stores, over all jobs. The limit is
+            enforced when a store is opened, least recently used files first. Hard links to files of an open store or of
+            a job root on the same file system do not count.
+    """
+
+    backend: Choice = "rocksdb"
+    incremental: bool = True
+    memory_limit_bytes: int = 5 << 20
+    inline_below_bytes: int = 20 << 10
+    ttl_cleanup_entries: int = 1000
+    cache_limit_bytes: int = 20 << 30
+
+    def __post_init__(self) -> None:
+        check_one_of("state.backend", self.backend, BACKENDS, "state backend")
+        why = "state in a manifest is written and read in one piece"
+        check_at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE, why)
+        check_at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE, why)
+
+    @property
+    def snapshots_are_full(self) -> bool:
+        """Whether each checkpoint of changed state reads and stores all of it."""
+        return self.backend != "rocksdb" or not self.incremental
+
+    def shared_by(self, subtasks: int) -> StateSettings:
+        """Returns these settings with `inline_below_bytes` so low that the state of all subtasks fits in a manifest."""
+        fair = max(1, _INLINE_TOTAL // subtasks)
+        return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))
+
+
+@dataclass(frozen=True)
+class RocksDBSettings:
+    """Memory and compaction of RocksDB.
+
+    Attributes:
+        write_buffer_bytes: size of the memtable of a store; a second one is filled while the first is written. See
+            [memory of a worker](#memory-of-a-worker).
+        block_cache_bytes: size of the block cache that all stores of a worker process share, indexes and filters
+            included.
+        compaction: ``universal`` merges files of similar size, and all files at the size amplification limit;
+            ``leveled`` keeps files without overlap on each level and merges a part of them at a time. It can be
+            changed: [choose a compaction](guides/choose-compaction.md).
+        compact_at_files: number of files that a lookup may have to read which triggers a compaction. It runs in the
+            task, before the snapshot, at most once per batch and subtask.
+        max_size_amplification_percent: universal compaction merges all files when the size of the others reaches this
+            percentage of the largest one.
+        level_base_bytes: size of the first level of leveled compaction, in four files; each level below has ten times
+            as much.
+    """
+
+    write_buffer_bytes: int = 64 << 20
+    block_cache_bytes: int = 64 << 20
+    compaction: Choice = "universal"
+    compact_at_files: int = 12
+    max_size_amplification_percent: int = 60
+    level_base_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        check_one_of("rocksdb.compaction", self.compaction, COMPACTIONS, "compaction style")
+
+
+@dataclass(frozen=True)
+class ShuffleSettings:
+    """Sorting of rows in the tasks after a shuffle.
+
+    Attributes:
+        sort_memory_bytes: memory in which a task on Spark sorts its rows; more rows are spilled to unnamed files in
+            ``local_dir``. At most 2 GiB. See [memory of a worker](#memory-of-a-worker).
+    """
+
+    sort_memory_bytes: int = 128 << 20
+
+    def __post_init__(self) -> None:
+        check_at_most(
+            "shuffle.sort_memory_bytes",
+            self.sort_memory_bytes,
+            LARGEST_SORT,
+            "sorted rows are one Arrow buffer, whose offsets have 31 bits",
+        )

@@ -1,0 +1,1 @@
+"""The file source: its reader, options and column checks."""

@@ -1,0 +1,368 @@
+"""Runs a job file: checks that the run can start, executes it and its restarts, and returns the result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+from stateflow.api.graph.job_graph import Graph
+from stateflow.api.source import LocalSource, Source
+from stateflow.clock import Clock, SystemClock
+from stateflow.config.sources import SettingsLayer
+from stateflow.environment import declare
+from stateflow.errors import InternalError, StateflowError
+from stateflow.observability.exporters import telemetry
+from stateflow.observability.logging import log_event
+from stateflow.observability.metrics import Recorder
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.termination import RunBounds
+from stateflow.runtime.executor import Executor
+from stateflow.runtime.job.job import BatchResult, Job, RunTotals
+from stateflow.runtime.job.loader import create_or_open_job, load_job, open_job
+from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.periodic_call import call_periodically
+from stateflow.runtime.planning.explain import JobExplanation, explain_job
+from stateflow.runtime.planning.physical_plan import has_transform
+from stateflow.runtime.preflight import (
+    Needs,
+    Start,
+    check_start,
+    not_checked,
+    reused_tables,
+    start_errors,
+    warnings,
+    with_session,
+)
+from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS
+from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
+from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
+from stateflow.storage import Storage, open_storage
+
+_log = logging.getLogger(__name__)
+
+_STARTING_REPORT_INTERVAL = timedelta(seconds=15)
+"""How often a run that is starting Spark reports that it still does."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a run, restarts included.
+
+    Attributes:
+        generation: of the last attempt.
+        started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
+        started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
+        batches, rows_in, rows_out: sums over all attempts; rows out by uid of the sink.
+        offsets: positions of the sources at the end, by uid.
+        stopped_because: which end condition was met.
+        duration_s: wall-clock seconds.
+        restarts: number of restarts by the restart strategy.
+        quarantined_count: number of corrupt input files that the run skipped.
+        quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
+    """
+
+    job: str
+    job_uuid: str
+    generation: int
+    started_from: int
+    started_at: str
+    checkpoint_id: int
+    batches: int
+    rows_in: int
+    rows_out: dict[str, int]
+    offsets: dict[str, str]
+    stopped_because: str
+    duration_s: float
+    restarts: int = 0
+    quarantined_count: int = 0
+    quarantined: list[dict[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What to run, and callbacks that report its progress.
+
+    Attributes:
+        layers: settings from a file and from the command line; later ones win.
+        note: who or what requested the run; stored in the log.
+        on_step: called before each slow step with its description, such as "starting Spark".
+        on_start: called when the job is claimed and restored.
+        on_batch: called after each committed batch.
+        initial_savepoint: savepoint that a new job root begins with; ignored by a root that has begun with it.
+    """
+
+    job_file: Path
+    job_root: str
+    layers: tuple[SettingsLayer, ...] = ()
+    note: str = ""
+    on_step: Callable[[str], None] = lambda step: None
+    on_start: Callable[[JobRun], None] = lambda run: None
+    on_batch: Callable[[BatchResult], None] = lambda result: None
+    initial_savepoint: InitialSavepoint | None = None
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Result of the checks before a run.
+
+    Attributes:
+        refusals: every error that a run would fail with at its start.
+        warnings: likely mistakes that do not prevent a run.
+        unchecked: what was not checked.
+    """
+
+    refusals: tuple[StateflowError, ...]
+    warnings: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PreparedJob:
+    """A loaded job with resolved settings that nothing has been claimed or started for.
+
+    Attributes:
+        warnings: likely mistakes that do not prevent a run.
+    """
+
+    start: Start
+    job_file: Path
+    warnings: tuple[str, ...] = ()
+
+    def explanation(self) -> JobExplanation:
+        """Returns the physical plan of the job."""
+        return explain_job(self.start.graph, self.start.settings, self.start.on_spark)
+
+    def examine(self, needs: Sequence[Needs], *, with_spark: bool) -> Findings:
+        """Runs the start checks and collects every refusal; changes nothing.
+
+        Args:
+            needs: what the checks may access.
+            with_spark: start Spark for the checks that need it, unless another check has refused the run.
+        """
+        found = tuple(start_errors(self.start, needs))
+        known = self.warnings + reused_tables(self.start)
+        # Spark would report a known problem, such as a missing folder, a second time in other words.
+        if found or not (with_spark and self.start.on_spark):
+            return Findings(found, known, not_checked(self.start))
+        try:
+            started, _ = start_spark(self.start, self.job_file)
+        except StateflowError as e:
+            return Findings((e,), known, not_checked(self.start))
+        refused = tuple(start_errors(started, [Needs.SPARK]))
+        more = () if refused else warnings(started)
+        return Findings(refused, (*known, *more), not_checked(started))
+
+
+def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsLayer, ...] = ()) -> PreparedJob:
+    """Loads a job file, calls `build` and checks the graph; starts nothing.
+
+    Args:
+        job_root: None when it is unknown.
+        layers: settings from a file and from the command line; later ones win.
+
+    Raises:
+        JobDefinitionError: the job file or its graph is invalid.
+        ConfigError: a setting or the job root is invalid.
+    """
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    env.graph.check()
+    storage = None if job_root is None else open_storage(job_root)
+    start = Start(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
+    return PreparedJob(start, job_file, env.unused_parameters())
+
+
+def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:
+    """Opens an existing job root with the operators of a job file; starts no Spark and changes nothing.
+
+    Raises:
+        JobDefinitionError: the job file or its graph is invalid.
+        ConfigError: a setting is invalid, or the job root does not exist.
+        WrongJobRoot: the root belongs to another job.
+    """
+    env, settings = declare(load_job(job_file).build, job_file.stem, layers)
+    env.graph.check()
+    return open_job(env.graph, settings, open_storage(job_root), SystemClock())
+
+
+def run_job(request: RunRequest) -> RunResult:
+    """Runs a job file until it has caught up with its sources or reaches a bound.
+
+    A job runs on Spark when Spark reads one of its sources, or when it has Spark expressions and all of its sources
+    allow that; otherwise in this process. A failed run restarts as `restart.strategy` says.
+
+    Raises:
+        StateflowError: the run was refused or failed.
+    """
+    clock = SystemClock()
+    began = clock.monotonic()
+    prepared = prepare(request.job_file, request.job_root, request.layers)
+    start = prepared.start
+    assert start.storage is not None
+    for warning in prepared.warnings + (() if request.initial_savepoint else reused_tables(start)):
+        log_event(_log, logging.WARNING, "warning", text=warning, warning=warning)
+    if request.initial_savepoint:
+        check_start(start, [Needs.NOTHING])
+        new = NewJobRoot(start.storage, clock, start.graph, start.settings, start.on_spark, request.note)
+        create_job_root(new, request.initial_savepoint)
+    # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
+    check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
+    with telemetry(start.settings.telemetry, start.settings.name) as recorder:
+        attempts = _Attempts(start, _Services(start.storage, clock, recorder), request)
+        run_once = _run_on_spark(attempts) if start.on_spark else _run_locally(attempts)
+        reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
+        return attempts.result(reached, clock.monotonic() - began)
+
+
+def needs_spark(graph: Graph) -> bool:
+    """Returns whether the job runs on Spark rather than in this process."""
+    sources = [node.source for node in graph.sources]
+    if any(isinstance(source, Source) for source in sources):
+        return True
+    spark_is_allowed = all(isinstance(source, LocalSource) and source.may_use_spark for source in sources)
+    return spark_is_allowed and any(map(has_transform, graph.consumed))
+
+
+def start_spark(start: Start, job_file: Path) -> tuple[Start, dict[str, Source]]:
+    """Starts Spark; returns the start with its session, and the sources by uid as Spark reads them."""
+    # Importing Spark takes a second, which runs without it save.
+    from stateflow.connectors.python import PythonSource
+    from stateflow.runtime.spark.session import job_traits, open_session
+
+    spark = open_session(start.settings, job_file, job_traits(start.graph))
+    sources = {
+        n.uid: PythonSource(n.source) if isinstance(n.source, LocalSource) else n.source for n in start.graph.sources
+    }
+    return with_session(start, spark, list(sources.values())), sources
+
+
+@dataclass(frozen=True)
+class _Services:
+    """Storage, clock and metrics of a run."""
+
+    storage: Storage
+    clock: Clock
+    recorder: Recorder
+
+
+class _Attempts:
+    """The attempts of a run: what the first one and its restarts share, and the sums over all of them."""
+
+    def __init__(self, start: Start, services: _Services, request: RunRequest) -> None:
+        self.planned = start
+        self.request = request
+        self.bounds = RunBounds(start.settings.run, services.clock)
+        self._services = services
+        self._totals = RunTotals()
+        self._started_from: tuple[int, str] | None = None
+        self._restarts = 0
+        self._run: JobRun | None = None
+
+    def begin(self, executor: Executor, number: int) -> JobRun:
+        """Claims and restores the job for an attempt.
+
+        Args:
+            number: 0 for the first attempt, then the number of the restart.
+        """
+        request, services = self.request, self._services
+        self._restarts = number
+        request.on_step("restoring the newest checkpoint")
+        job = create_or_open_job(self.planned.graph, self.planned.settings, services.storage, services.clock)
+        self._run = run = JobRun(replace(job, recorder=services.recorder), executor, self._totals)
+        if number:
+            services.recorder.count("num_restarts")
+        run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
+        if self._started_from is None:
+            self._started_from = run.restored.checkpoint_id, run.start_label
+        request.on_start(run)
+        return run
+
+    @contextmanager
+    def failures_recorded(self) -> Iterator[None]:
+        """Adds an exception of the body to the history of the job, then raises it."""
+        try:
+            yield
+        except Exception as e:
+            if self._run is not None:
+                known = e if isinstance(e, StateflowError) else InternalError(f"{type(e).__name__}: {e}")
+                self._run.record_failure(known)
+            raise
+
+    def start_spark(self) -> tuple[Start, dict[str, Source]]:
+        """Starts Spark as `start_spark` does, and reports the progress."""
+        report, now = self.request.on_step, self._services.clock.monotonic
+        began = now()
+        report("starting Spark")
+        with call_periodically(
+            _STARTING_REPORT_INTERVAL, lambda: report(f"still starting Spark, after {now() - began:.0f} s")
+        ):
+            found = start_spark(self.planned, self.request.job_file)
+        report(f"Spark started in {now() - began:.0f} s")
+        return found
+
+    def result(self, reached: str, seconds: float) -> RunResult:
+        """Returns the outcome of all attempts.
+
+        Args:
+            reached: the end condition that was met.
+            seconds: wall-clock time of the whole run.
+        """
+        run = self._run
+        assert run is not None and self._started_from is not None
+        root = run.job.root
+        started_from, started_at = self._started_from
+        return RunResult(
+            job=root.job.job,
+            job_uuid=root.job.job_uuid,
+            generation=run.head.entry.generation,
+            started_from=started_from,
+            started_at=started_at,
+            checkpoint_id=run.head.checkpoint_id,
+            batches=run.totals.batches,
+            rows_in=run.totals.rows_in,
+            rows_out=run.totals.rows_out,
+            offsets={p.uid: p.offset for p in run.positions},
+            stopped_because=reached,
+            duration_s=round(seconds, 3),
+            restarts=self._restarts,
+            quarantined_count=len(run.totals.quarantined),
+            quarantined=[
+                {"source": q.source, "file": q.file, "error": q.error}
+                for q in run.totals.quarantined[-MAX_QUARANTINE_RECORDS:]
+            ],
+        )
+
+
+def _run_locally(attempts: _Attempts) -> Callable[[int], str]:
+    """Returns a function that makes one attempt in this process and returns the end condition that it met."""
+    sources = {n.uid: n.source for n in attempts.planned.graph.sources if isinstance(n.source, LocalSource)}
+
+    def run_once(number: int) -> str:
+        with attempts.failures_recorded():
+            run = attempts.begin(LocalExecutor(), number)
+            return run_local(run, sources, attempts.request.on_batch, attempts.bounds)
+
+    return run_once
+
+
+def _run_on_spark(attempts: _Attempts) -> Callable[[int], str]:
+    """Starts Spark; returns a function that makes one attempt on it and returns the end condition that it met."""
+    from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
+    from stateflow.runtime.spark.executor import SparkExecutor
+    from stateflow.runtime.spark.streaming_query import SparkRun
+
+    start, sources = attempts.start_spark()
+    check_start(start, [Needs.SPARK])
+    spark = start.session
+    assert spark is not None
+
+    def run_once(number: int) -> str:
+        with attempts.failures_recorded(), translate_spark_errors(lambda: is_alive(spark)):
+            run = attempts.begin(SparkExecutor(), number)
+            return SparkRun(spark, run, sources, attempts.request.on_batch, attempts.bounds).run()
+
+    return run_once

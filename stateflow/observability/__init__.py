@@ -1,0 +1,1 @@
+"""Metrics, spans and log events, and the exporters for the first two."""

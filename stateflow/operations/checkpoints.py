@@ -1,0 +1,166 @@
+"""Checkpoints of a job: on-demand checkpoints, descriptions and history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stateflow.checkpoint.history import read_history, read_pending_records, read_records
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.lineage import is_ancestor
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.log.records import CheckpointRecord, Record
+from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
+from stateflow.clock import SystemClock
+from stateflow.errors import ConfigError
+from stateflow.operations.job_root import now, offsets_of, open_root
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import FORMAT
+
+
+@dataclass(frozen=True)
+class CheckpointRequest:
+    """Parameters of an on-demand checkpoint.
+
+    Attributes:
+        request_id: a repeated request with the same id gets the same answer; generated when empty.
+        full: whether all state is stored again, so that the checkpoint shares no file with an earlier one.
+        acknowledge_timeout: time limit for a run to confirm the request, initially and on each re-check.
+        timeout: time limit for the run's answer.
+    """
+
+    by: str = ""
+    reason: str = ""
+    request_id: str = ""
+    full: bool = False
+    acknowledge_timeout: timedelta = timedelta(seconds=5)
+    timeout: timedelta = timedelta(minutes=10)
+
+
+def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
+    """Makes the run's next barrier a checkpoint, regardless of the interval; returns the checkpoint's id.
+
+    Raises:
+        ConfigError: no run is active; the newest checkpoint then has everything that was processed.
+        RequestTimeout: the run did not reach a barrier in time.
+    """
+    root = open_root(job_root)
+    head = root.head()
+    answer = None
+    if not head.entry.ended:
+        checkpoint_request = Request(
+            id=request.request_id or root.clock.new_id(),
+            kind=RequestKind.CHECKPOINT,
+            savepoint="",
+            origin=Origin.MANUAL,
+            by=request.by or root.writer,
+            reason=request.reason,
+            full=request.full,
+            at=now(root),
+        )
+        client = RequestClient(root, RequestTimeouts(request.acknowledge_timeout, request.timeout))
+        answer = client.wait(client.submit(checkpoint_request))
+    if answer is None:
+        raise ConfigError(
+            "no run of the job is active, or none confirmed the request",
+            hint="without a run, the newest checkpoint has everything that was processed; if a run is active, wait "
+            "longer: --patience",
+            root=root.storage.uri,
+            checkpoint=head.checkpoint_id,
+        )
+    return answer.checkpoint_id
+
+
+@dataclass(frozen=True)
+class OperatorDescription:
+    """Description of an operator's state in a checkpoint.
+
+    Attributes:
+        subtasks, files, bytes: number of subtasks and files, and the size of the state.
+        states: names of the keyed states.
+    """
+
+    uid: str
+    subtasks: int
+    files: int
+    bytes: int
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointDescription:
+    """Description of a checkpoint.
+
+    Attributes:
+        committed_at: ISO 8601 timestamp.
+        offsets: source offsets by uid.
+    """
+
+    checkpoint_id: int
+    generation: int
+    ordinal: int
+    committed_at: str
+    offsets: dict[str, str]
+    operators: tuple[OperatorDescription, ...]
+
+
+def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescription:
+    """Returns the description of a retained or pinned checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint does not exist, or no longer exists.
+        MissingFile, CorruptFile: the checkpoint is damaged.
+    """
+    root = open_root(job_root)
+    refs = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
+    if checkpoint_id not in refs:
+        raise ConfigError(
+            "the checkpoint does not exist, or no longer exists",
+            hint="stateflow checkpoints list shows the existing ones",
+            checkpoint=checkpoint_id,
+            kept=sorted(refs),
+        )
+    ref = root.checkpoints.resolve(refs[checkpoint_id])
+    manifest = root.checkpoints.manifest_of(ref)
+    return CheckpointDescription(
+        checkpoint_id,
+        manifest.generation,
+        manifest.ordinal,
+        ref.at,
+        offsets_of(manifest.sources),
+        tuple(
+            OperatorDescription(o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states))
+            for o in manifest.operators
+        ),
+    )
+
+
+def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
+    """Returns the records of the newest checkpoints, including aborted ones, oldest first; none without a job."""
+    storage = open_storage(job_root)
+    return read_records(storage, newest, _pending_records(storage))
+
+
+def timeline(job_root: str, newest: int = 1000) -> list[Record]:
+    """Returns the newest records of checkpoints and actions, oldest first. Raises ConfigError without a job."""
+    root = open_root(job_root)
+    return read_history(root.storage, _pending_records(root.storage))[-newest:]
+
+
+def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]:
+    """Returns the ids of the recorded checkpoints that a restore has undone."""
+    root = open_root(job_root)
+    head = root.head()
+    retained = {ref.id for ref in root.checkpoints.restorable(head)}
+    return frozenset(r.checkpoint_id for r in records if is_ancestor(head, r.checkpoint_id, retained) is False)
+
+
+def _pending_records(storage: Storage) -> list[CheckpointRecord]:
+    """Returns the records that only the newest manifest has."""
+    if storage.size(FORMAT) is None:
+        return []
+    root = JobRoot.open(storage, SystemClock())
+    head = root.log.read_head()
+    return read_pending_records(root, head) if head else []

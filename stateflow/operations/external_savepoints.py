@@ -1,0 +1,161 @@
+"""Savepoints outside of their job's root: creation and listing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.checkpoint.requests.client import is_same_request
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoints_named
+from stateflow.checkpoint.savepoints.cleanup import sweep_external
+from stateflow.checkpoint.savepoints.create import (
+    SavepointSpec,
+    check_savepoint_name,
+    make_savepoint,
+    sink_positions_at,
+)
+from stateflow.errors import ConfigError, DataError
+from stateflow.operations.job_root import now, open_root, pins_of
+from stateflow.operations.savepoints import (
+    SavepointReport,
+    SavepointRequest,
+    describe_savepoint,
+    published_checkpoint,
+    request_client,
+    with_defaults,
+)
+from stateflow.storage import open_storage
+
+_MAX_ATTEMPTS = 5
+
+
+def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -> SavepointReport:
+    """Writes a savepoint to a new folder in `into`, on any storage, and verifies all files there.
+
+    The run only makes a checkpoint, which this process copies, so the run needs no access to `into`. A repeated request
+    with the same id returns the same savepoint. Raises as `create_savepoint` does.
+
+    Args:
+        into: path or URI of a folder outside of the job root.
+    """
+    root = open_root(job_root)
+    request, into = with_defaults(root, request), _folder_outside(root, into)
+    check_savepoint_name(request.name)
+    order = SavepointSpec(
+        name=request.name,
+        checkpoint=EntryRef(id=0, sha256=""),
+        sinks={},
+        origin=request.origin,
+        by=request.by or root.writer,
+        reason=request.reason,
+        request=request.request_id,
+        into=into,
+    )
+    _remove_incomplete(root, order)
+    if made := _made_before(root, order):
+        return describe_savepoint(made, "head")
+    if not request.from_head and not root.head().entry.ended and (made := _create_from_run(root, request, order)):
+        return describe_savepoint(made, "run")
+    checkpoint, sinks = published_checkpoint(root, request)
+    return describe_savepoint(make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks)), "head")
+
+
+def list_savepoints_in(folder: str) -> list[SavepointReport]:
+    """Returns every complete savepoint, of any job, in a folder that is not a job root, oldest first."""
+    return [describe_savepoint(s) for s in list_savepoints(open_storage(folder), "")]
+
+
+def _folder_outside(root: JobRoot, into: str) -> str:
+    """Returns the URI of a folder for savepoints. Raises ConfigError for a folder in the job root."""
+    uri, own = open_storage(into).uri.rstrip("/"), root.storage.uri.rstrip("/")
+    if f"{uri}/".startswith(f"{own}/"):
+        raise ConfigError(
+            "the folder is in the job root",
+            hint="omit --into for a savepoint in the job root; otherwise choose another folder",
+            into=uri,
+            root=own,
+        )
+    return uri
+
+
+def _made_before(root: JobRoot, order: SavepointSpec) -> StoredSavepoint | None:
+    """Returns the savepoint of the same request. Other jobs may use the same folder, and the same names."""
+    storage, within = order.destination(root)
+    called = savepoints_named(storage, order.name, within)
+    own = [s for s in called if s.document.job_uuid == root.job.job_uuid]
+    return next((s for s in own if is_same_request(s.document.request, order.request)), None)
+
+
+def _remove_incomplete(root: JobRoot, order: SavepointSpec) -> None:
+    """Drops the pins of earlier attempts that were killed, and deletes their files.
+
+    An attempt that is only paused fails when it continues.
+    """
+    pins = pins_of(root, order.by, order.purpose)
+    for pin in pins:
+        root.admin.unpin(pin)
+    if pins:
+        sweep_external(order.destination(root)[0], frozenset(pins))
+
+
+def _create_from_run(root: JobRoot, request: SavepointRequest, order: SavepointSpec) -> StoredSavepoint | None:
+    """Returns a savepoint of a checkpoint that the run makes for it; None when no run is active."""
+    client = request_client(root, request)
+    for number in range(_MAX_ATTEMPTS):
+        checkpoint_request = Request(
+            id=f"{request.request_id}-{number}" if number else request.request_id,
+            kind=RequestKind.CHECKPOINT,
+            savepoint="",
+            origin=Origin.MANUAL,
+            by=order.by,
+            reason=request.reason,
+            at=now(root),
+        )
+        answer = client.wait(client.submit(checkpoint_request))
+        if answer is None:
+            return None
+        if checkpoint := _published(root, root.head(), answer.checkpoint_id):
+            sinks = _published_output(root.head(), checkpoint)
+            try:
+                return make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks))
+            except DataError:
+                # The run may have released the checkpoint before it was pinned.
+                if any(ref == checkpoint for ref in root.checkpoints.restorable(root.head())):
+                    raise
+    raise DataError(
+        "the run releases its checkpoints before they can be copied",
+        hint="set checkpoints.retained to 2 or more, or take an older checkpoint: --from-head",
+        tries=_MAX_ATTEMPTS,
+    )
+
+
+def _published(root: JobRoot, head: Head, requested: int) -> EntryRef | None:
+    """Returns the newest checkpoint from the requested one on whose output is published; None without one.
+
+    The output of the requested checkpoint is published according to the run's answer, even if the log does not say so.
+
+    Args:
+        requested: id of the checkpoint of the run's answer.
+    """
+    unpublished = min((p.checkpoint_id for p in pending_of(head) if p.checkpoint_id > requested), default=0)
+    fitting = [
+        ref
+        for ref in root.checkpoints.restorable(head)
+        if ref.id >= requested and (not unpublished or ref.id < unpublished)
+    ]
+    return max(fitting, key=lambda ref: ref.id, default=None)
+
+
+def _published_output(head: Head, checkpoint: EntryRef) -> dict[str, PublishedOutput]:
+    known = sink_positions_at(head, checkpoint)
+    just_published = {p.sink for p in pending_of(head) if p.checkpoint_id <= checkpoint.id} & known.keys()
+    return {
+        **known,
+        **{
+            uid: PublishedOutput(table_id=known[uid].table_id, version=-1, checkpoint_id=checkpoint.id)
+            for uid in just_published
+        },
+    }

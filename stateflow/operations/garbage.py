@@ -1,0 +1,98 @@
+"""Garbage collection of a job root, and the reasons why its files are kept or deleted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from stateflow.checkpoint.gc.collector import Collector, FileStatus
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.errors import ConfigError
+from stateflow.operations.job_root import open_root
+from stateflow.storage import BlobInfo, open_storage
+
+
+@dataclass(frozen=True)
+class GarbageReport:
+    """Result of a garbage collection, or of its dry run.
+
+    Attributes:
+        head_seq: sequence number of the log entry that decided what is garbage.
+        retained: ids of the retained checkpoints.
+        unknown: keys that stateflow does not recognise and does not delete.
+    """
+
+    job: str
+    head_seq: int
+    retained: tuple[int, ...]
+    files: int
+    bytes_freed: int
+    unknown: tuple[str, ...]
+    dry_run: bool
+
+
+def collect_garbage(job_root: str, *, retain: int | None = None, dry_run: bool = False) -> GarbageReport:
+    """Deletes files that nothing refers to; safe while a run or another collection is active.
+
+    Args:
+        retain: number of checkpoints to keep, until the next run applies its own setting; None for no change.
+    """
+    root = open_root(job_root)
+    if dry_run:
+        found = Collector(root).preview(retain)
+    else:
+        if retain is not None:
+            root.admin.retain(retain)
+        found = Collector(root).collect()
+    return GarbageReport(
+        root.job.job, found.head_seq, found.retained, found.files, found.bytes_freed, found.unknown, found.dry_run
+    )
+
+
+def explain_files(job_root: str) -> list[FileStatus]:
+    """Returns for every object of a job root whether it is kept, and for what; changes nothing."""
+    root = open_root(job_root)
+    # Listed first: an object that a run stores concurrently is not explained.
+    return Collector(root).explain(root.storage.list(""))
+
+
+def can_delete(job_root: str, path: str) -> FileStatus:
+    """Returns whether one object is kept, and for what.
+
+    Args:
+        path: path relative to the job root or to the working directory, an absolute path, or a URI.
+
+    Raises:
+        ConfigError: the object does not exist, or is not in the job root.
+    """
+    root = open_root(job_root)
+    key = _key_below(root, path)
+    size = root.storage.size(key)
+    if size is None:
+        raise ConfigError(
+            "the file does not exist in the job root",
+            hint="give its path in the job root, as `stateflow gc --dry-run --files` shows it, an absolute path, or a "
+            "URI",
+            path=path,
+            root=root.storage.uri,
+        )
+    (found,) = Collector(root).explain([BlobInfo(key, size)])
+    return found
+
+
+def _key_below(root: JobRoot, path: str) -> str:
+    folder = root.storage.local_path("x")
+    if "://" in path:
+        uri, below = open_storage(path).uri, f"{root.storage.uri.rstrip('/')}/"
+        if uri.startswith(below):
+            return unquote(uri.removeprefix(below))
+    elif folder is not None and (path.startswith("/") or os.path.exists(path)):
+        # Symbolic links are resolved on both sides: a shell may complete a path with or without them.
+        file = Path(path).resolve()
+        if file.is_relative_to(folder.parent.resolve()):
+            return file.relative_to(folder.parent.resolve()).as_posix()
+    if "://" in path or path.startswith("/"):
+        raise ConfigError("the file is not in this job root", path=path, root=root.storage.uri)
+    return path

@@ -1,0 +1,209 @@
+"""Status of a job: its checkpoints, its newest run, an incomplete restore, and failures."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from stateflow.checkpoint.history import background_failures, read_origin, run_failure
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.restore.replay import is_run_open
+from stateflow.errors import DataError
+from stateflow.operations.job_root import offsets_of, open_root
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PendingRestore:
+    """A restore that is not completed.
+
+    Attributes:
+        seq: sequence number of its CLAIM, which is the token of every restored table.
+        to: label of its target.
+        at: ISO 8601 timestamp.
+        tables: the version to restore, by uid of the sink; None for a table that keeps its content.
+    """
+
+    seq: int
+    to: str
+    by: str
+    reason: str
+    at: str
+    tables: dict[str, int | None]
+
+
+@dataclass(frozen=True)
+class BackgroundFailure:
+    """A kind of background work that failed in the newest run.
+
+    Attributes:
+        work: ``collection``, ``history``, ``request_watch`` or ``cleanup``.
+        generation: generation of the run.
+        failures: number of failed attempts up to the last record.
+        at: ISO 8601 timestamp of the last failure.
+        code: error code of the last failure.
+        message: error message of the last failure.
+    """
+
+    work: str
+    generation: int
+    failures: int
+    at: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """The error that the newest run ended with.
+
+    Attributes:
+        generation: generation of the run.
+        at: ISO 8601 timestamp of the failure.
+        code: error code.
+        message: error message.
+    """
+
+    generation: int
+    at: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A corrupt input file that a run skipped completely."""
+
+    source: str
+    file: str
+    error: str
+    at: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """Status of a job.
+
+    Attributes:
+        position: label of the checkpoint or savepoint that the next run starts from.
+        retained: ids of the retained and pinned checkpoints.
+        pinned: id, owner and reason of each pin.
+        offsets: source offsets by uid, in the source's own format.
+        forked_from: job uuid and checkpoint, or id of a savepoint; empty for a job that is not a fork.
+        restoring: the restore that is not completed; None without one.
+        background: failed background work of the newest run.
+        quarantined: the newest skipped corrupt input files, oldest first.
+        quarantined_count: number of all skipped input files.
+        drained: whether all event-time timers were fired before the newest checkpoint.
+        origin: text about the parent of a fork, or the savepoint that the job root was created from; else empty.
+        run_open: whether the newest run has not ended normally: it is active, was killed, or failed.
+        failure: the error that the newest run ended with; None if it recorded none.
+    """
+
+    job: str
+    job_uuid: str
+    generation: int
+    head_seq: int
+    checkpoint_id: int
+    position: str
+    retained: tuple[int, ...]
+    pinned: tuple[str, ...]
+    offsets: dict[str, str]
+    forked_from: str
+    shadow: bool
+    restoring: PendingRestore | None
+    background: tuple[BackgroundFailure, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    quarantined_count: int = 0
+    drained: bool = False
+    origin: str = ""
+    run_open: bool = False
+    failure: RunFailure | None = None
+
+
+def describe(job_root: str) -> JobDescription:
+    """Returns the status of a job. Raises ConfigError when it does not exist."""
+    root = open_root(job_root)
+    head = root.head()
+    pins = tuple(f"{p.id} {p.owner}: {p.reason}" for p in head.entry.pinned)
+    return JobDescription(
+        root.job.job,
+        root.job.job_uuid,
+        head.entry.generation,
+        head.entry.seq,
+        head.checkpoint_id,
+        head.position_label,
+        tuple(dict.fromkeys(ref.id for ref in root.checkpoints.kept(head))),
+        pins,
+        offsets_of(head.entry.sources),
+        root.job.forked_from,
+        root.job.shadow,
+        _restoring(head),
+        _background(root, head),
+        *_of_manifest(_newest_manifest(root, head)),
+        origin=_origin(root),
+        run_open=is_run_open(head),
+        failure=_failure(root, head),
+    )
+
+
+def _origin(root: JobRoot) -> str:
+    """Returns the origin as text; without names if the history no longer has the first record of the job root."""
+    job = root.job
+    if not job.forked_from:
+        return ""
+    record = read_origin(root.storage)
+    if job.begun_with:
+        at = record.facts.get("at", "") if record else ""
+        return f"begun with {at or f'the savepoint at {job.begun_with}'}"
+    kind = "a shadow fork of" if job.shadow else "a fork of"
+    parent = record.facts.get("parent_job", "").partition(" ")[0] if record else ""
+    if record is None or not parent:
+        return f"{kind} {job.forked_from}"
+    return f"{kind} {parent} at {record.facts.get('at', job.forked_from)}"
+
+
+def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
+    records = background_failures(root.storage, head.entry.generation)
+    return tuple(
+        BackgroundFailure(r.facts["work"], r.seq, int(r.facts["failures"]), r.at, r.facts["code"], r.reason)
+        for r in records
+    )
+
+
+def _failure(root: JobRoot, head: Head) -> RunFailure | None:
+    record = run_failure(root.storage, head.entry.generation)
+    if record is None:
+        return None
+    return RunFailure(record.seq, record.at, record.facts["code"], record.reason)
+
+
+def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
+    try:
+        return root.checkpoints.manifest_at(head)
+    except DataError as e:
+        # The rest of the status does not need the manifest; `stateflow verify` reports the damage.
+        log.warning("the status omits skipped input files and `drained`, because the manifest cannot be read: %s", e)
+        return None
+
+
+def _of_manifest(manifest: Manifest | None) -> tuple[tuple[Quarantined, ...], int, bool]:
+    if manifest is None:
+        return (), 0, False
+    found = tuple(Quarantined(q.source, q.file, q.error, q.at, q.generation) for q in manifest.quarantined)
+    return found, manifest.quarantined_count, manifest.drained
+
+
+def _restoring(head: Head) -> PendingRestore | None:
+    rewind = head.entry.rewind
+    if rewind is None:
+        return None
+    facts = rewind.restore
+    tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
+    if facts is None:
+        return PendingRestore(rewind.seq, head.position_label, "", "", "", tables)
+    return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)

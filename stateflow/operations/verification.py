@@ -1,0 +1,183 @@
+"""Verification of the files of checkpoints and savepoints; safe while a run is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.clock import SystemClock
+from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
+from stateflow.operations.job_root import offsets_of, open_root
+from stateflow.query.state import check_entry, stored_entries
+from stateflow.runtime.task.operator_state import check_part
+from stateflow.state.handles import SubtaskState
+from stateflow.state.kinds.state_registry import state_names
+from stateflow.storage import open_storage
+
+_OWNER = "verify"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A checkpoint without damage.
+
+    Attributes:
+        files, bytes: number and size of the files of state and positions, without the manifest; files that it shares
+            with an earlier checkpoint were read once.
+        entries: number of decoded entries of keyed state; None when only files were read.
+    """
+
+    checkpoint_id: int
+    files: int
+    bytes: int
+    entries: int | None
+
+
+def verify(
+    job_root: str,
+    deep: bool = False,
+    checkpoint: int | None = None,
+    on_verified: Callable[[Verified], None] = lambda _: None,
+) -> list[Verified]:
+    """Reads the manifest and all files of each retained or pinned checkpoint, and compares sizes and hashes.
+
+    Args:
+        deep: also open each store, and check that every block matches its checksum, that every key belongs to a key
+            group of its subtask and to a declared state, and that every key and value decodes.
+        checkpoint: id of the only checkpoint to verify; None for all.
+        on_verified: called for each checkpoint without damage, oldest first.
+
+    Raises:
+        MissingFile, CorruptFile: the first damage.
+        ConfigError: the job or the checkpoint does not exist.
+    """
+    root = JobRoot.open(open_storage(job_root), SystemClock(), _OWNER)
+    refs = sorted(set(root.checkpoints.kept(root.head())), key=lambda ref: ref.id)
+    wanted = [ref for ref in refs if checkpoint in (None, ref.id)]
+    if not wanted:
+        raise ConfigError(
+            "the checkpoint does not exist",
+            hint="stateflow checkpoints list shows the existing ones",
+            wanted=checkpoint,
+            kept=[ref.id for ref in refs],
+        )
+    known: set[str] = set()
+    found = []
+    for ref in wanted:
+        # Without a pin, an active run would delete files while they are read.
+        with root.admin.pinned(ref, _OWNER, f"verifying checkpoint {ref.id}"):
+            found.append(_verified(root, ref, known, deep))
+        on_verified(found[-1])
+    return found
+
+
+def _verified(root: JobRoot, ref: EntryRef, known: set[str], deep: bool) -> Verified:
+    manifest = root.checkpoints.manifest_of(ref)
+    files = {file.key: file for file in files_of(manifest)}
+    check_hashes(root.storage, [file for key, file in files.items() if key not in known])
+    known.update(files)
+    entries = _entries(root, manifest) if deep else None
+    return Verified(ref.id, len(files), sum(file.size for file in files.values()), entries)
+
+
+def _entries(root: JobRoot, manifest: Manifest) -> int:
+    count = 0
+    for operator in manifest.operators:
+        for part in operator.parts:
+            check_part(root.storage, part)
+        names, columns = state_names(operator.states), len(operator.key_types)
+        for subtask, entries in stored_entries(operator, root.storage, root.clock):
+            with _with_location(operator, subtask):
+                for key, value in entries:
+                    _check_group(subtask, key)
+                    check_entry(names, columns, key, value)
+                    count += 1
+    return count
+
+
+def _check_group(subtask: SubtaskState, key: bytes) -> None:
+    group = int.from_bytes(key[:2], "big")
+    if not subtask.first_group <= group <= subtask.last_group:
+        raise CorruptFile(
+            "a stored key is in a key group of another subtask",
+            key=key.hex()[:80],
+            group=group,
+            first_group=subtask.first_group,
+            last_group=subtask.last_group,
+        )
+
+
+@contextmanager
+def _with_location(operator: OperatorState, subtask: SubtaskState) -> Iterator[None]:
+    """Adds operator and subtask to the facts of an error."""
+    try:
+        yield
+    except StateflowError as e:
+        raise type(e)(e.message, hint=e.hint, operator=operator.uid, subtask=subtask.subtask, **e.facts) from e
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Result of reading all files of a savepoint or checkpoint, without damage.
+
+    Attributes:
+        what: label of the savepoint or checkpoint.
+        offsets: source offsets by uid.
+        files, bytes: number and size of the files.
+    """
+
+    job: str
+    what: str
+    checkpoint_id: int
+    offsets: dict[str, str]
+    files: int
+    bytes: int
+
+
+def verify_savepoint(stored: StoredSavepoint) -> Verification:
+    """Reads all files of a savepoint, and compares sizes and hashes. Raises MissingFile or CorruptFile."""
+    stored.verify()
+    document = stored.document
+    return Verification(
+        document.job,
+        stored.label,
+        document.checkpoint_id,
+        offsets_of(document.manifest.sources),
+        len(list(stored.files())),
+        stored.size,
+    )
+
+
+def verify_head(job_root: str) -> Verification:
+    """Reads all files of the checkpoint that the next run starts from, and compares sizes and hashes.
+
+    Raises:
+        MissingFile, CorruptFile: a file is missing or damaged.
+        DataError: the job has no checkpoint, or a restore is not completed.
+    """
+    root = open_root(job_root)
+    head = root.head()
+    manifest = root.checkpoints.manifest_at(head)
+    if manifest is None:
+        raise DataError("the job has no checkpoint yet", hint="run the job first", root=job_root)
+    if head.entry.rewind is not None:
+        raise DataError(
+            "a restore is not completed",
+            hint="repeat the restore, or start the job: either completes it",
+            seq=head.entry.seq,
+        )
+    files = {f.key: f for f in files_of(manifest)}
+    check_hashes(root.storage, files.values())
+    return Verification(
+        root.job.job,
+        head.position_label,
+        head.checkpoint_id,
+        offsets_of(head.entry.sources),
+        len(files),
+        sum(f.size for f in files.values()),
+    )

@@ -1,0 +1,1 @@
+"""The driver of a run: start, batches, checkpoints, requests, end."""

@@ -1,0 +1,236 @@
+"""Runs batch after batch, each from the state of the barrier before it: rows in, manifest out."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
+from stateflow.checkpoint.log.documents import Manifest, SourceWatermark
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.observability.logging import set_log_context
+from stateflow.runtime.driver.barrier import Barrier, barrier_metrics, operator_states_after, run_to_barrier
+from stateflow.runtime.driver.job_restore import RestoredJob
+from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.job.job import Job, PositionCapture, Positions
+from stateflow.runtime.planning.state_discovery import source_columns
+from stateflow.runtime.quarantine import quarantine_fields
+from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
+from stateflow.runtime.watermarks import advance_source_watermarks, epoch_milliseconds, operator_watermarks
+from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.storage import Credentials
+from stateflow.storage.paths import data_folder
+
+log = logging.getLogger(__name__)
+
+DRIVER_ATTEMPT = "driver"
+"""Attempt name in the data folders of the driver's own files."""
+
+Watermarks = dict[str, int | None]
+"""In milliseconds since 1970, by uid of the operator; None before the first one."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Input of one batch.
+
+    Attributes:
+        rows: as the executor takes them.
+        capture: returns the source positions at the end of the batch.
+        watermarks: of each operator in this batch.
+        full: whether the tasks store all state again, instead of what has changed.
+        drains: whether sources that may get more rows count as ended.
+    """
+
+    rows: object
+    capture: PositionCapture
+    watermarks: Watermarks
+    full: bool = False
+    drains: bool = False
+
+
+class BatchRunner:
+    """Runs the batches of one run, and holds the state that the next batch starts from.
+
+    Args:
+        job: what runs.
+        executor: runs the tasks.
+        restored: what the first batch starts from.
+
+    Attributes:
+        manifest: of the newest barrier, or else of the restored checkpoint.
+        ordinal: number of the newest batch; 0 before the first one.
+    """
+
+    def __init__(self, job: Job, executor: Executor, restored: RestoredJob) -> None:
+        self._job = job
+        self._executor = executor
+        self._generation = restored.head.entry.generation
+        self._base = restored.state.operators
+        self.manifest = restored.manifest
+        self.ordinal = 0
+
+    def run(self, batch: Batch, checkpoint_id: int) -> Barrier:
+        """Runs a batch. The next one starts from its state once `advance` was called.
+
+        Args:
+            checkpoint_id: the newest checkpoint.
+
+        Raises:
+            BatchFailed: the reports are incomplete; nothing of the batch exists.
+        """
+        clock, ordinal = self._job.root.clock, self.ordinal + 1
+        began, began_at = clock.monotonic(), clock.now()
+        set_log_context(batch=ordinal)
+        folder = data_folder(self._generation, ordinal, DRIVER_ATTEMPT)
+        positions = batch.capture(folder)
+        trigger_ms = round((clock.monotonic() - began) * 1000, 3)
+        failpoints.hit("batch.begin")
+        info = self.info(ordinal, checkpoint_id, batch.full)
+        pending = self._execute(batch, info)
+        failpoints.hit("batch.reported")
+        rows_in, output = self._rows_in(pending), pending.output()
+        drained = self._is_drained(batch, rows_in, checkpoint_id)
+        manifest = self._manifest(pending, positions, info, drained)
+        return Barrier(
+            manifest,
+            folder,
+            output,
+            rows_in,
+            {sink: sum(c.rows for c in files) for sink, files in output.items()},
+            positions.quarantined,
+            barrier_metrics(began_at, trigger_ms, pending.reports.values()),
+        )
+
+    def advance(self, barrier: Barrier) -> None:
+        """Lets the next batch start from the state of a barrier, whether that becomes a checkpoint or not."""
+        self.manifest = barrier.manifest
+        self.ordinal = barrier.manifest.ordinal
+        self._base = {o.uid: o for o in barrier.manifest.operators}
+
+    def info(self, ordinal: int, checkpoint_id: int, full_snapshot: bool = False) -> BatchInfo:
+        """Returns what the tasks of a batch receive in addition to its rows.
+
+        Args:
+            ordinal: number of the batch.
+            checkpoint_id: the newest checkpoint.
+            full_snapshot: whether the tasks store all state again.
+        """
+        root, settings = self._job.root, self._job.settings
+        return BatchInfo(
+            BatchId(
+                job_uuid=root.job.job_uuid,
+                generation=self._generation,
+                ordinal=ordinal,
+                processing_time=root.clock.now(),
+                epoch=self._epoch + 1,
+                checkpoint_id=checkpoint_id,
+            ),
+            TaskSettings(
+                max_parallelism=root.job.max_parallelism,
+                rocksdb=settings.rocksdb,
+                state=settings.state.shared_by(len(self._job.plan.participants())),
+                sort_memory_bytes=settings.shuffle.sort_memory_bytes,
+                full_snapshot=full_snapshot,
+                upload_timeout=settings.checkpoints.timeout if settings.checkpoints.asynchronous else None,
+            ),
+            TaskEnvironment(root.storage.uri, settings.local_folder, Credentials.of_process(), settings.telemetry),
+        )
+
+    def has_due_timers(self, ended: frozenset[str] = frozenset()) -> bool:
+        """Returns whether a batch without rows would fire timers, as far as the driver knows.
+
+        Args:
+            ended: as for `tick`.
+        """
+        watermarks, now = self.watermarks(ended), epoch_milliseconds(self._job.root.clock.now())
+        operators = [u.uid for u in self._job.plan.chains if u.operator]
+        return any(
+            subtask.earliest_timers.due(watermarks[uid], now)
+            for uid in operators
+            if uid in self._base
+            for subtask in self._base[uid].subtasks
+        )
+
+    def watermarks(self, ended: frozenset[str] = frozenset()) -> Watermarks:
+        """Returns the watermark of each operator in the next batch; `ended` as for `tick`."""
+        before = {uid: operator.watermark for uid, operator in self._base.items()}
+        return operator_watermarks(self._job.plan.chains, before, self._sources, ended)
+
+    def tick(self, ended: frozenset[str]) -> Batch:
+        """Returns a batch without rows that fires due timers.
+
+        Args:
+            ended: uids of sources that have no more rows. Their watermark is the highest, in this batch only: a row
+                that a later run reads is not late for that reason.
+        """
+        return self._without_rows(self.watermarks(ended), drains=not ended <= self._job.plan.bounded)
+
+    def drain(self) -> Batch:
+        """Returns a batch without rows that fires every event-time timer: each watermark is the highest."""
+        subtasks = [subtask for operator in self._base.values() for subtask in operator.subtasks]
+        has_timers = any(subtask.earliest_timers.event is not None for subtask in subtasks)
+        return self._without_rows(dict.fromkeys(self.watermarks(), MAX_WATERMARK), drains=has_timers)
+
+    def full_snapshot(self) -> Batch:
+        """Returns a batch without rows that stores all state again, so that it shares no file with older batches."""
+        return self._without_rows(self.watermarks(), full=True)
+
+    def _without_rows(self, watermarks: Watermarks, *, full: bool = False, drains: bool = False) -> Batch:
+        # Before the first barrier no timer can fire and no state is stored.
+        assert self.manifest is not None
+        positions = Positions(self.manifest.sources, self.manifest.spark)
+        empty_rows: object = self._executor.empty_rows(self._job.plan)
+        return Batch(empty_rows, lambda _: positions, watermarks, full, drains)
+
+    def _execute(self, batch: Batch, info: BatchInfo) -> PendingBarrier:
+        before = {source.uid: source.watermark for source in self._sources}
+        work = BatchWork(self._job.plan, info, self._base, batch.watermarks, before)
+        return run_to_barrier(self._executor, batch.rows, work)
+
+    @property
+    def _epoch(self) -> int:
+        return self.manifest.epoch if self.manifest else 0
+
+    @property
+    def _sources(self) -> list[SourceWatermark]:
+        return self.manifest.watermarks if self.manifest else []
+
+    def _manifest(self, pending: PendingBarrier, positions: Positions, info: BatchInfo, drained: bool) -> Manifest:
+        # Not those of the batch: one that drains is far ahead, and rows that arrive later are not late for that reason.
+        watermarks = self.watermarks()
+        limit = self._job.settings.state.memory_limit_bytes
+        operators = operator_states_after(pending, self._base, watermarks, limit)
+        return Manifest(
+            job_uuid=self._job.root.job.job_uuid,
+            generation=pending.generation,
+            ordinal=pending.ordinal,
+            operators=operators,
+            sources=positions.sources,
+            spark=positions.spark,
+            increment_bytes=sum(r.increment_bytes for r in pending.reports.values()),
+            compaction_bytes=sum(r.compaction_bytes for r in pending.reports.values()),
+            full_bytes=state_bytes(operators),
+            epoch=self._epoch + 1,
+            columns=source_columns(self._job.plan),
+            watermarks=advance_source_watermarks(
+                self._sources,
+                self._job.plan.strategies,
+                pending.event_times(),
+                epoch_milliseconds(info.id.processing_time),
+            ),
+            drained=drained,
+            **quarantine_fields(self.manifest, positions.quarantined),
+        )
+
+    def _is_drained(self, batch: Batch, rows_in: int, checkpoint_id: int) -> bool:
+        """Returns whether every event-time timer has fired early; logs a warning when rows follow a drain."""
+        drained = self.manifest is not None and self.manifest.drained
+        if drained and rows_in:
+            log.warning("new rows follow a drain: the timers of checkpoint %d fired before their time", checkpoint_id)
+        return batch.drains or (drained and not rows_in)
+
+    def _rows_in(self, pending: PendingBarrier) -> int:
+        first = self._job.plan.row_counting_chains
+        return sum(r.rows_in for r in pending.reports.values() if r.uid in first)

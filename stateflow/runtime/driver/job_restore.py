@@ -1,0 +1,95 @@
+"""Brings a claimed job to the state that its first batch starts from: tables, pending output, restored state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from stateflow.checkpoint.gc.reachability import is_past
+from stateflow.checkpoint.history import read_pending_records
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.checkpoint.restore.state_matching import StateAssignment
+from stateflow.observability.tracing import RESTORE, span
+from stateflow.runtime.driver.background import Work
+from stateflow.runtime.driver.run_context import RunContext
+from stateflow.runtime.job.job import Job
+from stateflow.runtime.job.start_checks import CheckedHead, StartChecks
+from stateflow.runtime.publisher import Publisher
+from stateflow.runtime.restore.rewind import complete_rewind, recover_pending_output
+from stateflow.storage.paths import DataKey
+
+
+@dataclass(frozen=True)
+class RestoredJob:
+    """A job whose older output is published and whose state is assigned to its operators.
+
+    Attributes:
+        head: the newest log entry.
+        manifest: of its checkpoint; None without a checkpoint.
+        state: what each operator starts from.
+        pending_records: history that only the manifest holds.
+        publisher: publishes the run's output.
+    """
+
+    head: Head
+    manifest: Manifest | None
+    state: StateAssignment
+    pending_records: list[CheckpointRecord]
+    publisher: Publisher
+
+
+def restore_job(job: Job, checks: StartChecks, checked: CheckedHead, claim: Head, guard: FenceGuard) -> RestoredJob:
+    """Publishes what is pending, goes back where that is impossible, and restores the newest checkpoint.
+
+    Going back claims the job once more: the generation of the run is that of the returned head.
+
+    Args:
+        job: what runs.
+        checks: of the start.
+        checked: what the checks before the CLAIM found.
+        claim: the run's CLAIM.
+        guard: of the run; it follows a second CLAIM.
+
+    Raises:
+        MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
+        ConfigError: job and state do not fit.
+        ForeignRows, SinkDiverged: as for `complete_rewind`.
+    """
+    root, publisher = job.root, Publisher(job.root, job.sinks)
+    # Read now, because the restore may go back to an older checkpoint. A start that fails leaves nothing but its CLAIM.
+    is_same = checked.checkpoint_id == claim.checkpoint_id
+    records = list(checked.pending_records) if is_same else read_pending_records(root, claim)
+    _prepare_sinks(job, claim)
+    with span(RESTORE, job=root.job.job, generation=claim.entry.generation, checkpoint=claim.checkpoint_id):
+        head = complete_rewind(root, job.sinks, claim)
+        head = recover_pending_output(publisher, root, job.sinks, head, guard)
+        manifest = root.checkpoints.manifest_at(head)
+        state = checks.match_state(head, manifest, checked.files)
+    return RestoredJob(head, manifest, state, records, publisher)
+
+
+def _prepare_sinks(job: Job, head: Head) -> None:
+    """Creates missing tables, except one that the log knows: an empty new table would hide the loss of its rows."""
+    for uid, bound in job.sinks.items():
+        if uid not in head.entry.published:
+            bound.sink.prepare(bound.context)
+
+
+def sweep_sinks(run: RunContext, head: Head) -> None:
+    """Removes files that older runs wrote to sinks and never published.
+
+    Called when pending output is published, and before this run writes anything.
+
+    Args:
+        head: the newest log entry of the run.
+    """
+
+    def is_leftover(generation: int, ordinal: int, path: str) -> bool:
+        return is_past(DataKey(generation, ordinal, "", path), head.entry)
+
+    for bound in run.job.sinks.values():
+        sweep = partial(bound.sink.sweep, bound.context, is_leftover)
+        run.background.attempt(Work.CLEANUP, sweep, at_once=True)

@@ -1,0 +1,298 @@
+"""One run of a job, on Spark or without it: start, batches, checkpoints, requests, end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stateflow import failpoints
+from stateflow.checkpoint.history import FAILURE, record_run_failure
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import LogEntry, Manifest, SourcePosition
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.restore.state_matching import StateAssignment
+from stateflow.config.settings import AT_LEAST_ONCE
+from stateflow.errors import Fenced, StateflowError, StorageError
+from stateflow.observability.logging import set_log_context
+from stateflow.observability.tracing import BATCH, span
+from stateflow.runtime.driver.background import BackgroundWork
+from stateflow.runtime.driver.barrier import Barrier
+from stateflow.runtime.driver.batch_runner import Batch, BatchRunner
+from stateflow.runtime.driver.checkpointing.pipeline import CheckpointPipeline
+from stateflow.runtime.driver.fence_watch import FenceWatch
+from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
+from stateflow.runtime.driver.maintenance import Maintenance
+from stateflow.runtime.driver.request_server import CommittedPoint, RequestServer
+from stateflow.runtime.driver.run_context import RunContext
+from stateflow.runtime.executor import Executor
+from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
+from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.watermarks import epoch_milliseconds
+from stateflow.state.handles import Committable
+
+_MAX_SENTENCE = 2000
+"""Characters of an error's text that its history record keeps."""
+
+
+class JobRun:
+    """One run of a job: claims it, runs its batches, and ends.
+
+    `start` sets all attributes but `job` and `totals`.
+
+    Args:
+        job: what to run.
+        executor: runs the tasks of the batches.
+        totals: counts of the same launch before a restart, which this run continues.
+
+    Attributes:
+        guard: detects that a newer run has claimed the job.
+        batches: runs batches, and holds the state of the newest barrier.
+        restored: the state that the run started from.
+        start_label: the restored checkpoint in words, such as ``savepoint before-upgrade (checkpoint 7)``.
+    """
+
+    guard: FenceGuard
+    batches: BatchRunner
+    restored: StateAssignment
+    start_label: str
+    _run: RunContext
+    _maintenance: Maintenance
+    _pipeline: CheckpointPipeline
+    _requests: RequestServer
+    _fence_watch: FenceWatch
+
+    def __init__(self, job: Job, executor: Executor, totals: RunTotals | None = None) -> None:
+        self.job = job
+        self.totals = totals or RunTotals()
+        self._executor = executor
+        self._checks = StartChecks(job, executor.reads_by_spark)
+        self._is_claimed = self._is_restored = False
+
+    @property
+    def head(self) -> Head:
+        """The newest log entry of this run; from its CLAIM on."""
+        newest = self._pipeline.committer.head if self._is_restored else self.guard.claim
+        assert newest is not None
+        return newest
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest of the newest barrier, or else of the restored checkpoint."""
+        return self.batches.manifest
+
+    @property
+    def positions(self) -> list[SourcePosition]:
+        """Where the next batch reads the sources; another run reads again what is not committed."""
+        manifest = self.batches.manifest
+        return manifest.sources if manifest is not None and self.batches.ordinal else self.head.entry.sources
+
+    @property
+    def ended_sources(self) -> frozenset[str]:
+        """Uids of the sources that end once the run has caught up: bounded ones, and all of them when it drains."""
+        plan = self.job.plan
+        return frozenset(s.uid for s in plan.sources) if self.job.settings.run.drain else plan.bounded
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has confirmed a request to stop."""
+        return self._requests.stopped
+
+    def start(self, note: str = "") -> None:
+        """Claims the job, checks every file of its newest checkpoint, publishes pending output and restores.
+
+        Args:
+            note: who requested the run, or why; for the log and the history.
+
+        Raises:
+            Fenced: a newer run has claimed the job.
+            MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
+            ConfigError: job and state do not fit.
+        """
+        checked = self._checks.before_claim()
+        root = self.job.root
+        claim = root.claim(note)
+        generation, checkpoint = claim.entry.generation, claim.checkpoint_id
+        self.guard = FenceGuard(root.log, generation)
+        self.guard.follow(claim)
+        self._is_claimed = True
+        set_log_context(
+            job=root.job.job, run=note or root.writer, generation=generation, batch=0, checkpoint=checkpoint
+        )
+        with self.guard.translate_errors():
+            restored = restore_job(self.job, self._checks, checked, claim, self.guard)
+        self._create_parts(restored, note)
+        with self.guard.translate_errors():
+            self._begin(restored)
+
+    def _create_parts(self, restored: RestoredJob, note: str) -> None:
+        job, generation = self.job, restored.head.entry.generation
+        root, settings = job.root, job.settings.requests
+        background = BackgroundWork(root, job.recorder, generation)
+        self._run = RunContext(job, generation, restored.publisher, self.guard, background, note)
+        self._maintenance = Maintenance(self._run)
+        self._pipeline = CheckpointPipeline(self._run, restored, self._maintenance, self._keep_workers_alive)
+        self._requests = RequestServer(root, generation, settings.interval, self, background)
+        self._fence_watch = FenceWatch(self.guard, settings.fence_interval, self._executor.cancel)
+        self.batches = BatchRunner(job, self._executor, restored)
+        self.restored, self.start_label = restored.state, restored.head.position_label
+        self._is_restored = True
+
+    def _begin(self, restored: RestoredJob) -> None:
+        sweep_sinks(self._run, restored.head)
+        now = epoch_milliseconds(self.job.root.clock.now())
+        self.job.recorder.gauge("last_checkpoint_restore_timestamp", now)
+        self._maintenance.start(restored.head, restored.pending_records)
+        self._requests.open(self._committed_point())
+        self._fence_watch.begin()
+
+    def run_batch(self, rows: object, capture: PositionCapture) -> BatchResult:
+        """Runs one micro-batch up to its barrier; with synchronous checkpoints, up to its published checkpoint.
+
+        Args:
+            rows: as the executor takes them.
+            capture: called before any task runs, so that the positions are those of the barrier, never later ones.
+
+        Raises:
+            Fenced: a newer run has claimed the job.
+            BatchFailed: the reports are incomplete; nothing of the batch exists.
+            StateflowError: a task failed, or too many checkpoints did.
+        """
+        with self.guard.translate_errors():
+            result = self._process(Batch(rows, capture, self.batches.watermarks()))
+            self._serve_requests(result)
+            failpoints.hit("batch.end")
+        return result
+
+    def run_tick(self, ended: frozenset[str] = frozenset()) -> BatchResult:
+        """Runs a batch without rows that fires due timers; raises as `run_batch` does.
+
+        Args:
+            ended: as for `BatchRunner.tick`.
+        """
+        with self.guard.translate_errors():
+            result = self._process(self.batches.tick(ended))
+            self._serve_requests(result)
+        return result
+
+    def drain(self) -> CommittedPoint:
+        """Fires every event-time timer; returns the checkpoint of that batch."""
+        return self._process_for_request(self.batches.drain)
+
+    def take_full_snapshot(self) -> CommittedPoint:
+        """Stores all state again; returns the checkpoint of that batch, which shares no file with others."""
+        return self._process_for_request(self.batches.full_snapshot)
+
+    def settle(self) -> None:
+        """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending."""
+        self._pipeline.settle()
+
+    def record_failure(self, error: StateflowError) -> None:
+        """Adds the error that ends the run to the job's history.
+
+        Nothing is recorded before the CLAIM, for a fenced run, and for a storage that fails: another attempt to write
+        there would only delay the end.
+        """
+        if not self._is_claimed or isinstance(error, (Fenced, StorageError)):
+            return
+        root = self.job.root
+        record_run_failure(root.storage, _failure_record(root, self.head.entry, error))
+
+    def abandon(self) -> None:
+        """Stops the background threads. Called after a failure; harmless after `finish`."""
+        if not self._is_restored:
+            return
+        self._fence_watch.end()
+        self._requests.abandon()
+        self._pipeline.abandon()
+
+    def finish(self) -> None:
+        """Ends the run: commits, answers all requests, and records in the log that all output is published.
+
+        With that record a sink may be removed from the job. Raises as `run_batch` does.
+        """
+        with self.guard.translate_errors():
+            self.settle()
+            self._requests.close(self._committed_point)
+            self._maintenance.before_last_entry(self.head)
+            self._pipeline.committer.settle()
+            self._maintenance.after_last_entry()
+            self._run.background.finish()
+        failpoints.hit("run.end")
+
+    def _process(self, batch: Batch) -> BatchResult:
+        """Runs a batch to its barrier, then makes that a checkpoint if one is due."""
+        self._fence_watch.check()
+        self._pipeline.check()
+        began = self._run.now
+        ordinal = self.batches.ordinal + 1
+        with span(BATCH, job=self.job.root.job.job, generation=self._run.generation, ordinal=ordinal):
+            barrier = self.batches.run(batch, self.head.checkpoint_id)
+            output = self._publish_early(barrier)
+            # Only now: after a failure the next batch starts from the state before, which still has the fired timers.
+            self.batches.advance(barrier)
+            self._pipeline.add(barrier, output, self._run.now - began)
+            self._pipeline.checkpoint_if_due(requested=self._requests.is_waiting)
+        result = self._result(barrier, self._run.now - began)
+        self._count(result, barrier)
+        return result
+
+    def _process_for_request(self, batch: Callable[[], Batch]) -> CommittedPoint:
+        if self.manifest is not None:
+            self._process(batch())
+            self.settle()
+        return self._committed_point()
+
+    def _serve_requests(self, result: BatchResult) -> None:
+        # A request that arrives between two checkpoints makes the next barrier one.
+        if result.committed:
+            self._requests.serve(self._committed_point())
+
+    def _publish_early(self, barrier: Barrier) -> dict[str, list[Committable]]:
+        """Publishes the output before its checkpoint in mode at-least-once; returns what is left to publish."""
+        if self.job.settings.checkpoints.mode != AT_LEAST_ONCE:
+            return barrier.output
+        self._run.publisher.publish_early(self.head, barrier.output)
+        return {}
+
+    def _committed_point(self) -> CommittedPoint:
+        return CommittedPoint(self.head.checkpoint, {**self.head.entry.published, **self._run.publisher.published})
+
+    def _keep_workers_alive(self) -> None:
+        info = self.batches.info(self.batches.ordinal, self.head.checkpoint_id)
+        self._executor.keep_workers_alive(self.job.plan, info)
+
+    def _result(self, barrier: Barrier, seconds: float) -> BatchResult:
+        manifest = barrier.manifest
+        return BatchResult(
+            checkpoint_id=self.head.checkpoint_id,
+            ordinal=manifest.ordinal,
+            rows_in=barrier.rows_in,
+            rows_out=barrier.rows_out,
+            increment_bytes=manifest.increment_bytes,
+            compaction_bytes=manifest.compaction_bytes,
+            full_bytes=manifest.full_bytes,
+            seconds=seconds,
+            committed=self.head.entry.ordinal == manifest.ordinal,
+        )
+
+    def _count(self, result: BatchResult, barrier: Barrier) -> None:
+        recorder, skipped = self.job.recorder, barrier.quarantined
+        self.totals.count(result.rows_in, result.rows_out)
+        self.totals.quarantined += skipped
+        if skipped:
+            recorder.count("num_files_quarantined", len(skipped))
+        recorder.count("num_records_in", result.rows_in)
+        recorder.count("num_records_out", sum(result.rows_out.values()))
+        recorder.gauge("last_batch_duration", result.seconds)
+
+
+def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> ActionRecord:
+    return ActionRecord(
+        seq=entry.generation,
+        kind=FAILURE,
+        at=root.clock.now().isoformat(timespec="milliseconds"),
+        by=root.writer,
+        reason=error.sentence[:_MAX_SENTENCE],
+        facts={"code": error.code, "run": str(entry.runs)},
+    )

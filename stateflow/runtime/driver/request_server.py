@@ -1,0 +1,313 @@
+"""Serves requests to a run: savepoints, which are made while batches run, checkpoints, and stops."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from stateflow import failpoints
+from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.requests.mailbox import (
+    DONE,
+    FAILED,
+    WITHDRAWN,
+    acknowledge,
+    is_acknowledged,
+    is_expired,
+    open_requests,
+    post_answer,
+)
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
+from stateflow.errors import DataError, Fenced, InternalError, StateflowError
+from stateflow.runtime.driver.background import BackgroundWork, Work
+
+log = logging.getLogger(__name__)
+
+_MAX_RETRIES = 20
+"""Attempts to serve a request again after its checkpoint was released before it was pinned."""
+
+
+@dataclass(frozen=True)
+class CommittedPoint:
+    """A committed and published checkpoint.
+
+    Attributes:
+        checkpoint: None before the job's first checkpoint.
+        sinks: what is published with it, by uid of the sink.
+    """
+
+    checkpoint: EntryRef | None
+    sinks: dict[str, PublishedOutput]
+
+
+class RequestedBatches(Protocol):
+    """Runs batches without rows for requests; each returns its checkpoint once that is committed and published."""
+
+    def drain(self) -> CommittedPoint:
+        """Fires every event-time timer."""
+
+    def take_full_snapshot(self) -> CommittedPoint:
+        """Stores all state again."""
+
+
+class RequestServer:
+    """Polls for requests in a thread, and serves them between two batches.
+
+    Savepoints are made in another thread, while batches run and the checkpoint is pinned in the log. The pin ends with
+    the next CLAIM, so a savepoint that dies with the run leaves nothing that an operator must clean up.
+
+    Args:
+        root: holds the requests and their answers.
+        generation: of the run.
+        interval: between two polls.
+        batches: runs batches for requests.
+        background: does what may fail without harm to the run.
+
+    Attributes:
+        stopped: whether a request to stop was answered, so that the run must end.
+    """
+
+    def __init__(
+        self, root: JobRoot, generation: int, interval: timedelta, batches: RequestedBatches, background: BackgroundWork
+    ) -> None:
+        self.stopped = False
+        self._root = root
+        self._generation = generation
+        self._interval = interval
+        self._batches = batches
+        self._background = background
+        self._retries: Counter[str] = Counter()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._known: set[str] = set()
+        self._waiting: list[Request] = []
+        self._poller = threading.Thread(target=self._poll_until_ended, name="stateflow-requests", daemon=True)
+        self._savepoint_pool = ThreadPoolExecutor(1, thread_name_prefix="stateflow-savepoint")
+        self._savepoints: list[Future[None]] = []
+
+    def open(self, point: CommittedPoint) -> None:
+        """Starts polling. A stop that an earlier run left unanswered is served before the first batch.
+
+        Args:
+            point: the restored checkpoint.
+        """
+        self._try_to_poll()
+        self._poller.start()
+        if any(r.kind is RequestKind.STOP for r in self._waiting):
+            self.serve(point)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request is known that is not served yet."""
+        return bool(self._waiting)
+
+    def serve(self, point: CommittedPoint) -> None:
+        """Serves the waiting requests.
+
+        Args:
+            point: the checkpoint of the newest barrier.
+        """
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            if request.kind is RequestKind.SAVEPOINT:
+                self._savepoints.append(self._savepoint_pool.submit(self._try_to_answer, request, point))
+            elif request.kind is RequestKind.STOP:
+                # Not as background work: the answer may be stored although the storage reports an error, and after a
+                # confirmed stop the run must not continue.
+                self._answer(request, point)
+            else:
+                self._try_to_answer(request, point)
+
+    def close(self, current: Callable[[], CommittedPoint]) -> None:
+        """Serves all requests that are left, waits for unfinished savepoints, and ends polling.
+
+        Args:
+            current: returns the newest checkpoint. A request can run a batch of its own, after which an older
+                checkpoint may no longer be retained when the next request is served.
+        """
+        # The poller continues until all is served: its acknowledgements show the requesters that the run is alive.
+        self._try_to_poll()
+        self._serve_all(current)
+        self._end_polling()
+        self._try_to_poll()
+        self._serve_all(current)
+
+    def abandon(self) -> None:
+        """Ends polling without waiting for unfinished savepoints; for a run that fails."""
+        self._end_polling()
+        self._savepoint_pool.shutdown(wait=False, cancel_futures=True)
+
+    def _serve_all(self, current: Callable[[], CommittedPoint]) -> None:
+        # Terminates, because each request is served again at most `_MAX_RETRIES` times.
+        while self._waiting or self._savepoints:
+            self.serve(current())
+            self._wait_for_savepoints()
+
+    def _wait_for_savepoints(self) -> None:
+        submitted, self._savepoints = self._savepoints, []
+        for savepoint in submitted:
+            savepoint.result()
+
+    def _end_polling(self) -> None:
+        self._ended.set()
+        if self._poller.is_alive():
+            self._poller.join()
+
+    def _poll_until_ended(self) -> None:
+        pause = self._interval
+        while not self._ended.wait(pause.total_seconds()):
+            self._try_to_poll()
+            pause = self._background.pause(Work.REQUESTS, self._interval)
+
+    def _try_to_poll(self) -> None:
+        """Polls; a request that an error hides is found by a later poll, or by the next run."""
+        self._background.attempt(Work.REQUESTS, self._poll, at_once=True)
+
+    def _try_to_answer(self, request: Request, point: CommittedPoint) -> None:
+        """Serves a request; without an answer it stays open for a later poll or the next run."""
+        answered = self._background.attempt(Work.REQUESTS, lambda: self._answer(request, point), at_once=True)
+        if not answered:
+            with self._lock:
+                self._known.discard(request.id)
+
+    def _poll(self) -> None:
+        with self._lock:
+            for request in open_requests(self._root.storage):
+                # A waiting requester deletes the acknowledgement from time to time, to learn whether a run is alive.
+                if not is_acknowledged(self._root.storage, request.id):
+                    acknowledge(self._root.storage, request.id, self._generation)
+                if request.id not in self._known:
+                    self._known.add(request.id)
+                    self._waiting.append(request)
+
+    def _answer(self, request: Request, point: CommittedPoint) -> None:
+        """Carries a request out, and stores the answer."""
+        if is_expired(request, self._root.clock.now()):
+            log.warning("request %s is withdrawn: it expired at %s", request.id, request.until)
+            self._post_answer(request, None, None, WITHDRAWN)
+            return
+        began = self._root.clock.monotonic()
+        try:
+            point = self._point_for(request, point)
+            savepoint = self._make_savepoint(request, point)
+        except Fenced as e:
+            log.warning("request %s stays open for the newer run: %s", request.id, e)
+            return
+        except StateflowError as e:
+            if not self._is_retried(request, point):
+                self._post_answer(request, None, e)
+            return
+        except Exception as e:
+            log.exception("request %s failed", request.id)
+            self._post_answer(request, None, InternalError(f"{type(e).__name__}: {e}"))
+            return
+        failpoints.hit("request.made")
+        counts = self._post_answer(request, savepoint, None, at=point.checkpoint)
+        if request.kind is RequestKind.STOP and counts.status == DONE:
+            # Not before: if the stop was withdrawn meanwhile, its requester knows that the run continues.
+            self.stopped = True
+        if savepoint is not None:
+            # If another answer was first, the requester never learned of this savepoint, and it is removed.
+            took_ms = round((self._root.clock.monotonic() - began) * 1000, 1)
+            finish_savepoint(self._root, savepoint, counts, took_ms)
+        elif counts.status == DONE and request.kind is RequestKind.STOP:
+            self._record_stop(request, point)
+
+    def _point_for(self, request: Request, point: CommittedPoint) -> CommittedPoint:
+        """Returns the checkpoint that a request gets: `point`, or that of a batch of its own."""
+        if request.drain and request.savepoint:
+            return self._batches.drain()
+        return self._batches.take_full_snapshot() if request.full else point
+
+    def _record_stop(self, request: Request, point: CommittedPoint) -> None:
+        """Adds a stop without a savepoint to the history; with one, the savepoint's record shows the stop."""
+        checkpoint_id = point.checkpoint.id if point.checkpoint else 0
+        write_action(
+            self._root.storage,
+            ActionRecord(
+                seq=checkpoint_id,
+                kind="stop",
+                at=self._root.clock.now().isoformat(timespec="milliseconds"),
+                by=request.by,
+                reason=request.reason,
+                facts={"run": str(self._generation), "request": request.id},
+            ),
+            request.id,
+        )
+
+    def _is_retried(self, request: Request, point: CommittedPoint) -> bool:
+        """Returns whether the next barrier or a newer run serves the request again.
+
+        That is so when it failed only because its checkpoint was released before it was pinned, or because a newer run
+        claimed the job. After `_MAX_RETRIES` attempts the requester gets the error.
+        """
+        head = self._root.head()
+        if head.entry.generation != self._generation:
+            return True
+        if point.checkpoint is None or point.checkpoint in self._root.checkpoints.kept(head):
+            return False
+        with self._lock:
+            self._retries[request.id] += 1
+            if self._retries[request.id] > _MAX_RETRIES:
+                return False
+            self._waiting.append(request)
+        return True
+
+    def _make_savepoint(self, request: Request, point: CommittedPoint) -> StoredSavepoint | None:
+        if not request.savepoint:
+            return None
+        if point.checkpoint is None:
+            raise DataError(
+                "the job has no checkpoint to make a savepoint of", hint="request it again after the first batch"
+            )
+        return make_savepoint(
+            self._root,
+            SavepointSpec(
+                name=request.savepoint,
+                checkpoint=point.checkpoint,
+                sinks=point.sinks,
+                origin=request.origin,
+                by=request.by,
+                reason=request.reason,
+                request=request.id,
+                drained=request.drain,
+                generation=self._generation,
+            ),
+        )
+
+    def _post_answer(
+        self,
+        request: Request,
+        savepoint: StoredSavepoint | None,
+        error: StateflowError | None,
+        status: str = DONE,
+        at: EntryRef | None = None,
+    ) -> Answer:
+        """Stores the answer; returns the one that counts, which is another when that was stored first."""
+        document = savepoint.document if savepoint else None
+        return post_answer(
+            self._root.storage,
+            Answer(
+                id=request.id,
+                status=FAILED if error else status,
+                checkpoint_id=document.checkpoint_id if document else at.id if at else 0,
+                savepoint_id=document.id if document else "",
+                savepoint=savepoint.uri if savepoint else "",
+                code=error.code if error else "",
+                message=error.sentence if error else "",
+                by=self._root.writer,
+                at=self._root.clock.now().isoformat(timespec="milliseconds"),
+            ),
+        )

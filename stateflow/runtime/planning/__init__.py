@@ -1,0 +1,1 @@
+"""Physical planning: from the graph of a job to operator chains, and their explanation."""

@@ -1,0 +1,104 @@
+"""The checked target of a restore, which the planner and the executor share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from stateflow.api.sink import SinkRewind, SinkTable
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import Manifest, Rewind, SinkMode
+from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, files_of
+from stateflow.checkpoint.restore.state_matching import assign_state
+from stateflow.checkpoint.restore.targets import Target
+from stateflow.runtime.job.job import Job
+from stateflow.state.handles import FileHandle
+from stateflow.storage import Storage
+
+
+@dataclass(frozen=True)
+class RestoreContext:
+    """A restore whose target fits the job; made by `check_target`.
+
+    Attributes:
+        head: the log entry that the restore starts from.
+        manifest: state and source positions of the target, without the state of dropped operators.
+        drops_state: whether `manifest` lacks state that the target has.
+    """
+
+    job: Job
+    head: Head
+    target: Target
+    manifest: Manifest
+    drops_state: bool
+
+    @property
+    def from_other_job(self) -> bool:
+        """Whether the target is a savepoint of another job."""
+        return self.target.job_uuid != self.job.root.job.job_uuid
+
+    @property
+    def last_published(self) -> int:
+        """Id of the newest checkpoint whose output the tables keep."""
+        return self.head.checkpoint_id if self.from_other_job else self.target.checkpoint_id
+
+    def with_head(self, head: Head) -> RestoreContext:
+        """Returns the same restore, continued from another log entry."""
+        return replace(self, head=head)
+
+    def check_file_sizes(self) -> None:
+        """Raises MissingFile or CorruptFile unless every file of the manifest is stored with its size."""
+        check_sizes(*self._files())
+
+    def check_file_hashes(self) -> None:
+        """Raises MissingFile or CorruptFile unless every file of the manifest has its SHA-256; reads all files."""
+        check_hashes(*self._files())
+
+    def plan_rewind(self, uid: str, table: SinkTable) -> SinkRewind:
+        """Returns the effect of restoring the sink's table to the target; changes nothing.
+
+        Raises as `SinkTable.plan_rewind` does.
+        """
+        return table.plan_rewind(_table_checkpoint(self.head.entry.rewind, uid, table, self.target.checkpoint_id))
+
+    def _files(self) -> tuple[Storage, list[FileHandle]]:
+        files, savepoint = files_of(self.manifest), self.target.savepoint
+        if savepoint is None:
+            return self.job.root.storage, files
+        unique = {f.key: f for f in files}.values()
+        return savepoint.storage, [msgspec.structs.replace(f, key=f"{savepoint.folder}{f.key}") for f in unique]
+
+
+def check_target(job: Job, head: Head, target: Target, dropped: frozenset[str]) -> RestoreContext:
+    """Checks that the job can continue from the target.
+
+    Args:
+        dropped: uids of the operators whose state is dropped.
+
+    Raises:
+        ConfigError: state or source positions do not fit the job; IncompatibleState says which state.
+    """
+    manifest = without_operators(target.manifest, dropped)
+    assign_state(target.checkpoint_id, manifest, job.wanted)
+    return RestoreContext(job, head, target, manifest, drops_state=bool(dropped))
+
+
+def without_operators(manifest: Manifest, uids: frozenset[str]) -> Manifest:
+    """Returns the manifest without the state of these operators."""
+    return msgspec.structs.replace(manifest, operators=[o for o in manifest.operators if o.uid not in uids])
+
+
+def _table_checkpoint(rewind: Rewind | None, uid: str, table: SinkTable, checkpoint_id: int) -> int:
+    """Returns the checkpoint whose output determines the version of a table at `checkpoint_id`.
+
+    It differs from `checkpoint_id` for the target of an earlier restore that is not completed. A table that this
+    restore has already rewound holds that target under the token of the restore; any other has older tokens only.
+    """
+    intent = rewind.sinks.get(uid) if rewind else None
+    if rewind is None or rewind.restore is None or intent is None or intent.mode is SinkMode.KEEP:
+        return checkpoint_id
+    base = rewind.restore.base
+    if checkpoint_id != base and checkpoint_id < rewind.seq:
+        return checkpoint_id
+    return rewind.seq if (table.token or 0) >= rewind.seq else base

@@ -1,0 +1,185 @@
+"""Execution of a restore plan: exactly as planned, and at most once per request.
+
+It claims the job, which fences every run, publishes the output that belongs to the target, copies a savepoint's files
+into the job root, and then appends one CLAIM that adopts the target and names every table: the intent. Before the
+intent, only a CLAIM was appended; after it, every start of the job completes what is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.checkpoint.history import flush_pending_records
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import RestoreFacts
+from stateflow.checkpoint.log.transitions import Adoption
+from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
+from stateflow.errors import Fenced, ForeignRows, PlanOutdated
+from stateflow.runtime.job.job import Job
+from stateflow.runtime.publisher import Publisher
+from stateflow.runtime.restore.context import RestoreContext, check_target
+from stateflow.runtime.restore.plan_checks import check_not_outdated, check_planned_job, outdated_plan, planned_target
+from stateflow.runtime.restore.rewind import complete_rewind, record_replaced
+from stateflow.runtime.restore.sink_changes import output_to_publish, sink_intents
+from stateflow.runtime.restore.state_import import StateLocation, import_state
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """A completed restore.
+
+    Attributes:
+        head: the newest log entry.
+        repeated: whether the restore was completed before this call, which then changed nothing.
+    """
+
+    head: Head
+    repeated: bool = False
+
+
+@dataclass(frozen=True)
+class RestoreRequest:
+    """The id of a restore, who requested it, and why; a `request` id is executed at most once."""
+
+    request_id: str
+    by: str = ""
+    reason: str = ""
+
+
+def execute_plan(job: Job, plan: RestorePlan, request: RestoreRequest) -> RestoreResult:
+    """Executes a restore plan, or completes an earlier attempt of the same request; does nothing if that is completed.
+
+    Raises:
+        ConfigError: the plan was made for another job, or the job no longer fits.
+        PlanOutdated: the job, its file and settings, its tables or the target have changed since the plan was made. No
+            table and no state is changed then.
+        Fenced: a newer run, or another execution of the same plan, claimed the job.
+        DataError: as `planner.make_restore_plan`.
+    """
+    head = job.root.head()
+    result = _complete_earlier_attempt(job, head, request)
+    if result is not None:
+        return result
+    try:
+        return RestoreResult(_execute(job, head, plan, request))
+    except (Fenced, PlanOutdated):
+        # Another process may have executed the same plan concurrently, and have completed it.
+        result = _complete_earlier_attempt(job, job.root.head(), request)
+        if result is None:
+            raise
+        return result
+
+
+def _complete_earlier_attempt(job: Job, head: Head, request: RestoreRequest) -> RestoreResult | None:
+    """Completes an earlier attempt of the request; returns None when none has appended its intent."""
+    if request.request_id not in head.entry.requests:
+        return None
+    rewind = head.entry.rewind
+    if rewind is None or rewind.restore is None or rewind.restore.request != request.request_id:
+        return RestoreResult(head, repeated=True)
+    return RestoreResult(complete_rewind(job.root, job.sinks, head))
+
+
+def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -> Head:
+    root = job.root
+    context = _check_plan(job, head, plan, request)
+    note = _note(plan, request)
+    failpoints.hit("restore.begin")
+    settled = _complete_unfinished(job, head, plan)
+    claimed = root.claim_on(settled, request.request_id, note)
+    if claimed is None:
+        raise _overtaken(plan, root.head(), request)
+    failpoints.hit("restore.claimed")
+    # No later entry refers to the manifest that holds these records.
+    if not head.entry.ended:
+        flush_pending_records(root, head)
+    adoption = _prepare_adoption(context.with_head(claimed), plan)
+    adoption = dataclasses.replace(adoption, restore=_facts(context, plan, request))
+    failpoints.hit("restore.imported")
+    adopted = root.adopt(claimed, adoption, note)
+    failpoints.hit("restore.intent")
+    if settled.entry.rewind is not None:
+        record_replaced(root, settled.entry.rewind, adopted.entry.seq)
+    return complete_rewind(root, job.sinks, adopted, planned_now=True)
+
+
+def _check_plan(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -> RestoreContext:
+    """Checks the whole plan before the CLAIM, which ends a run: a plan that cannot be executed must not end one."""
+    check_planned_job(job, plan)
+    check_not_outdated(plan, head, request.request_id)
+    dropped = frozenset(c.uid for c in plan.states if c.action is StateAction.DROPPED)
+    context = check_target(job, head, planned_target(job.root, head, plan), dropped)
+    sink_intents(context, plan.sinks)
+    context.check_file_hashes()
+    return context
+
+
+def _note(plan: RestorePlan, request: RestoreRequest) -> str:
+    by = f" for {request.by}" if request.by else ""
+    reason = f": {request.reason}" if request.reason else ""
+    return f"restore {plan.label}{by}{reason}"
+
+
+def _complete_unfinished(job: Job, head: Head, plan: RestorePlan) -> Head:
+    """Completes an earlier restore that was killed after its intent; returns the newest entry.
+
+    A restore that commits of another writer block stays incomplete if the plan covers each of its tables.
+    """
+    try:
+        return complete_rewind(job.root, job.sinks, head)
+    except ForeignRows:
+        rewind = head.entry.rewind
+        planned = {change.uid for change in plan.sinks}
+        if rewind is None or rewind.restore is None or not rewind.sinks.keys() <= planned:
+            raise
+        return head
+
+
+def _overtaken(plan: RestorePlan, head: Head, request: RestoreRequest) -> Fenced | PlanOutdated:
+    if head.entry.claimed_for != request.request_id:
+        return outdated_plan(plan, head)
+    # The other process is probably alive: to claim the job would only fence it in the middle of the same work.
+    return Fenced(
+        "another process is executing this plan",
+        hint="wait until it ends; then repeat the command, which reports the restore as done, or completes it",
+        request=request.request_id,
+    )
+
+
+def _prepare_adoption(context: RestoreContext, plan: RestorePlan) -> Adoption:
+    """Publishes the output of the target, and stores its state in the job root."""
+    root, target = context.job.root, context.target
+    pending = output_to_publish(context, plan.sinks)
+    Publisher(root, context.job.sinks).publish_pending(context.head, pending)
+    sinks = sink_intents(context, plan.sinks)
+    if target.ref is not None and not context.drops_state:
+        return dataclasses.replace(root.adoption(context.head, target.ref), sinks=sinks)
+    savepoint = target.savepoint
+    location = StateLocation(savepoint.storage, savepoint.folder, checked=True) if savepoint else None
+    manifest = import_state(root, context.manifest, location, context.head.entry.generation)
+    return Adoption(
+        upto=context.last_published,
+        manifest=manifest,
+        sources=context.manifest.sources,
+        savepoint=target.label if savepoint else "",
+        sinks=sinks,
+    )
+
+
+def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) -> RestoreFacts:
+    root = context.job.root
+    return RestoreFacts(
+        request=request.request_id,
+        by=request.by or root.writer,
+        reason=request.reason,
+        label=plan.label,
+        base=0 if context.from_other_job else plan.target_checkpoint,
+        left=plan.checkpoint_id,
+        undone=plan.dropped_checkpoints,
+        at=root.clock.now().isoformat(timespec="milliseconds"),
+        bytes=sum(s.bytes for s in plan.states if s.action is not StateAction.DROPPED),
+        of_job=plan.of_job,
+        savepoint_path=plan.savepoint if context.from_other_job else "",
+    )

@@ -1,0 +1,218 @@
+"""Creation of a job root from a savepoint, whose own job root may no longer exist.
+
+It is the first step of ``run --from-savepoint``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stateflow import failpoints
+from stateflow.api.graph.job_graph import Graph
+from stateflow.checkpoint.history import MADE, write_action
+from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat, Manifest, Savepoint
+from stateflow.checkpoint.log.job_format import NewJob, check_same_job, check_vacant, read_format
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.log.storage_probe import probe_storage
+from stateflow.checkpoint.log.transitions import Adoption
+from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at, savepoint_uri
+from stateflow.clock import Clock
+from stateflow.config.settings import Settings
+from stateflow.errors import ConfigError, StateflowError
+from stateflow.runtime.job.loader import source_descriptions, writer_name
+from stateflow.runtime.job.start_checks import check_reader
+from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
+from stateflow.runtime.planning.state_discovery import declared_states_if_known
+from stateflow.runtime.restore.context import without_operators
+from stateflow.runtime.restore.existing_tables import ExistingTables, check_table
+from stateflow.runtime.restore.state_import import StateLocation, import_state
+from stateflow.storage import Storage, open_storage
+from stateflow.storage.paths import FORMAT
+
+
+@dataclass(frozen=True)
+class InitialSavepoint:
+    """The savepoint that a new job root starts from, and how it is used.
+
+    Attributes:
+        savepoint: path or URI of its folder, or of its ``_savepoint``.
+        tables: policy for tables that the savepoint's job has written.
+        from_other_job: whether the savepoint may belong to a job of another name.
+        drop: uids of operators that the job no longer has, whose state is dropped.
+    """
+
+    savepoint: str
+    tables: ExistingTables = ExistingTables.REFUSE
+    from_other_job: bool = False
+    drop: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class NewJobRoot:
+    """A job, and the storage of its new root.
+
+    Attributes:
+        reads_by_spark: whether Spark reads the job's sources.
+        note: reason for the history.
+    """
+
+    storage: Storage
+    clock: Clock
+    graph: Graph
+    settings: Settings
+    reads_by_spark: bool
+    note: str = ""
+
+    def plan(self) -> JobPlan:
+        """Returns the physical plan of the job."""
+        return plan_job(self.graph, self.settings.parallelism)
+
+
+def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
+    """Creates a job root from a savepoint.
+
+    Does nothing if an earlier call has created it from the same savepoint; completes an earlier call that was killed.
+    Nothing is written before the job, its tables and all files of the savepoint are checked.
+
+    Raises:
+        ConfigError, WrongJobRoot: the storage holds something else, or savepoint, job and tables do not fit.
+        SinkDiverged: a table does not hold the output of the savepoint.
+        MissingFile, CorruptFile: the savepoint is damaged.
+    """
+    if is_created(new.storage, new.clock, initial):
+        return
+    started = new.clock.monotonic()
+    stored = savepoint_at(initial.savepoint)
+    manifest = _checked_state(new, stored, initial)
+    probe_storage(new.storage, new.clock, 0)
+    root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, manifest), writer_name())
+    _check_origin(root.job, stored.document, initial, new.storage)
+    failpoints.hit("begin.created")
+    try:
+        _import_savepoint(root, stored, manifest, _Cause(new.note, started))
+    except StateflowError:
+        # A run that started concurrently may have created the root first, and collects files that are not its own.
+        if root.log.read_head() is None:
+            raise
+
+
+def is_created(storage: Storage, clock: Clock, initial: InitialSavepoint) -> bool:
+    """Returns whether the job root was created from this savepoint. Raises ConfigError when it holds anything else."""
+    if storage.size(FORMAT) is None:
+        check_vacant(storage)
+        return False
+    found = read_format(storage)
+    has_entries = JobRoot.open(storage, clock).log.read_head() is not None
+    try:
+        document = savepoint_at(initial.savepoint).document
+    except StateflowError:
+        # The savepoint is no longer needed, and may have been deleted.
+        if has_entries and found.begun_with == open_storage(savepoint_uri(initial.savepoint)).uri:
+            return True
+        raise
+    _check_origin(found, document, initial, storage)
+    return has_entries
+
+
+def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoint, storage: Storage) -> None:
+    if found.forked_from != document.id:
+        raise ConfigError(
+            "the job root was not created from this savepoint",
+            hint="omit --from-savepoint to continue from the root's newest checkpoint; restore the savepoint with "
+            "stateflow restore; or pass another --job-root",
+            root=storage.uri,
+            begun_with=found.begun_with or found.forked_from or "nothing: the job started without state",
+            savepoint=initial.savepoint,
+            savepoint_id=document.id,
+        )
+
+
+def _checked_state(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> Manifest:
+    """Returns the manifest to import, after all checks."""
+    manifest = check_savepoint_fits(new, stored, initial)
+    for node in new.graph.sinks:
+        check_table(node, stored.document, initial.tables)
+    stored.verify()
+    return manifest
+
+
+def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> Manifest:
+    """Returns the state that the job root starts from; does not check tables nor the savepoint's files.
+
+    Raises:
+        ConfigError, WrongJobRoot, IncompatibleState: the job does not fit the savepoint.
+    """
+    document = stored.document
+    if document.job != new.settings.name and not initial.from_other_job:
+        raise ConfigError(
+            "the savepoint belongs to another job",
+            hint="to start from its state anyway, pass --from-other-job; or set the job's name: --set name=…",
+            savepoint=stored.uri,
+            of_job=document.job,
+            this_job=new.settings.name,
+        )
+    plan, settings = new.plan(), new.settings
+    same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+    manifest = without_operators(document.manifest, initial.drop)
+    check_same_job(_format(new, stored, manifest), same, stored.uri)
+    states = declared_states_if_known(plan, document.max_parallelism)
+    wanted = CurrentJob(plan.parallelism, document.max_parallelism, plan.key_types, source_descriptions(plan), states)
+    assign_state(document.checkpoint_id, manifest, wanted)
+    check_reader(manifest, new.reads_by_spark)
+    return manifest
+
+
+def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> JobFormat:
+    document = stored.document
+    return JobFormat(
+        version=FORMAT_VERSION,
+        job=new.settings.name,
+        job_uuid=new.clock.new_id(),
+        max_parallelism=document.max_parallelism,
+        forked_from=document.id,
+        begun_with=stored.uri,
+        key_types={o.uid: o.key_types for o in manifest.operators},
+    )
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """Facts for the history record: the reason, and the start of the creation in monotonic seconds."""
+
+    note: str
+    started: float
+
+
+def _import_savepoint(root: JobRoot, stored: StoredSavepoint, manifest: Manifest, cause: _Cause) -> None:
+    document = stored.document
+    label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
+    location = StateLocation(stored.storage, stored.folder, checked=True)
+    handle = import_state(root, manifest, location, 0)
+    failpoints.hit("begin.imported")
+    # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
+    # name.
+    write_action(
+        root.storage,
+        ActionRecord(
+            seq=1,
+            kind="fork",
+            at=root.clock.now().isoformat(timespec="milliseconds"),
+            by=root.writer,
+            reason=cause.note,
+            took_ms=round((root.clock.monotonic() - cause.started) * 1000, 1),
+            bytes=manifest.full_bytes,
+            facts={
+                "of": document.id,
+                "at": label,
+                "shadow": "False",
+                "parent_job": f"{document.job} {document.job_uuid}",
+                "savepoint_path": stored.uri,
+            },
+        ),
+        MADE,
+    )
+    adoption = Adoption(upto=0, manifest=handle, sources=manifest.sources, savepoint=label)
+    root.adopt(None, adoption, f"begins with {label}" + (f": {cause.note}" if cause.note else ""))
+    failpoints.hit("begin.adopted")

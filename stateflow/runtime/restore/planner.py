@@ -1,0 +1,235 @@
+"""Planning of a restore to a checkpoint or savepoint; changes nothing."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from stateflow.api.source import LocalSource, Source
+from stateflow.checkpoint.history import external_savepoints
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SinkMode, SourcePosition
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.restore.plan_document import (
+    RestorePlan,
+    SavedCheckpoint,
+    SourceChange,
+    StateChange,
+    state_changes,
+)
+from stateflow.checkpoint.restore.replay import is_run_open, rows_since
+from stateflow.checkpoint.restore.targets import Target, resolve_target
+from stateflow.checkpoint.savepoints.catalog import list_savepoints, savepoint_at
+from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError
+from stateflow.runtime.job.job import Job
+from stateflow.runtime.restore.context import RestoreContext, check_target
+from stateflow.runtime.restore.sink_changes import plan_sink_changes, tables_without_sink
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RestoreOptions:
+    """Decisions of the user about a restore.
+
+    Attributes:
+        sinks: whether tables are restored together with the state, or keep their content.
+        drop: uids of operators that the job no longer has, whose state is dropped.
+        from_other_job: whether the target may be a savepoint of another job.
+        keep_tables: uids of sinks that the job no longer has, whose tables keep their content.
+    """
+
+    sinks: SinkMode = SinkMode.RESTORE
+    drop: frozenset[str] = frozenset()
+    from_other_job: bool = False
+    keep_tables: frozenset[str] = frozenset()
+
+
+def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> RestorePlan:
+    """Returns the plan for restoring the job to a target; changes nothing.
+
+    Args:
+        target_name: as `checkpoint.restore.targets.resolve_target` accepts it.
+
+    Raises:
+        ConfigError: the target does not exist, or belongs to another job; its state or sources do not fit the job.
+        MissingFile, CorruptFile: the target is damaged.
+        SinkDiverged: a table cannot be restored to the target.
+    """
+    root = job.root
+    head = root.head()
+    target = _resolve(job, head, target_name, options)
+    states = state_changes(target.manifest, set(job.plan.key_types), job.plan.parallelism, options.drop)
+    context = check_target(job, head, target, options.drop)
+    context.check_file_sizes()
+    is_foreign = context.from_other_job
+    mode = SinkMode.KEEP if is_foreign else options.sinks
+    left = tables_without_sink(context, mode, options.keep_tables)
+    newest = _newest_manifest(root, head)
+    dropped = _dropped_checkpoints(context)
+    return RestorePlan(
+        job=root.job.job,
+        job_uuid=root.job.job_uuid,
+        head=head.entry.seq,
+        generation=head.entry.generation,
+        ordinal=head.entry.ordinal,
+        checkpoint_id=head.checkpoint_id,
+        target=target_name,
+        label=target.label,
+        target_checkpoint=target.checkpoint_id,
+        target_at=target.at,
+        target_sha256=_sha256(target),
+        savepoint=target.savepoint.uri if target.savepoint else "",
+        foreign=is_foreign,
+        mode=mode,
+        of_job=_owner(target) if is_foreign else "",
+        parallelism=job.plan.parallelism,
+        operators=sorted(job.plan.key_types),
+        states=_with_current_sizes(states, newest),
+        sources=_source_changes(context, newest),
+        sinks=plan_sink_changes(context, mode),
+        left=left,
+        dropped_checkpoints=dropped,
+        saved=_saved(root, dropped),
+        run_open=is_run_open(head),
+        rows_again=None if is_foreign else rows_since(root, head, target.checkpoint_id),
+        made_at=root.clock.now().isoformat(timespec="seconds"),
+    )
+
+
+def _dropped_checkpoints(context: RestoreContext) -> list[int]:
+    if context.from_other_job:
+        return []
+    restorable = context.job.root.checkpoints.restorable(context.head)
+    return [ref.id for ref in restorable if ref.id > context.target.checkpoint_id]
+
+
+def _owner(target: Target) -> str:
+    name = target.savepoint.document.job if target.savepoint else ""
+    return f"{name} {target.job_uuid}"
+
+
+def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target:
+    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed or does not fit."""
+    target = resolve_target(job.root, head, text)
+    if target.job_uuid == job.root.job.job_uuid:
+        return target
+    if not options.from_other_job:
+        raise ConfigError(
+            "the savepoint belongs to another job",
+            hint="to restore its state and source positions anyway, pass --from-other-job; tables then keep their "
+            "content",
+            savepoint=target.label,
+            job_uuid=target.job_uuid,
+            this_job=job.root.job.job_uuid,
+        )
+    assert target.savepoint is not None
+    if target.savepoint.document.max_parallelism != job.root.job.max_parallelism:
+        raise ConfigError(
+            "the savepoint was made with another max parallelism",
+            hint="create a new job root with the same one",
+            found=target.savepoint.document.max_parallelism,
+            wanted=job.root.job.max_parallelism,
+        )
+    return target
+
+
+def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
+    """Returns the manifest of the newest checkpoint; None without a checkpoint.
+
+    Also None when it is damaged: a restore is the remedy then, and its plan must not fail over the damage.
+    """
+    try:
+        return root.checkpoints.manifest_at(head)
+    except (MissingFile, CorruptFile) as e:
+        log.warning("the newest checkpoint is damaged: %s", e.sentence)
+        return None
+
+
+def _with_current_sizes(states: list[StateChange], newest: Manifest | None) -> list[StateChange]:
+    """Returns the changes with the sizes of the states in the newest checkpoint, in bytes."""
+    if newest is None:
+        return states
+    sizes = {o.uid: state_bytes([o]) for o in newest.operators}
+    return [replace(change, bytes_now=sizes.get(change.uid, 0)) for change in states]
+
+
+def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
+    """Returns the savepoints of the checkpoints that a restore drops.
+
+    A savepoint in the job root is given by its name; one outside of it, known from the history and still readable, by
+    its path.
+    """
+    if not dropped:
+        return []
+    documents = [stored.document for stored in list_savepoints(root.storage)]
+    own = [
+        SavedCheckpoint(checkpoint_id=d.checkpoint_id, savepoint=d.name)
+        for d in documents
+        if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped
+    ]
+    return own + [
+        SavedCheckpoint(checkpoint_id=record.seq, savepoint=record.facts["path"])
+        for record in external_savepoints(root.storage, dropped)
+        if _is_readable(record.facts["path"])
+    ]
+
+
+def _is_readable(savepoint: str) -> bool:
+    try:
+        savepoint_at(savepoint)
+    except StateflowError as e:
+        log.warning("the plan omits savepoint %s, because it cannot be read: %s", savepoint, e.sentence)
+        return False
+    return True
+
+
+def _source_changes(context: RestoreContext, newest: Manifest | None) -> list[SourceChange]:
+    current = {p.uid: p.offset for p in context.head.entry.sources}
+    is_known = newest is not None or not context.head.entry.manifest
+    logs = _logs_since(context.job.root, newest, context.manifest) if is_known else None
+    sources = {node.uid: node.source for node in context.job.plan.sources}
+    changes = []
+    for position in context.manifest.sources:
+        held, files = _replayable(sources.get(position.uid), position, context.manifest, logs)
+        now = current.get(position.uid, "")
+        changes.append(SourceChange(uid=position.uid, now=now, then=position.offset, held=held, files=files))
+    return changes
+
+
+def _replayable(
+    source: Source | LocalSource | None, position: SourcePosition, target: Manifest, logs: list[bytes] | None
+) -> tuple[bool | None, int | None]:
+    """Returns whether the source still holds its input since the position, and in how many files; None for unknown.
+
+    Args:
+        logs: see `_logs_since`.
+    """
+    if position.offset == NOT_BEGUN:
+        return None, None
+    if isinstance(source, Source) and logs is not None:
+        return source.holds(position.offset, logs), source.files_since(position.offset, logs)
+    if isinstance(source, LocalSource) and target.spark is None:
+        return source.holds(position.offset), None
+    return None, None
+
+
+def _logs_since(root: JobRoot, newest: Manifest | None, target: Manifest) -> list[bytes] | None:
+    """Returns Spark's log entries of its file sources since the target; None when one of them is damaged."""
+    known = {f.path for f in target.spark.source_files} if target.spark else set()
+    logs = [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
+    try:
+        return [f.content or (root.storage.get(f.handle.key) if f.handle else b"") for f in logs]
+    except (MissingFile, CorruptFile) as e:
+        log.warning("the newest checkpoint is damaged: %s", e.sentence)
+        return None
+
+
+def _sha256(target: Target) -> str:
+    if target.savepoint is not None:
+        return target.savepoint.sha256
+    assert target.ref is not None
+    return target.ref.sha256

@@ -1,0 +1,1 @@
+"""Runs a job on Spark."""

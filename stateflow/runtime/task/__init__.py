@@ -1,0 +1,1 @@
+"""A subtask: its input, its operator and state, and its outputs."""

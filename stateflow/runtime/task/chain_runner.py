@@ -1,0 +1,168 @@
+"""Runs the operator of a chain over its input and passes what it emits to the chain's outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction
+from stateflow.api.side_outputs import MAIN
+from stateflow.checkpoint.barrier.task_report import Failure
+from stateflow.config.state_settings import StateSettings
+from stateflow.runtime.task.operator_state import OperatorParts
+from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
+from stateflow.runtime.task.operators.operator_runtime import InitialState
+from stateflow.runtime.task.operators.vector_operator import VectorOperator
+from stateflow.runtime.task.outputs import Outputs
+from stateflow.runtime.task.subtask_store import SubtaskStore
+from stateflow.runtime.task.task_input import PhaseRows
+from stateflow.runtime.task_spec import SOURCE_PHASE, TIMER_PHASE, TaskSpec
+from stateflow.state.handles import OperatorContent, StateSchema
+
+
+@dataclass(frozen=True)
+class OperatorResult:
+    """What an operator contributes to the report of its task.
+
+    Attributes:
+        states: the keyed states that the function declared.
+        operator_states: the operator states that the function declared.
+        dead_letters: number of rows that failed and became dead letters.
+        last_dead_letter: the error of the last one.
+    """
+
+    states: list[StateSchema] = field(default_factory=list)
+    operator_states: list[StateSchema] = field(default_factory=list)
+    dead_letters: int = 0
+    last_dead_letter: Failure | None = None
+
+
+class ChainRunner(ABC):
+    """Runs the operator of a chain in one task. Methods yield the Arrow batches for the next level."""
+
+    @abstractmethod
+    def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
+        """Processes sorted rows of one phase."""
+
+    @abstractmethod
+    def advance_time(self) -> Iterator[pa.RecordBatch]:
+        """Advances time to that of the batch and fires the timers that are due."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Ends the input of the operator."""
+
+    @abstractmethod
+    def remove_expired(self, settings: StateSettings) -> None:
+        """Removes expired state: all of it for a full snapshot, otherwise some of it."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Closes the function after a failure."""
+
+    @abstractmethod
+    def result(self) -> OperatorResult:
+        """Returns what the operator reports; after `finish`, or after a failure."""
+
+    @abstractmethod
+    def operator_content(self) -> OperatorContent | None:
+        """Returns the operator state after `finish`; None for an operator that cannot have any."""
+
+
+class KeyedRunner(ChainRunner):
+    """Runs a `KeyedOperator`, which calls its function row by row."""
+
+    def __init__(self, operator: KeyedOperator, outputs: Outputs) -> None:
+        self._operator = operator
+        self._outputs = outputs
+
+    def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
+        operator = self._operator
+        if rows.is_broadcast:
+            emitted = operator.broadcast(rows.columns)
+        else:
+            emitted = operator.process(rows.order, rows.columns, rows.inputs, rows.origins)
+        yield from self._emit(emitted, rows.phase)
+
+    def advance_time(self) -> Iterator[pa.RecordBatch]:
+        # Phase 0: the time of the next level has not advanced yet when these rows arrive there.
+        for emitted in self._operator.fire():
+            yield from self._emit(emitted, TIMER_PHASE)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        yield from self._emit(self._operator.finish(), SOURCE_PHASE)
+
+    def remove_expired(self, settings: StateSettings) -> None:
+        _remove_expired(self._operator, settings)
+
+    def abort(self) -> None:
+        self._operator.abort()
+
+    def result(self) -> OperatorResult:
+        operator = self._operator
+        count, last = operator.dead_letters
+        return OperatorResult(operator.schemas, operator.operator_states, count, last)
+
+    def operator_content(self) -> OperatorContent | None:
+        return self._operator.operator_content
+
+    def _emit(self, main: list[object], phase: int) -> Iterator[pa.RecordBatch]:
+        emitted = {MAIN: main, **self._operator.take_side_outputs()}
+        return self._outputs.emit(emitted, phase, self._operator.key_of_emitted)
+
+
+class VectorRunner(ChainRunner):
+    """Runs a `VectorOperator`, which calls its function with Arrow batches of whole keys."""
+
+    def __init__(self, operator: VectorOperator, outputs: Outputs) -> None:
+        self._operator = operator
+        self._outputs = outputs
+
+    def process(self, rows: PhaseRows) -> Iterator[pa.RecordBatch]:
+        return self._outputs.emit_columns(self._operator.process(rows.order, rows.columns))
+
+    def advance_time(self) -> Iterator[pa.RecordBatch]:
+        return self._outputs.emit_columns(self._operator.flush())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        return self._outputs.emit_columns(self._operator.finish())
+
+    def remove_expired(self, settings: StateSettings) -> None:
+        _remove_expired(self._operator, settings)
+
+    def abort(self) -> None:
+        self._operator.abort()
+
+    def result(self) -> OperatorResult:
+        return OperatorResult(self._operator.schemas)
+
+    def operator_content(self) -> OperatorContent | None:
+        return None
+
+
+def _remove_expired(operator: KeyedOperator | VectorOperator, settings: StateSettings) -> None:
+    if settings.snapshots_are_full:
+        operator.remove_expired()
+    else:
+        operator.clean_up(settings.ttl_cleanup_entries)
+
+
+def open_runner(
+    task: TaskSpec, store: SubtaskStore, parts: OperatorParts, outputs: Outputs, *, is_time_advanced: bool
+) -> ChainRunner:
+    """Opens the store and the function of a chain.
+
+    Args:
+        parts: operator state of the base.
+        is_time_advanced: whether the timers of this batch have fired already.
+    """
+    if isinstance(task.chain.function, VectorizedKeyedFunction):
+        return VectorRunner(VectorOperator(task.chain, task.info, store.open()), outputs)
+    initial = InitialState(store.open(), parts, task.batch.id.checkpoint_id, store.timer_index)
+    operator = KeyedOperator(task.chain, task.info, initial)
+    if is_time_advanced:
+        operator.advance()
+    return KeyedRunner(operator, outputs)

@@ -1,0 +1,89 @@
+"""Tracks the current key of a keyed operator and calls `on_batch_end` once for each key."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from stateflow.api.functions.process import KeyedFunction
+from stateflow.errors import StateflowError
+from stateflow.runtime.task.operators.input_reader import EncodedKey
+from stateflow.runtime.task.operators.operator_runtime import OperatorRuntime
+from stateflow.state.kinds.timers import SLICE
+
+
+class KeyTracker:
+    """Makes keys current, and knows which of them have had rows in this batch.
+
+    Attributes:
+        is_time_advanced: whether time has advanced to that of the batch. A key ends with its last row from then on;
+            before that it may have more rows in phase 1.
+    """
+
+    def __init__(self, runtime: OperatorRuntime, *, is_time_advanced: bool) -> None:
+        self.is_time_advanced = is_time_advanced
+        self._runtime = runtime
+        self._state = runtime.state
+        self._context = runtime.context
+        self._function = runtime.function
+        self._clock = runtime.clock
+        self._key_time = runtime.key_time
+        self._has_batch_end = type(runtime.function).on_batch_end is not KeyedFunction.on_batch_end
+        self._open: EncodedKey | None = None
+        """The last key of the previous Arrow batch; the next batch may begin with more of its rows."""
+        self._ended: dict[tuple[bytes, bytes], EncodedKey] = {}
+        """Keys with rows of phase 0 that await `on_batch_end`."""
+
+    def enter(self, key: EncodedKey, emitted: list[object]) -> None:
+        """Makes the key of the next rows current, and ends the key before it; appends what that emits."""
+        # Compared by their bytes, not their values: a NaN is not equal to itself, and still one key.
+        if self._open is None or self._open[:2] != key[:2]:
+            self.end_open_key(emitted)
+            self._open = key
+            self._clock.reset()
+            if self._key_time is not None:
+                self._key_time.begin_key()
+        self._make_current(key)
+
+    def end_open_key(self, emitted: list[object]) -> None:
+        """Ends the key whose rows came last; appends what its `on_batch_end` emits."""
+        ended, self._open = self._open, None
+        if ended is None or not self._has_batch_end:
+            return
+        if self.is_time_advanced:
+            self._ended.pop(ended[:2], None)
+            self._call_batch_end(ended, emitted)
+        else:
+            self._ended[ended[:2]] = ended
+
+    def end_all_keys(self, emitted: list[object]) -> None:
+        """Ends the batch for all keys whose `on_batch_end` has not been called yet."""
+        self.end_open_key(emitted)
+        self._state.end_key_batch()
+        ended = iter(list(self._ended.values()))
+        while some := list(islice(ended, SLICE)):
+            self._state.begin_key_batch([(group, key) for group, key, _ in some])
+            for key in some:
+                self._call_batch_end(key, emitted)
+            self._state.end_key_batch()
+
+    def _call_batch_end(self, key: EncodedKey, emitted: list[object]) -> None:
+        runtime = self._runtime
+        runtime.emitters.add(len(emitted), key[2])
+        self._make_current(key)
+        self._context.row = None
+        self._clock.reset()
+        returned = None
+        try:
+            returned = self._function.on_batch_end(self._context)
+            if returned is not None:
+                emitted.extend(returned)
+        except StateflowError:
+            raise
+        except Exception as e:
+            cause = runtime.errors.cause("on_batch_end", e, returned)
+            raise runtime.errors.user_error("on_batch_end", cause, key[2]) from e
+
+    def _make_current(self, key: EncodedKey) -> None:
+        if self._state.current_key != key[:2]:
+            self._state.set_key(key[0], key[1])
+            self._context.set_key(key[2])

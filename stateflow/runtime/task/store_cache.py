@@ -1,0 +1,172 @@
+"""State backends that a worker process keeps open between batches.
+
+Tasks have no affinity to workers, so an open store is used again only if it is exactly the base that the task received;
+any other store is closed. Each attempt opens a store in a folder of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from stateflow.clock import SystemClock
+from stateflow.config.state_settings import StateSettings
+from stateflow.observability.tracing import RESTORE, span
+from stateflow.runtime.task_spec import BatchInfo
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.factory import StoreLocation, open_backend
+from stateflow.state.files.cache_eviction import mark_used, trim
+from stateflow.state.files.host_cache import FileTransfer, HostCache, private_folder, remove_tree
+from stateflow.state.files.processes import is_running, own_label
+from stateflow.state.files.uploads import BackgroundUploads
+from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.storage.paths import generation_folder
+from stateflow.types.decoders import msgpack_decoder
+
+_MAX_OPEN = 16
+"""Stores that one process keeps open."""
+_WORK_FOLDER = re.compile(r"([0-9]+)\.([0-9_]+)\.")
+
+
+@dataclass(frozen=True)
+class StoreKey:
+    """Identifies a subtask of an operator of a job."""
+
+    job_uuid: str
+    uid: str
+    subtask: int
+
+
+@dataclass
+class _OpenStore:
+    snapshot: str
+    backend: KeyedStateBackend
+    settings: StateSettings
+
+
+_open: dict[StoreKey, _OpenStore] = {}
+_timers: WeakKeyDictionary[KeyedStateBackend, TimerIndex] = WeakKeyDictionary()
+"""The index of the timers in each open store."""
+_clock = SystemClock()
+
+
+def acquire(key: StoreKey, base: Base, batch: BatchInfo, attempt: str, parallelism: int) -> KeyedStateBackend:
+    """Returns a store that contains exactly `base`: an open one, or a new one.
+
+    Args:
+        parallelism: number of the operator's subtasks; scratch files of subtasks beyond it are removed.
+
+    Raises:
+        MissingFile: a file of the base does not exist.
+        CorruptFile: a file of the base has another size or hash than recorded.
+    """
+    held = _open.pop(key, None)
+    if held is not None:
+        if base.own is not None and (held.snapshot, held.settings) == (base.own.snapshot, batch.settings.state):
+            return held.backend
+        held.backend.close()
+    local_folder, generation = batch.environment.local_folder, batch.id.generation
+    private_folder(local_folder)
+    operator = local_folder / key.job_uuid / key.uid
+    home = operator / str(key.subtask)
+    others = [folder for folder in _subtask_folders(operator) if folder != home]
+    for folder in (home, *others):
+        _remove_dead(folder / "work", generation)
+    if not base.rescales:
+        _remove_idle([folder for folder in others if int(folder.name) >= parallelism])
+    # A rescaled subtask needs files that other subtasks of this host have cached, or are fetching now.
+    shared = [folder / "cache" for folder in others] if base.rescales else []
+    cache = HostCache(home / "cache", _file_transfer(batch, home / "cache"), _clock, shared)
+    work = home / "work" / f"{generation}.{own_label()}.{batch.id.ordinal}.{attempt}"
+    mark_used(home / "cache")
+    with span(RESTORE, operator=key.uid, subtask=key.subtask, generation=generation):
+        opened = open_backend(StoreLocation(work, cache, batch.settings.rocksdb), base, batch.settings.state)
+    # After opening: files that the store has linked do not count against the limit, and are not evicted and fetched
+    # again.
+    _trim_once(local_folder, batch.settings.state.cache_limit_bytes, generation)
+    return opened
+
+
+@lru_cache(maxsize=1)
+def _trim_once(local_folder: Path, limit: int, generation: int) -> None:
+    """Trims the caches once per run and process, because it reads every cache of the host."""
+    trim(local_folder, limit)
+
+
+def adopt_uploads(batch: BatchInfo) -> None:
+    """Continues the uploads of dead processes of this host."""
+    if batch.outbox is not None:
+        BackgroundUploads(batch.environment.storage, batch.outbox, _clock).adopt_orphans()
+
+
+def _file_transfer(batch: BatchInfo, scratch: Path) -> FileTransfer:
+    storage, outbox = batch.environment.storage, batch.outbox
+    if outbox is None:
+        return FileTransfer.direct(storage, scratch, _clock)
+    uploads = BackgroundUploads(storage, outbox, _clock)
+    return FileTransfer(storage, uploads, generation_folder(batch.id.generation), outbox.retry_timeout)
+
+
+def timers_of(backend: KeyedStateBackend, base: Base) -> TimerIndex:
+    """Returns the timer index of an open store that was acquired for `base`."""
+    if backend not in _timers:
+        _timers[backend] = TimerIndex(base.earliest_timers)
+    return _timers[backend]
+
+
+def release(key: StoreKey, backend: KeyedStateBackend, snapshot: str, settings: StateSettings) -> None:
+    """Keeps a store open for the next batch; it contains exactly `snapshot`."""
+    while len(_open) >= _MAX_OPEN:
+        _open.pop(next(iter(_open))).backend.close()
+    _open[key] = _OpenStore(snapshot, backend, settings)
+
+
+def open_stores() -> list[StoreKey]:
+    """Returns the subtasks whose stores are open and not in use."""
+    return list(_open)
+
+
+def close_all() -> None:
+    """Closes all open stores; for processes that outlive their job."""
+    while _open:
+        _open.popitem()[1].backend.close()
+
+
+def close_job(job_uuid: str) -> None:
+    """Closes the open stores of one job."""
+    for key in [key for key in _open if key.job_uuid == job_uuid]:
+        _open.pop(key).backend.close()
+
+
+def _subtask_folders(operator: Path) -> list[Path]:
+    """Returns the folders of an operator's subtasks on this host."""
+    return [folder for folder in operator.glob("*") if folder.name.isdigit()]
+
+
+def _remove_idle(folders: list[Path]) -> None:
+    """Removes folders of subtasks that no longer exist, unless a newer run with a higher parallelism uses them."""
+    for folder in folders:
+        if not any((folder / "work").glob("*")):
+            remove_tree(folder)
+
+
+def _remove_dead(work: Path, generation: int) -> None:
+    """Removes the working folders of dead processes and fenced runs: a worker that Spark kills cannot clean up."""
+    try:
+        names = os.listdir(work)
+    except FileNotFoundError:
+        return
+    for name in names:
+        matched = _WORK_FOLDER.match(name)
+        if matched and (int(matched[1]) < generation or not is_running(matched[2])):
+            remove_tree(work / name)
+
+
+def decode_parts(data: bytes) -> tuple[SubtaskState, ...]:
+    """Returns the parts of a subtask's base, as `ChainSpec.bases` encodes them."""
+    return msgpack_decoder(tuple[SubtaskState, ...]).decode(data) if data else ()

@@ -1,0 +1,1 @@
+"""State backends: ordered bytes by key, their snapshots, and rescaling."""

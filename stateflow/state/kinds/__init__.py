@@ -1,0 +1,1 @@
+"""The kinds of state, on top of a backend."""

@@ -1,0 +1,225 @@
+"""The keyed states of one operator's subtask.
+
+Rows arrive sorted by key, so each key is current for one consecutive range of rows. `KeyedState.set_key` makes a key
+current. Each state then loads its value at most once, and flushes it to the pending changes when the next key becomes
+current. Between `begin_key_batch` and `end_key_batch` no change is written that another key of the batch could read,
+so a single multi-get answers the reads of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.handles import StateSchema
+from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime, EventClock, KeyContext, encode_namespace
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
+from stateflow.state.kinds.list_state import ListState
+from stateflow.state.kinds.map_state import MapState
+from stateflow.state.kinds.single_value import AggregatingState, ReducingState, SingleValueState, ValueState
+from stateflow.state.kinds.state_registry import StateRegistry
+from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.state.kinds.timers import Timers
+from stateflow.state.kinds.ttl.cleanup import TtlCleanup
+from stateflow.state.kinds.ttl.entry_ttl import Ttl
+from stateflow.state.kinds.write_buffer import WriteBuffer
+from stateflow.types.descriptors import (
+    AggregatingStateDescriptor,
+    FoldingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import decode_key
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+In = TypeVar("In")
+Acc = TypeVar("Acc")
+Out = TypeVar("Out")
+Single = TypeVar("Single", bound=SingleValueState[Any])
+
+
+class KeyedState:
+    """All keyed states of one operator's subtask, for the current key.
+
+    Args:
+        stored: schemas of the states in the checkpoint that the subtask starts from. A declaration that cannot read
+            the stored values is refused.
+        time: epoch, processing time and watermark of the batch.
+        undoable: whether `savepoint` may be called.
+
+    Attributes:
+        registry: the declared states.
+    """
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        stored: Iterable[StateSchema] = (),
+        time: BatchTime | None = None,
+        undoable: bool = False,
+    ) -> None:
+        self._context = KeyContext(backend, time or BatchTime(), undoable)
+        self._savepoint_namespace = VOID_NAMESPACE
+        self.registry = StateRegistry(stored)
+        self._states = self.registry.states
+        self._single_values: list[SingleValueState[Any]] = []
+
+    def timers(self, owned: KeyGroupRange, index: TimerIndex) -> Timers:
+        """Returns the timers for the same current key and namespace."""
+        return Timers(self._context, owned, index)
+
+    def ttl_cleanup(self, owned: KeyGroupRange) -> TtlCleanup:
+        """Returns the cleanup of expired entries, to be run between key batches.
+
+        Args:
+            owned: the key groups of the subtask.
+        """
+        return TtlCleanup(self._context.backend, owned, self._context.time.epoch, self.registry)
+
+    @property
+    def clock(self) -> EventClock:
+        """The event time that TTLs are measured in."""
+        return self._context.clock
+
+    def value_state(self, descriptor: ValueStateDescriptor[T]) -> ValueState[T]:
+        """Returns the state that `descriptor` declares; the same object for the same descriptor.
+
+        Raises:
+            StateError: another kind or type of state has the name.
+            IncompatibleState: the stored values cannot be read as declared.
+        """
+        return self._register_single(ValueState(self._context, descriptor, self._ttl(descriptor)))
+
+    def list_state(self, descriptor: ListStateDescriptor[T]) -> ListState[T]:
+        """Returns a list state; see `value_state`."""
+        return self.registry.register(ListState(self._context, descriptor, self._ttl(descriptor)))
+
+    def map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """Returns a map state; see `value_state`."""
+        return self.registry.register(MapState(self._context, descriptor, self._ttl(descriptor)))
+
+    def reducing_state(self, descriptor: ReducingStateDescriptor[T]) -> ReducingState[T]:
+        """Returns a reducing state; see `value_state`."""
+        return self._register_single(ReducingState(self._context, descriptor, self._ttl(descriptor)))
+
+    def aggregating_state(self, descriptor: AggregatingStateDescriptor[In, Acc, Out]) -> AggregatingState[In, Acc, Out]:
+        """Returns an aggregating state; see `value_state`."""
+        return self._register_single(AggregatingState(self._context, descriptor, self._ttl(descriptor)))
+
+    def folding_state(self, descriptor: FoldingStateDescriptor[In, Acc]) -> AggregatingState[In, Acc, Acc]:
+        """Returns the aggregating state that is equivalent to a folding state."""
+        return self.aggregating_state(descriptor.aggregating)
+
+    @property
+    def current_key(self) -> tuple[bytes, bytes] | None:
+        """Key group and key; None without a current key."""
+        return self._context.current_key
+
+    @property
+    def namespace(self) -> object:
+        """The namespace of the current key; None for the void namespace."""
+        (namespace,) = decode_key(self._context.namespace)
+        return namespace
+
+    def set_key(self, group: bytes, key: bytes) -> None:
+        """Makes a key current, in the void namespace.
+
+        Args:
+            group: the key group, 2 bytes.
+            key: the key as encoded by `encode_key`.
+        """
+        context = self._context
+        if context.current_key is not None:
+            for state in self._states.values():
+                state.flush()
+        context.current_key = (group, key)
+        context.namespace = VOID_NAMESPACE
+
+    def set_namespace(self, namespace: object) -> None:
+        """Sets the namespace of the current key for all states until the next `set_key`.
+
+        Args:
+            namespace: any value that can be part of a key; None for the void namespace.
+        """
+        self._flush()
+        self._context.namespace = encode_namespace(namespace)
+
+    def clear_key(self) -> None:
+        """Flushes the states of the current key; no key is current afterwards."""
+        if self._context.current_key is not None:
+            self._flush()
+            self._context.current_key = None
+            self._context.namespace = VOID_NAMESPACE
+
+    def savepoint(self) -> None:
+        """Marks the point that `rollback` returns to, like SQL's SAVEPOINT; unrelated to savepoints of the job."""
+        undo = self._undo
+        self._flush()
+        self._savepoint_namespace = self._context.namespace
+        undo.savepoint()
+
+    def commit(self) -> None:
+        """Encodes and keeps the changes since `savepoint`.
+
+        Raises:
+            StateError: a value cannot be stored.
+        """
+        self._flush()
+        self._undo.commit()
+
+    def rollback(self) -> None:
+        """Undoes all changes since `savepoint`."""
+        for state in self._states.values():
+            state.discard()
+        self._undo.rollback()
+        self._context.namespace = self._savepoint_namespace
+        for state in self._single_values:
+            # A prefetched value may have been written since the savepoint.
+            state.clear_prefetched()
+
+    @property
+    def _undo(self) -> WriteBuffer:
+        assert self._context.undo is not None
+        return self._context.undo
+
+    def begin_key_batch(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
+        """Prefetches the single-value states of many (key group, key) pairs in the void namespace."""
+        for state in self._single_values:
+            state.prefetch(keys)
+
+    def batch_of(self, groups: Sequence[bytes], keys: Sequence[bytes]) -> KeyedStateBatch:
+        """Returns the states of many distinct keys in the void namespace, valid until `end_key_batch`.
+
+        No key is current afterwards. Arguments as for `set_key`, one of each per key.
+        """
+        self.clear_key()
+        return KeyedStateBatch(self._context, groups, keys)
+
+    def end_key_batch(self) -> None:
+        """Writes the changes since the last key batch to the backend."""
+        self.clear_key()
+        self._context.write_through()
+        for state in self._single_values:
+            state.clear_prefetched()
+
+    def _flush(self) -> None:
+        for state in self._states.values():
+            state.flush()
+
+    def _ttl(self, descriptor: StateDescriptor) -> Ttl | None:
+        if descriptor.ttl is None or not descriptor.ttl.is_enabled:
+            return None
+        return Ttl(self._context, descriptor.name, descriptor.ttl, self.registry.stored.get(descriptor.name))
+
+    def _register_single(self, wanted: Single) -> Single:
+        found = self.registry.register(wanted)
+        if found is wanted:
+            self._single_values.append(wanted)
+        return found

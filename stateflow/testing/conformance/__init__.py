@@ -1,0 +1,1 @@
+"""Test suites that every storage and every state backend must pass."""

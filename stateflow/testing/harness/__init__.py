@@ -1,0 +1,1 @@
+"""The harness that runs keyed functions in tests."""

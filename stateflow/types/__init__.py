@@ -1,0 +1,1 @@
+"""Types of keys and values: descriptors, serializers, key groups and TTL configuration."""

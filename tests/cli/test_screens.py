@@ -1,0 +1,226 @@
+"""What a person sees of each command: one golden file per screen, and the same as data where there is ``--json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+from syrupy.assertion import SnapshotAssertion
+
+from stateflow import operations
+from stateflow.checkpoint.history import write_records
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord, Spread
+from stateflow.clock import SystemClock
+from stateflow.storage import open_storage
+from tests.support.cli_fixture import CliFixture, contents
+from tests.support.commands import invoke
+from tests.support.screens import normalized
+
+ROOT = ("--job-root", "<root>")
+WHO = ("--by", "anna", "--reason", "wrong rows")
+JOB = ("<job>", *ROOT, "--set", "max_parallelism=128", "--set", "local_dir=<scratch>")
+LEFT_BEHIND = "data/00000000000000000001/0000000002-l9/sum-1-000099.sst"
+
+STORY: dict[str, tuple[str, ...]] = {
+    "status-without-a-job": ("status", "--job-root", "<folder>/none"),
+    "history-of-a-run": ("history", *ROOT),
+    "verify": ("verify", *ROOT),
+    "verify-deep": ("verify", *ROOT, "--deep", "--checkpoint", "4"),
+    "savepoint-list-none": ("savepoint", "list", *ROOT),
+    "savepoint-create": ("savepoint", "create", *ROOT, "--name", "before", "--from-head", *WHO),
+    "savepoint-create-without-a-run": ("savepoint", "create", *ROOT, "--origin", "periodic", "--patience", "0"),
+    "savepoint-create-into": ("savepoint", "create", *ROOT, "--name", "apart", "--from-head", "--into", "<into>", *WHO),
+    "savepoint-list": ("savepoint", "list", *ROOT),
+    "savepoint-show": ("savepoint", "show", "before", *ROOT),
+    "savepoint-verify": ("savepoint", "verify", "before", *ROOT),
+    "savepoint-prune-dry-run": ("savepoint", "prune", *ROOT, "--keep", "1", "--dry-run"),
+    "restore-plan": ("restore", *JOB, "--plan", "2", "--out", "<plan>"),
+    "restore-execute": ("restore", *JOB, "--execute", "<plan>", *WHO),
+    "restore-execute-again": ("restore", *JOB, "--execute", "<plan>", *WHO),
+    "gc-dry-run": ("gc", *ROOT, "--retain", "1", "--dry-run"),
+    "gc-dry-run-files": ("gc", *ROOT, "--dry-run", "--files"),
+    "can-delete-no": ("can-delete", "FORMAT", *ROOT),
+    "can-delete-yes": ("can-delete", LEFT_BEHIND, *ROOT),
+    "gc": ("gc", *ROOT, "--retain", "1"),
+    "fork": ("fork", *ROOT, "before", "--into", "<fork>"),
+    "fork-shadow": ("fork", *ROOT, "before", "--into", "<shadow>", "--shadow"),
+    "run-after-a-restore": ("run", *JOB, "--set", "checkpoints.asynchronous=no"),
+    "history": ("history", *ROOT),
+    "status-of-a-fork": ("status", "--job-root", "<fork>"),
+    "pins": ("pins", *ROOT),
+    "pins-none": ("pins", "--job-root", "<fork>"),
+    "stop-with-savepoint": ("stop", *ROOT, "--patience", "0", "--savepoint"),
+    "savepoint-dispose": ("savepoint", "dispose", "before", *ROOT),
+    "checkpoints-trigger-without-a-run": ("checkpoints", "trigger", *ROOT, "--patience", "0"),
+}
+"""Screens in the order in which the commands run. Each may also change the job that the next ones see."""
+CODES = {"status-without-a-job": 2, "can-delete-no": 6, "checkpoints-trigger-without-a-run": 2}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Paths by the names that they have in the golden files."""
+    folder = tmp_path_factory.mktemp("story")
+    job = CliFixture(folder)
+    job.settings["checkpoints.asynchronous"] = "no"
+    job.run()
+    (folder / "root" / "data" / "notes.txt").write_text("mine")
+    left_behind = folder / "root" / LEFT_BEHIND
+    left_behind.parent.mkdir()
+    left_behind.write_text("of a run that was killed")
+    _pin(job.root)
+    names = ("root", "scratch", "plan", "fork", "shadow", "into")
+    return {"job": str(job.job), "folder": str(folder), **{name: str(folder / name) for name in names}}
+
+
+def _pin(uri: str) -> None:
+    root = JobRoot.open(open_storage(uri), SystemClock())
+    checkpoint = root.head().checkpoint
+    assert checkpoint is not None
+    root.admin.pin(checkpoint, "anna", "looking at it")
+
+
+@pytest.fixture(scope="module")
+def story(places: dict[str, str]) -> dict[str, str]:
+    """What each command of the story printed."""
+    shown = {}
+    for name, words in STORY.items():
+        ended = invoke(*(_with_places(word, places) for word in words))
+        assert ended.exit_code == CODES.get(name, 0), (name, ended.output)
+        shown[name] = normalized(ended.output, **places)
+    return shown
+
+
+def _with_places(word: str, places: dict[str, str]) -> str:
+    for name, path in places.items():
+        word = word.replace(f"<{name}>", path)
+    return word
+
+
+@pytest.mark.parametrize("name", STORY)
+def test_screen(story: dict[str, str], name: str, golden: SnapshotAssertion) -> None:
+    assert story[name] == golden
+
+
+def _data(*words: str) -> Any:
+    return json.loads(invoke(*words, "--json").output)
+
+
+def test_the_story_as_data(story: dict[str, str], places: dict[str, str]) -> None:
+    root = ("--job-root", places["root"])
+    lines = invoke("history", *root, "--json").output.splitlines()
+    kinds = [record.get("kind", "checkpoint") for record in map(json.loads, lines)]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "checkpoint": 5,
+        "savepoint": 4,
+        "restore": 1,
+        "fork": 2,
+        "dispose": 1,
+    }
+    (restore,) = [r for r in map(json.loads, lines) if r.get("kind") == "restore"]
+    assert (restore["by"], restore["reason"]) == ("anna", "wrong rows")
+    assert restore["facts"]["to"].endswith("2")
+
+    periodic, stopped = _data("savepoint", "list", *root)
+    assert (periodic["origin"], periodic["checkpoint_id"]) == ("periodic", 4)
+    assert (stopped["origin"], stopped["checkpoint_id"]) == ("stop", _data("status", *root)["checkpoint_id"])
+    (apart,) = _data("savepoint", "list", "--in", places["into"])
+    shown = _data("savepoint", "show", apart["path"])
+    assert (shown["name"], shown["by"], shown["reason"]) == ("apart", "anna", "wrong rows")
+    assert (shown["job"], shown["max_parallelism"], shown["checkpoint_id"]) == ("job", 128, 4)
+    found = [(v["checkpoint_id"], v["entries"]) for v in _data("verify", *root, "--deep")]
+    assert found == [(kept, 3) for kept in sorted(_data("status", *root)["retained"])]
+
+
+# -- figures of checkpoints ---------------------------------------------------------------------------------------
+
+
+def _made_up(record: CheckpointRecord, n: int) -> CheckpointRecord:
+    """The record with figures that are the same in each run, no two of them alike."""
+    return replace(
+        record,
+        committed_at=f"2026-01-31T23:5{n}:59.999+00:00",
+        rows_in=1234 * n,
+        duration_ms=1000.4 * n,
+        trigger_ms=n + 0.1,
+        start_delay_ms=n + 0.2,
+        alignment_ms=10.3 * n,
+        sync_ms=20.4 * n,
+        async_ms=30.5 * n,
+        commit_ms=40.6 * n,
+        publish_ms=50.7 * n,
+        increment_bytes=600 * n,
+        compaction_bytes=7_100 * n,
+        full_bytes=800_000 * n,
+        manifest_bytes=999_000_000 * n,
+        files=10 * n,
+        new_files=2 * n,
+        subtasks={"sync_ms": Spread(min=1.5, avg=20.25, max=300), "full_bytes": Spread(min=1, avg=2_000, max=3e6)},
+    )
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[CheckpointRecord]]]:
+    """A root whose job was restored to its second checkpoint, and the records of its checkpoints."""
+    job = CliFixture(tmp_path_factory.mktemp("figures"))
+    job.settings["checkpoints.asynchronous"] = "no"
+    job.run()
+    records = [_made_up(record, n) for n, record in enumerate(operations.history(job.root), 1)]
+    late = "2026-01-31T23:59:59+00:00"
+    records.append(replace(records[-1], status=ABORTED, failure="the storage is full", ordinal=9, committed_at=late))
+    for path in Path(job.root).glob("history/*"):
+        path.unlink()
+    write_records(open_storage(job.root), records, "0" * 8)
+    plan = str(job.folder / "plan.json")
+    words = ("restore", str(job.job), *job.command()[2:])
+    assert invoke(*words, "--plan", "3", "--out", plan).exit_code == 0
+    assert invoke(*words, "--execute", plan, *WHO).exit_code == 0
+    before = contents(job.folder)
+    yield job.root, records
+    assert contents(job.folder) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["status", "checkpoints list", "checkpoints show 3", "checkpoints history"],
+    ids=lambda words: words.replace(" ", "-"),
+)
+def test_figures(figures: tuple[str, list[CheckpointRecord]], words: str, golden: SnapshotAssertion) -> None:
+    shown = invoke(*words.split(), "--job-root", figures[0])
+    assert shown.exit_code == 0, shown.output
+    # What is stored has the name of this machine in it: only its size is not always the same.
+    assert normalized(shown.output, exact="show" not in words) == golden
+
+
+def test_figures_as_data(figures: tuple[str, list[CheckpointRecord]]) -> None:
+    root, records = figures
+    where = ("--job-root", root)
+    wanted = to_builtins(records)
+    found = _data("status", *where)
+    assert found["checkpoints"] == [{**r, "undone": r["checkpoint_id"] == 4} for r in wanted]
+    assert (found["checkpoint_id"], found["retained"], found["offsets"]) == (3, [2, 3], {"rows": '{"row": 8}'})
+    found = _data("checkpoints", "list", *where)
+    assert found == [{**r, "kept": r["checkpoint_id"] in (2, 3)} for r in wanted]
+    assert _data("checkpoints", "list", *where, "--newest", "2") == found[-2:]
+    found = _data("checkpoints", "history", *where)
+    assert (found["checkpoints"], found["aborted"]) == (3, 1)
+    assert found["rows_in"] == {
+        "min": 1234,
+        "avg": 2468,
+        "p50": 2468,
+        "p90": 3702,
+        "p95": 3702,
+        "p99": 3702,
+        "p99.9": 3702,
+        "max": 3702,
+    }
+    shown = _data("checkpoints", "show", "3", *where)
+    assert (shown["checkpoint_id"], shown["ordinal"], shown["offsets"]) == (3, 2, {"rows": '{"row": 8}'})
+    (operator,) = shown["operators"]
+    assert (operator["uid"], operator["states"], operator["files"]) == ("sum", ["total"], 2)

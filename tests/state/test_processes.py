@@ -1,0 +1,40 @@
+"""The owner of a local file is found by its process id and its start time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from stateflow.state.files.processes import is_running, own_label
+from tests.support.processes import wait_for
+
+
+def test_this_process_runs() -> None:
+    assert is_running(own_label())
+
+
+@pytest.mark.parametrize("label", ["", "_", "{pid}", "{pid}_1", f"{2**31}_1", "notes", "../1_1"])
+def test_a_reused_id_or_no_label_is_no_running_process(label: str) -> None:
+    assert not is_running(label.format(pid=os.getpid()))
+
+
+def test_a_label_is_of_one_process() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    started = own_label().partition("_")[2]
+    assert not is_running(f"{child.pid}_{started}")
+    child.kill()
+    child.wait()
+
+
+def test_a_zombie_does_not_run() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    with open(f"/proc/{child.pid}/stat") as file:
+        label = f"{child.pid}_{file.read().rpartition(')')[2].split()[19]}"
+    assert is_running(label)
+    child.kill()
+    # Its entry below /proc exists until `wait`.
+    wait_for(lambda: not is_running(label), lambda: "a zombie")
+    assert os.path.exists(f"/proc/{child.pid}")
+    child.wait()
