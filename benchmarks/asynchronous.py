@@ -1,12 +1,12 @@
-"""What asynchronous checkpoints add to a batch: beside a storage that takes nothing, with ten times the state, and
-beside the same job with synchronous ones.
+"""Measures what asynchronous checkpoints add to the time of a batch.
 
-Jobs without Spark, two subtasks, one value of 200 random bytes per key, so many keys written anew in each batch. Four
-runs are alive at once and work in turns, block by block: so the machine's mood is the same for all. Between two blocks
-nothing is pending; within one, what a run does beside its batches takes their time. Before its turn each run's files
-are read once, which does not count: some kernels drop from memory what was idle for half a minute, and a job that is
-alone on its machine is never idle. The ratios are medians over blocks that are neighbours: runs have the same rows, and
-mostly the same merges, and one that merges everything is no news.
+Four jobs are compared: with a storage that stores nothing, with a POSIX storage, with a tenth of the state, and with
+synchronous checkpoints. They run without Spark, with two subtasks and one value of 200 random bytes per key; each batch
+updates the same number of keys. The four runs take turns, one block of batches each, so that changes of the machine's
+load affect all of them. Between two blocks no checkpoint is pending; within a block, background work takes time from
+the batches. Before a block the run's files are read once, outside the measurement: some kernels drop pages that were
+idle for half a minute, and a job that runs alone is never idle. The ratios are medians over pairs of adjacent blocks,
+which have the same rows and mostly the same compactions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Size:
     """How much there is to do.
 
     Attributes:
-        changed: keys that a batch writes anew.
+        changed: keys that a batch updates.
         slice: rows of a batch while keys come.
         warm_up: batches that do not count, in which what came with the keys is merged.
     """
@@ -104,7 +104,7 @@ def run(folder: Path, size: Size = Size()) -> Path:
 
 def _figures(runs: dict[str, _Timed], size: Size) -> dict[str, Any]:
     batch = {name: statistics.fmean(timed.seconds) / size.batches for name, timed in runs.items()}
-    # A checkpoint on a busy machine takes what several batches changed, so rows do not tell which ones count.
+    # A checkpoint on a busy machine takes what several batches changed, so their rows do not show which ones count.
     loading = runs["stored"].batches - size.blocks * size.batches
     records = [r for r in read_records(runs["stored"].storage) if r.ordinal > loading]
     synchronous = _of_subtasks(records)
@@ -163,7 +163,7 @@ class _Timed:
 
     @property
     def kind(self) -> str:
-        """What this run is there for, which its storage is called."""
+        """What this run measures: the name of its storage folder."""
         return self.storage.root.name
 
     def __post_init__(self) -> None:
@@ -194,7 +194,7 @@ class _Timed:
         self.run.settle()
 
     def block(self) -> None:
-        """Works off some batches, then waits for the last one's checkpoint, which another batch would run beside."""
+        """Runs some batches, then waits for the last one's checkpoint, so that it does not overlap the next block."""
         _read_all(self.local)
         began = time.perf_counter()
         for _ in range(self.size.batches):

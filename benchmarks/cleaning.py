@@ -1,4 +1,4 @@
-"""Garbage collection of ten thousand files on POSIX, beside ``rm -r`` of as many."""
+"""Compares garbage collection of ten thousand files on POSIX with ``rm -r`` of as many."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from benchmarks.processes import Usage, run_program
 HEAP = "4g"
 """Of each competitor's one JVM."""
 _MANAGED = "1 gb"
-"""Of Flink, for RocksDB, beside the heap."""
+"""Managed memory of a Flink job with RocksDB, in addition to the heap."""
 _EXAMPLE_ROWS = 5_000
 """Of a mini-batch, in the example of Flink's page on tuning."""
 _GUESSED_RATE = 800_000

@@ -20,7 +20,7 @@ class FlinkEnvironment:
     """Where Flink is.
 
     Attributes:
-        jars: what a job that reads Parquet needs beside Flink itself.
+        jars: what a job that reads Parquet needs in addition to Flink.
         hadoop: Hadoop's client, which Flink's Parquet format expects on the class path; Spark's package brings it.
     """
 

@@ -64,9 +64,9 @@ class Size:
 
 
 def measure(folder: Path, function: KeyedFunction[Any], output: type[Any], size: Size = Size()) -> dict[str, Any]:
-    """Events per second of each batch of one task; the first batch, which makes all keys, is told apart.
+    """Events per second of each batch of one task; the first batch, which creates all keys, is separate.
 
-    Making the input is not counted; opening the store, working, the snapshot and its storing are.
+    Generating the input is not measured; opening the store, processing and storing the snapshot are.
     """
     orders = _orders(size.keys)
     dice = np.random.default_rng(size.seed)

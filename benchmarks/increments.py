@@ -1,4 +1,4 @@
-"""What checkpoints upload: increments beside what changed, and compaction over many batches, of both kinds.
+"""Measures what checkpoints upload relative to what changed, and compaction over many batches, of both kinds.
 
 The stores are those of a job with two subtasks: RocksDB as operators have it, a job root on POSIX, keys and values as
 keyed state encodes them. Keys are drawn at random, distinct within a batch; values are 200 random bytes.

@@ -1,8 +1,8 @@
-"""How long a job on Spark is away whose driver is killed: from a SIGKILL to the first batch that the next one commits.
+"""Measures the recovery time of a job on Spark: from the driver's SIGKILL to the next run's first committed batch.
 
-The next run begins at once, as a retry without delay would. The start of Spark's session, that of a JVM mostly, is told
-apart: it takes what it takes without stateflow as well. So does a cold JVM's first batch, and how much of the rest that
-is shows the same job by Spark's own operator and checkpoints, killed likewise. Run as a program, this is the driver.
+The next run starts immediately, as a retry without delay would. The start of the Spark session, mostly that of a JVM,
+is measured separately: it takes the same time without stateflow. So does the first batch of a cold JVM; the same job
+with Spark's own operator and checkpoints, killed in the same way, shows its share. As a program, this is the driver.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class _Job:
 
 
 def measure(folder: Path, kills: int, events: Events = _EVENTS) -> dict[str, Any]:
-    """Kills drivers so many times, in the midst of their batches, and measures each time what follows; ours and Spark's
-    in turns."""
+    """Kills each job's driver `kills` times during a batch and measures each recovery; the two jobs take turns."""
     jobs = [_OURS, _SPARKS]
     away: dict[str, list[float]] = {job.name: [] for job in jobs}
     spark: dict[str, list[float]] = {job.name: [] for job in jobs}

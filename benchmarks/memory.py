@@ -26,7 +26,7 @@ class Size:
         base_bytes: Python, the libraries that a worker has loaded, and what memory allocators keep back.
         copies: of an Arrow batch's values that are in memory at once: read, changed, being written, and in RocksDB's
             buffer above its size.
-        updates: rows behind the keys, with keys that are there.
+        updates: rows after those that create the keys; they update existing keys.
     """
 
     base_bytes: int = 190 * MIB
@@ -50,7 +50,7 @@ class Size:
 
 @dataclass
 class _Watch:
-    """The peaks of the workers, looked at behind each batch: the kernel keeps them."""
+    """The peak memory of the workers, which the kernel records, read after each batch."""
 
     peaks: dict[int, int] = field(default_factory=dict)
     grown: list[tuple[int, int]] = field(default_factory=list)
@@ -118,7 +118,7 @@ def workers(driver: int) -> list[int]:
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # Behind the command's name, which may hold anything: state, parent.
+            # After the command's name, which may contain any character: state, parent.
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile

@@ -36,7 +36,7 @@ def run(folder: Path) -> Path:
 def measure(folder: Path, size: Size) -> dict[str, Any]:
     """Jobs of one level and more over the same files; and Spark alone, which is the floor.
 
-    The first job only warms up: a JVM goes on compiling for hundreds of batches, and who came later would look faster.
+    The first job only warms up: a JVM compiles for hundreds of batches, so a job that runs later would be faster.
     """
     events = folder / "events"
     write_events(events, Events(size.warm_up + size.batches, size.rows, keys=1000))

@@ -40,7 +40,7 @@ class Usage:
         self.peak_bytes = max(self.peak_bytes, memory)
 
     def cpu_between(self, begin: float, end: float) -> float:
-        """Seconds of CPU time between two moments."""
+        """Seconds of CPU time between two measurements."""
         return self._at(end) - self._at(begin)
 
     def _at(self, moment: float) -> float:

@@ -87,7 +87,7 @@ def _figures(name: str, run: Callable[[], tuple[float, float, int]], repeats: in
 def _open_all(
     folder: Path, state: OperatorState, parallelism: int, run: Callable[..., Any]
 ) -> tuple[float, float, int]:
-    """Wall time of opening all stores, the longest snapshot behind that, bytes it wrote."""
+    """Wall time of opening all stores, of the longest snapshot after that, and the bytes it wrote."""
     host = folder / "host"
     bases = bases_of(state, parallelism, M)
     for base in bases:

@@ -1,5 +1,8 @@
-"""Opening stores of a gigabyte: from the host's cache, and from a storage on another file system beside a plain copy
-of the same files with hashing; and how long a job is away whose driver is killed."""
+"""Measures the restore of stores of a gigabyte, and the recovery time of a job whose driver is killed.
+
+Stores are opened from the host's cache, and from a storage on another file system, which is compared with a plain copy
+of the same files with hashing.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
 
 
 def _open(stores: Stores, host: str) -> None:
-    """One store behind the other, as one core would have it."""
+    """One store after the other, as on one core."""
     for store in [stores.open(n, host) for n in range(SUBTASKS)]:
         store.close()
 

@@ -21,7 +21,7 @@ def write_result(name: str, figures: dict[str, Any]) -> Path:
 def merge_result(name: str, figures: dict[str, Any], groups: dict[str, dict[str, Any]]) -> Path:
     """Writes `figures`, and members of groups, into what the file has: what is not measured now stays as it was.
 
-    Whoever calls puts a `stamp` to what was measured.
+    The caller adds a `stamp` to what was measured.
     """
     path = RESULTS / f"{name}.json"
     before = json.loads(path.read_text()) if path.exists() else {}

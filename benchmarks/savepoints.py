@@ -1,4 +1,4 @@
-"""Savepoints and restores of 5 million keys with 200 random bytes each, beside ``cp -r`` of the same bytes."""
+"""Compares savepoints and restores of 5 million keys with 200 random bytes each with ``cp -r`` of the same bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Size:
 
     Attributes:
         slice: rows of a batch while keys come.
-        rows: of a batch behind that.
+        rows: of a batch after that.
     """
 
     keys: int = 5_000_000
@@ -139,9 +139,11 @@ class _Watch:
 
 
 def _delays(folder: Path, size: Size) -> dict[str, Any]:
-    """How much longer the four batches behind a request take than four batches as they usually are; the median over the
-    requests. A batch that compacts all of a store takes a second, with a savepoint or without, so requests with such a
-    batch behind them do not count."""
+    """How much longer the four batches after a request take than four usual batches; the median over the requests.
+
+    A batch that compacts a whole store takes a second, with a savepoint or without, so requests that such a batch
+    follows do not count.
+    """
     watch = _Watch(str(folder / "root"))
     _run(folder, size, _BATCHES * size.rows, watch.note)
     made = [s for s in operations.list_all(str(folder / "root")) if s.name.startswith("beside-")]
@@ -149,7 +151,7 @@ def _delays(folder: Path, size: Size) -> dict[str, Any]:
     intervals = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]
     usual = statistics.median(intervals)
     calm = [at for at in _ASK_AT if not any(watch.compacted[at : at + _WINDOW + 1])]
-    assert len(calm) >= 5, "nearly every request had a compaction behind it"
+    assert len(calm) >= 5, "a compaction followed nearly every request"
     longer = [sum(intervals[at : at + _WINDOW]) - _WINDOW * usual for at in calm]
     return {
         "batch_delay_ms": round(statistics.median(longer) * 1000, 1),

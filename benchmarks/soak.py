@@ -1,7 +1,7 @@
 """Long runs: whether time, memory and storage stay as they are over many batches, savepoints, restores and restarts.
 
-Each run is a process of its own. The first one works off half of the batches, the others share the rest. After each
-run the job gets a savepoint, a few more batches, goes back to the savepoint, and has some runs with nothing to do.
+Each run is a separate process. The first one processes half of the batches, the others share the rest. After each
+run the job takes a savepoint, processes a few more batches, is restored to the savepoint, and has some empty runs.
 """
 
 from __future__ import annotations
@@ -198,8 +198,10 @@ def _ratio(last: list[Sample], first: list[Sample], figure: Callable[[Sample], f
 
 
 def growth(runs: Sequence[Sequence[Sample]], kind: str) -> float:
-    """How far memory came to be above that after the first tenth of the first, long run; the median of some windows
-    counts, since a garbage collector gives back now and then."""
+    """Growth of memory after the first tenth of the first, long run.
+
+    The median of some windows counts, since a garbage collector releases memory only periodically.
+    """
     longest = [s.resident[kind] for s in runs[0]]
     part = max(1, len(longest) // _SHARE)
     base = statistics.median(longest[part : part + _SMOOTH] or longest)

@@ -114,7 +114,7 @@ class _Watch:
 
 
 def _resident() -> dict[str, float]:
-    """MiB of memory by kind of process: of anonymous memory, since pages of files are shared and given back."""
+    """MiB of memory by kind of process: of anonymous memory, since pages of files are shared and reclaimed."""
     found = {"driver": _anonymous(os.getpid())}
     python = [_anonymous(pid) for pid in workers(os.getpid())]
     if python:

@@ -60,7 +60,7 @@ class Stores:
         return written
 
     def change(self, numbers: range | list[int]) -> int:
-        """Writes keys anew; returns their encoded bytes."""
+        """Updates keys; returns their encoded bytes."""
         changes: list[dict[bytes, bytes | None]] = [{} for _ in self.stores]
         for number in numbers:
             changes[number % SUBTASKS][_encoded(number)] = self.dice.randbytes(_VALUE)
@@ -80,7 +80,7 @@ class Stores:
 
     def compare_look_ups(self, early: list[Snapshot], size: LookUps) -> tuple[float, float]:
         """Median microseconds of a look-up of a random key, a hundred at a time, in the stores as they were early and
-        as they are: both opened anew, and asked in turns, so that the machine's mood is the same for both."""
+        as they are now. Both are opened for this and take turns, so that the machine's load affects both."""
         late = self.taken
         times: tuple[list[float], list[float]] = ([], [])
         opened = []

@@ -1,5 +1,7 @@
-"""Events per second of a keyed running mean, from Parquet files to committed checkpoints, beside peers; and of one task
-without Spark."""
+"""Measures events per second of a keyed running mean, from Parquet files to committed checkpoints, and of its peers.
+
+One task without Spark is measured as well.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def _one(name: str, competitor: Competitor, task: Task) -> dict[str, Any]:
 
 
 def _ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
-    """In wall time as the goals are; behind ``_cpu`` in CPU time, which other work on the machine changes less."""
+    """Ratios of wall time, as the goals are; with the suffix ``_cpu`` of CPU time, which other load affects less."""
     ratios: dict[str, float | None] = {}
     for key, pair in RATIOS.items():
         one, other = (found.get(name, {"failed": "not run"}) for name in pair)

@@ -1,7 +1,7 @@
-"""A job with much state and no output: one random value per key. Runs without Spark.
+"""A job with large state and no output: one random value per key. Runs without Spark.
 
-Parameters: ``job.keys`` (how many different keys come first), ``job.updates`` (rows behind them, with keys that are
-there), ``job.slice`` (rows of a batch while keys come), ``job.small`` (rows of a batch behind that).
+Parameters: ``job.keys`` (number of keys, which the first rows create), ``job.updates`` (rows after them, which update
+existing keys), ``job.slice`` (rows of a batch that creates keys), ``job.small`` (rows of a batch after that).
 """
 
 import json

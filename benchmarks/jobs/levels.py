@@ -1,4 +1,4 @@
-"""A chain of keyed operators, each behind a shuffle of its own: what a further level costs.
+"""A chain of keyed operators, each after its own shuffle: what a further level costs.
 
 Parameters: ``job.levels`` (how many operators), ``job.events`` (folder of Parquet files), ``job.table`` (Delta table of
 the last one's output).

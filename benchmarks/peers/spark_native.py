@@ -108,7 +108,7 @@ def _run(spark: SparkSession, order: dict[str, Any], checkpoint: Path) -> list[d
 
 
 def _ends(progress: list[dict[str, Any]]) -> list[float]:
-    """By the monotonic clock, as all programs tell times."""
+    """Seconds of the monotonic clock, which all measured programs use."""
     offset = time.time() - time.monotonic()
     return [
         datetime.fromisoformat(p["timestamp"]).timestamp() - offset + p["durationMs"]["triggerExecution"] / 1000
