@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.scoreboard.row import Round, Row, Tier
-from tests.state.test_state_kinds_model import Life
+from tests.state.kinds.test_state_kinds_model import Life
 from tests.support.stores import RocksStoreFixture
 
 _EXAMPLES = 25

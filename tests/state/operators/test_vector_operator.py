@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -17,16 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.functions.process import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
+from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
-from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
-from stateflow.runtime.task.operators.operator_runtime import InitialState
-from stateflow.runtime.task.operators.vector_operator import VectorOperator
-from stateflow.runtime.task.row_conversion import to_batch
-from stateflow.runtime.task_spec import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, ChainSpec, InputSpec, OutputSpec
+from stateflow.runtime.task_spec import SOURCE_PHASE
 from stateflow.state.backends.memory import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.types.descriptors import (
@@ -35,16 +29,9 @@ from stateflow.types.descriptors import (
     MapStateDescriptor,
     ValueStateDescriptor,
 )
-from stateflow.types.key_groups import key_hash
 from stateflow.types.ttl_config import StateTtlConfig
-from tests.state.test_operator import NOW, M
-from tests.state.test_state_kinds import Mean
 from tests.support.errors import raises
-
-
-class Row(msgspec.Struct):
-    key: str | None
-    number: int = 0
+from tests.support.operators import Mean, Row, chain_of, keyed_operator, outputs_of, pieces_of, vector_operator
 
 
 class Out(msgspec.Struct):
@@ -89,7 +76,7 @@ class SumColumns(VectorizedKeyedFunction):
         self.batches: list[list[tuple[str, list[int]]]] = []
 
     def open(self, ctx: RuntimeContext) -> None:
-        SumRows.open(self, ctx)  # type: ignore[arg-type]
+        SumRows.open(self, ctx)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         numbers, keys = batch.column("number").to_numpy(), state.keys.column("key")
@@ -124,71 +111,33 @@ def _parity(number: int) -> str:
     return "odd" if number % 2 else "even"
 
 
-def chain_of(function: KeyedFunction[Any], row_class: type[Any] = Row, output: type[Any] = Out) -> ChainSpec:
-    schema, emits = RowSchema.of(row_class), RowSchema.of(output)
-    keying = Keying(("key",), (), (schema.column("key").spark_type,))
-    return ChainSpec(
-        uid="op",
-        inputs=(InputSpec("i0_", schema, keying),),
-        function=function,
-        outputs=(OutputSpec("", (), emits, (), None),),
-        bases=(b"",),
-        emits=emits,
-    )
+@dataclass
+class Run:
+    """Batches over one store, by rows or by columns."""
 
+    ttl: StateTtlConfig | None = None
+    store: DictBackend = field(default_factory=DictBackend)
+    known: tuple[StateSchema, ...] = ()
 
-def task_info(batch: int = 1) -> TaskInfo:
-    return TaskInfo("op", 0, 1, M, NOW + timedelta(seconds=batch), batch)
+    def by_row(self, rows: Sequence[Row], batch: int) -> list[Out]:
+        chain = replace(chain_of(SumRows(self.ttl), output=Out), known_states=self.known)
+        operator = keyed_operator(chain, self.store, batch)
+        made: list[Out] = outputs_of(operator, pieces_of(chain, rows))
+        self.known = tuple(operator.schemas)
+        return made
 
-
-def _order(row: Any, types: Sequence[str], phase: int) -> int:
-    if row.key is None:
-        return phase << PHASE_SHIFT
-    digest = key_hash((row.key,), types)
-    return phase << PHASE_SHIFT | digest % M << GROUP_SHIFT | (digest % (1 << 64)) >> (64 - GROUP_SHIFT)
-
-
-def pieces_of(chain: ChainSpec, rows: Sequence[Any], cuts: Sequence[int] = (), phase: int = SOURCE_PHASE) -> list[Any]:
-    """(order, columns) of the sorted rows, cut as Spark may cut them."""
-    assert chain.keying is not None
-    at = sorted((_order(r, chain.keying.types, phase), n) for n, r in enumerate(rows))
-    order = np.array([o for o, _ in at], np.int64)
-    columns = to_batch([rows[n] for _, n in at], chain.inputs[0].schema).columns
-    edges = sorted({0, *(c for c in cuts if c < len(at)), len(at)})
-    return [(order[a:b], [c.slice(a, b - a) for c in columns]) for a, b in pairwise(edges)]
-
-
-def _by_row(
-    store: DictBackend, rows: Sequence[Any], batch: int, known: list[StateSchema], ttl: StateTtlConfig | None
-) -> list[Out]:
-    chain = replace(chain_of(SumRows(ttl)), known_states=tuple(known))
-    operator = KeyedOperator(chain, task_info(batch), InitialState(store))
-    emitted = [out for piece in pieces_of(chain, rows) for out in operator.process(*piece)]
-    known[:] = operator.schemas
-    return emitted + operator.finish()
-
-
-def _by_column(
-    store: DictBackend,
-    rows: Sequence[Any],
-    batch: int,
-    known: list[StateSchema],
-    function: SumColumns,
-    cuts: Sequence[int] = (),
-) -> list[Out]:
-    chain = replace(chain_of(function), known_states=tuple(known))
-    operator = VectorOperator(chain, task_info(batch), store)
-    emitted = [made for piece in pieces_of(chain, rows, cuts) for made in operator.process(*piece)]
-    emitted += operator.finish()
-    known[:] = operator.schemas
-    return [Out(**row) for _, made in emitted for row in made.to_pylist()]
+    def by_column(
+        self, rows: Sequence[Row], batch: int, cuts: Sequence[int] = (), function: SumColumns | None = None
+    ) -> list[Out]:
+        chain = replace(chain_of(function or SumColumns(self.ttl), output=Out), known_states=self.known)
+        operator = vector_operator(chain, self.store, batch)
+        made = outputs_of(operator, pieces_of(chain, rows, cuts))
+        self.known = tuple(operator.schemas)
+        return [Out(**row) for _, columns in made for row in columns.to_pylist()]
 
 
 ROWS = st.lists(st.builds(Row, st.sampled_from("abcde"), st.integers(-(1 << 40), 1 << 40)), min_size=1, max_size=20)
 CUTS = st.lists(st.integers(1, 19), max_size=6)
-
-
-# -- the same as the row API --------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(ROWS, CUTS, st.booleans()), min_size=1, max_size=4), st.booleans())
@@ -196,29 +145,18 @@ def test_what_is_stored_and_emitted_is_that_of_the_row_api_and_a_job_may_switch_
     batches: list[tuple[list[Row], list[int], bool]], with_ttl: bool
 ) -> None:
     ttl = StateTtlConfig.new_builder(timedelta(seconds=2)).update_ttl_on_read_and_write().build()
-    plain, mixed = DictBackend(), DictBackend()
-    known: tuple[list[StateSchema], list[StateSchema]] = ([], [])
+    plain, mixed = (Run(ttl if with_ttl else None) for _ in range(2))
     for number, (rows, cuts, columns) in enumerate(batches):
-        own = ttl if with_ttl else None
-        wanted = _by_row(plain, rows, number, known[0], own)
-        if columns:
-            found = _by_column(mixed, rows, number, known[1], SumColumns(own), cuts)
-        else:
-            found = _by_row(mixed, rows, number, known[1], own)
-        assert found == wanted
-        assert mixed.entries == plain.entries
-        assert known[1] == known[0]
+        found = mixed.by_column(rows, number, cuts) if columns else mixed.by_row(rows, number)
+        assert found == plain.by_row(rows, number)
+        assert mixed.store.entries == plain.store.entries
+        assert mixed.known == plain.known
 
 
 def test_an_expired_value_is_not_read() -> None:
-    store, known = DictBackend(), list[StateSchema]()
-    ttl = StateTtlConfig(timedelta(seconds=5))
+    run = Run(StateTtlConfig(timedelta(seconds=5)))
     seconds = {1: Row("a", 3), 5: Row("a", 4), 10: Row("a", 5)}
-    found = [_by_column(store, [row], at, known, SumColumns(ttl)) for at, row in seconds.items()]
-    assert found == [[Out("a", 3)], [Out("a", 7)], [Out("a", 5)]]
-
-
-# -- which rows come together -------------------------------------------------------------------------------------
+    assert [run.by_column([row], at) for at, row in seconds.items()] == [[Out("a", n)] for n in (3, 7, 5)]
 
 
 @given(ROWS, CUTS)
@@ -227,57 +165,44 @@ def test_a_key_comes_once_with_all_its_rows_in_their_order_wherever_spark_cuts(
 ) -> None:
     function, wanted = SumColumns(), defaultdict(list)
     for row in rows:
-        assert row.key is not None
         wanted[row.key].append(row.number)
-    _by_column(DictBackend(), rows, 1, [], function, cuts)
+    Run().by_column(rows, 1, cuts, function)
     found = [pair for batch in function.batches for pair in batch]
     assert len(found) == len(wanted)
     assert dict(found) == dict(wanted)
 
 
 def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
-    chain = chain_of(function := SumColumns())
-    operator = VectorOperator(chain, task_info(), DictBackend())
+    chain = chain_of(SumColumns(), output=Out)
+    operator = vector_operator(chain)
     rows = [Row(key, 1) for key in "abcdefgh"]
     emitted = [made for piece in pieces_of(chain, rows, [4]) for made in operator.process(*piece)]
-    assert [len(made) for _, made in emitted] == [3, 4]
-    assert len(function.batches) == 2
-    ((_, last),) = operator.finish()
-    assert len(last) == 1
+    assert [len(made) for _, made in [*emitted, *operator.finish()]] == [3, 4, 1]
 
 
 def test_what_is_held_back_of_a_phase_is_emitted_in_that_phase() -> None:
-    chain = chain_of(SumColumns())
-    operator = VectorOperator(chain, task_info(), DictBackend())
-    (first,), (second,) = pieces_of(chain, [Row("a", 1)], phase=0), pieces_of(chain, [Row("a", 2)])
-    emitted = [*operator.process(*first), *operator.process(*second), *operator.finish()]
-    assert [(phase, made.to_pylist()) for phase, made in emitted] == [
+    chain = chain_of(SumColumns(), output=Out)
+    pieces = pieces_of(chain, [Row("a", 1)], phase=0) + pieces_of(chain, [Row("a", 2)])
+    assert [(phase, made.to_pylist()) for phase, made in outputs_of(vector_operator(chain), pieces)] == [
         (0, [{"key": "a", "total": 1}]),
         (SOURCE_PHASE, [{"key": "a", "total": 3}]),
     ]
 
 
-class Floats(msgspec.Struct):
+class Measured(msgspec.Struct):
     key: float
-    number: int = 0
 
 
-def test_not_a_number_is_one_key_and_so_are_both_zeros() -> None:
+def test_nan_is_one_key_and_both_zeros_are_one() -> None:
     class Counts(VectorizedKeyedFunction):
         def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> None:
             counts.append(state.counts.tolist())
 
     counts: list[list[int]] = []
     for keys in ([math.nan, -math.nan, math.nan], [0.0, -0.0]):
-        chain = chain_of(Counts(), Floats)
-        operator = VectorOperator(chain, task_info(), DictBackend())
-        for piece in pieces_of(chain, [Floats(key) for key in keys], [1]):
-            assert list(operator.process(*piece)) == []
-        assert list(operator.finish()) == []
+        chain = chain_of(Counts(), Measured)
+        assert outputs_of(vector_operator(chain), pieces_of(chain, [Measured(key) for key in keys], [1])) == []
     assert counts == [[3], [2]]
-
-
-# -- state --------------------------------------------------------------------------------------------------------
 
 
 class Does(VectorizedKeyedFunction):
@@ -296,16 +221,22 @@ class Does(VectorizedKeyedFunction):
         return self.call(self, state)
 
 
-def _do(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None, output: type[Any] = Out) -> Any:
-    chain = chain_of(Does(call), output=output)
-    operator = VectorOperator(chain, task_info(), store or DictBackend())
-    (piece,) = pieces_of(chain, [Row("a", 1), Row("b", 2), Row("c", 3)])
-    return [*operator.process(*piece), *operator.finish()]
+def _do(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None) -> Any:
+    chain = chain_of(Does(call), output=Out)
+    return outputs_of(vector_operator(chain, store), pieces_of(chain, [Row("a", 1), Row("b", 2), Row("c", 3)]))
 
 
-def _in_one(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None) -> None:
-    """The same, once: only for the batch that has two of the three keys."""
-    _do(lambda does, state: call(does, state) if len(state) == 2 else None, store)
+def _do_with_two_keys(call: Callable[[Any, VectorState], Any], store: DictBackend | None = None) -> None:
+    """Calls it once: for the Arrow batch that has two of the three keys."""
+    sizes: list[int] = []
+
+    def call_once(does: Any, state: VectorState) -> None:
+        if len(state) == 2:
+            call(does, state)
+        sizes.append(len(state))
+
+    _do(call_once, store)
+    assert sorted(sizes) == [1, 2]
 
 
 def test_a_read_sees_what_was_written_before_it_and_a_default_where_nothing_is() -> None:
@@ -315,12 +246,10 @@ def test_a_read_sees_what_was_written_before_it_and_a_default_where_nothing_is()
         assert state.read(does.number).to_pylist() == [7, 2]
         state.write(does.number, pa.array([5, None], pa.int64()))
         assert state.read(does.number).to_pylist() == [5, 7]
-        seen.append(True)
 
-    seen: list[bool] = []
     store = DictBackend()
-    _in_one(call, store)
-    assert seen and len(store.entries) == 1
+    _do_with_two_keys(call, store)
+    assert len(store.entries) == 1
 
 
 def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
@@ -336,11 +265,8 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
         state.write_entries(does.map, np.array([1]), np.array([-3]), pa.array([None], pa.float64()))
         found = state.read_entries(does.map, np.array([1, 1, 0]), np.array([-3, 5, 5]))
         assert found.to_pylist() == [None, 4.0, None]
-        seen.append(True)
 
-    seen: list[bool] = []
-    _in_one(call)
-    assert seen
+    _do_with_two_keys(call)
 
 
 @pytest.mark.parametrize(
@@ -392,12 +318,3 @@ def test_rows_may_come_as_a_table_in_another_order_of_columns_and_in_narrower_nu
     ((_, rows), _) = _do(lambda d, s: made)
     assert rows.schema == RowSchema.of(Out).arrow
     assert rows.to_pylist() == [{"key": "x", "total": 1}, {"key": "y", "total": None}]
-
-
-def test_a_null_key_is_told_with_its_row() -> None:
-    chain = chain_of(SumColumns())
-    operator = VectorOperator(chain, task_info(), DictBackend())
-    (piece,) = pieces_of(chain, [Row("a", 1), Row(None, 42)])
-    with raises(StateError, operator="op", column="key") as caught:
-        list(operator.process(*piece))
-    assert "42" in caught.value.facts["row"]

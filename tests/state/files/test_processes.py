@@ -11,28 +11,17 @@ from stateflow.state.files.processes import is_running, own_label
 from tests.support.processes import wait_for
 
 
-def test_this_process_runs() -> None:
-    assert is_running(own_label())
-
-
 @pytest.mark.parametrize("label", ["", "_", "{pid}", "{pid}_1", f"{2**31}_1", "notes", "../1_1"])
 def test_a_reused_id_or_no_label_is_no_running_process(label: str) -> None:
     assert not is_running(label.format(pid=os.getpid()))
 
 
-def test_a_label_is_of_one_process() -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    started = own_label().partition("_")[2]
-    assert not is_running(f"{child.pid}_{started}")
-    child.kill()
-    child.wait()
-
-
-def test_a_zombie_does_not_run() -> None:
+def test_a_label_is_of_one_process_until_it_is_a_zombie() -> None:
     child = subprocess.Popen(["sleep", "60"])
     with open(f"/proc/{child.pid}/stat") as file:
         label = f"{child.pid}_{file.read().rpartition(')')[2].split()[19]}"
-    assert is_running(label)
+    assert is_running(own_label()) and is_running(label)
+    assert not is_running(f"{child.pid}_{own_label().partition('_')[2]}")
     child.kill()
     # Its entry below /proc exists until `wait`.
     wait_for(lambda: not is_running(label), lambda: "a zombie")

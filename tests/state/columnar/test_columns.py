@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import defstruct
 
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.columnar.column_serializer import ColumnSerializer
@@ -24,26 +25,17 @@ INTS = st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.sampled_from(_LIMITS
 FLOATS = st.floats()
 
 
-class Sum(msgspec.Struct, array_like=True):
-    count: int
-    total: float
-
-
-class Named(msgspec.Struct, rename="camel"):
-    how_many: int
-    how_much: float | None = None
-    is_open: bool = False
-    inner: Sum | None = None
-
-
-class Nested(msgspec.Struct):
-    left: Sum
-    flag: bool | None
-    right: Sum
-
-
-Wide = msgspec.defstruct("Wide", [*((f"f{n}", int) for n in range(16)), ("flag", bool)])
+Sum = defstruct("Sum", [("count", int), ("total", float)], array_like=True)
+Named = defstruct(
+    "Named",
+    [("how_many", int), ("how_much", float | None, None), ("is_open", bool, False), ("inner", Sum | None, None)],
+    rename="camel",
+)
+Nested = defstruct("Nested", [("left", Sum), ("flag", bool | None), ("right", Sum)])
+Wide = defstruct("Wide", [*((f"f{n}", int) for n in range(16)), ("flag", bool)])
 """So many fields that msgpack counts them in another way."""
+Short = defstruct("Short", [("number", int, 0), ("other", float, 1.0)], omit_defaults=True)
+Bounded = defstruct("Bounded", [("number", Annotated[int, msgspec.Meta(ge=0)])])
 
 
 @dataclasses.dataclass
@@ -52,15 +44,6 @@ class Data:
     text: str
     parts: list[int]
     day: datetime.date | None
-
-
-class Short(msgspec.Struct, omit_defaults=True):
-    number: int = 0
-    other: float = 1.0
-
-
-class Bounded(msgspec.Struct):
-    number: Annotated[int, msgspec.Meta(ge=0)]
 
 
 SUMS = st.builds(Sum, INTS, FLOATS)
@@ -87,7 +70,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return "nan" if value != value else value.hex()
     if isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value):
-        names = getattr(type(value), "__struct_fields__", None) or [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        names = getattr(type(value), "__struct_fields__", None) or [f.name for f in dataclasses.fields(value)]
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
@@ -132,11 +115,7 @@ def test_values_that_are_laid_out_in_another_way_are_read_by_their_names() -> No
         for value in ({"number": 3}, {"b": 1.0, "number": 4, "a": None}, {"x": 1, "a": 2, "number": -5, "b": 2.5})
     ]
 
-    class Evolved(msgspec.Struct):
-        a: int | None = None
-        b: float = 0.5
-        number: int = 0
-
+    Evolved = defstruct("Evolved", [("a", int | None, None), ("b", float, 0.5), ("number", int, 0)])
     own = ValueSerializer(Evolved).encode(Evolved(1, 2.0, 3))
     found = ColumnSerializer(Evolved).decode([odd[0], own, odd[1], None, odd[2]]).to_pylist()
     assert found == [
@@ -169,7 +148,7 @@ def test_a_cut_value_is_never_completed_with_the_bytes_of_the_next() -> None:
             ColumnSerializer(Sum).decode([whole[:cut], whole])
 
 
-def test_a_number_beyond_64_bits_with_a_sign_says_that_columns_have_no_place_for_it() -> None:
+def test_a_number_beyond_signed_64_bits_is_refused() -> None:
     stored = ValueSerializer(int).encode((1 << 64) - 1)
     with raises(StateError, declared="int"):
         ColumnSerializer(int).decode([stored])
@@ -198,19 +177,17 @@ def test_a_column_of_another_type_is_refused(value_type: Any, column: pa.Array) 
         ColumnSerializer(value_type).encode(column)
 
 
-def test_fields_are_told_by_their_names_and_widened() -> None:
+def test_fields_are_found_by_their_names_and_widened() -> None:
     column = pa.array([{"total": 2.5, "count": 7}, None], pa.struct([("total", pa.float32()), ("count", pa.int8())]))
     assert ColumnSerializer(Sum).encode(column) == [ValueSerializer(Sum).encode(Sum(7, 2.5)), None]
 
 
-def test_what_a_null_struct_hides_is_not_looked_at() -> None:
+def test_fields_of_a_null_struct_are_ignored() -> None:
     hidden = pa.StructArray.from_arrays(
         [pa.array([1, None]), pa.array([1.0, None])], names=["count", "total"], mask=pa.array([False, True])
     )
     assert ColumnSerializer(Sum).encode(hidden) == [ValueSerializer(Sum).encode(Sum(1, 1.0)), None]
 
-
-# -- keys ---------------------------------------------------------------------------------------------------------
 
 KEYS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int64(), INTS),

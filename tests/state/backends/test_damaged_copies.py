@@ -25,7 +25,6 @@ from stateflow.types.key_groups import KeyGroupRange
 
 Damage = Callable[[bytes], bytes]
 CONTENT = {b"\0%c%05d" % (n % 100, n): random.Random(n).randbytes(100) for n in range(5000)}
-BACKENDS = ["rocksdb", "filesystem"]
 
 
 def _flip(data: bytes, at: int) -> bytes:
@@ -45,7 +44,7 @@ DAMAGES: dict[str, Damage] = {
     "a bit of the last byte": lambda data: _flip(data, len(data) - 1),
 }
 every_damage = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_backend = pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
 
 
 class Host:
@@ -65,6 +64,19 @@ class Host:
         self._stores.append(store)
         return store
 
+    def content(self, backend: str, base: Base, others: Sequence[Path] = ()) -> dict[bytes, bytes]:
+        """What is read from a store that is opened with `base`."""
+        return dict(self.open(backend, base, others).scan(b""))
+
+    def content_after_retry(self, backend: str, base: Base, others: Sequence[Path] = ()) -> dict[bytes, bytes]:
+        """The same, once more if a copy is found damaged, as the next attempt of a task does."""
+        try:
+            return self.content(backend, base, others)
+        except DamagedCopy as e:
+            assert e.retryable and backend == "rocksdb"
+            assert e.facts["file"] in {f.handle.key for part in base.parts for f in part.files}
+            return self.content(backend, base, others)
+
     def location(self, subtask: int = 0, others: Sequence[Path] = ()) -> StoreLocation:
         """Where a store works that is opened next."""
         self._opened += 1
@@ -79,8 +91,8 @@ class Host:
         """The cached files of a subtask."""
         return sorted(p for p in self.cache(subtask).iterdir() if not p.name.startswith("incoming"))
 
-    def damage(self, damage: Damage, in_place: bool = True, subtask: int = 0) -> None:
-        """Damages every cached file; those that have been opened as well, or only what is opened from now on."""
+    def damage(self, damage: Damage, in_place: bool = False, subtask: int = 0) -> None:
+        """Damages every cached file: only for whoever opens it from now on, or also where it is open already."""
         for path in self.copies(subtask):
             data = damage(path.read_bytes())
             if not in_place:
@@ -119,79 +131,45 @@ def _filled(host: Host, backend: str) -> tuple[KeyedStateBackend, Base]:
     return store, _base(store.snapshot("data/x/first-"), backend)
 
 
-def _content(store: KeyedStateBackend) -> dict[bytes, bytes]:
-    return dict(store.scan(b""))
-
-
-def _events(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.event for record in caplog.records if hasattr(record, "event")]
-
-
-# -- before a start -----------------------------------------------------------------------------------------------
-
-
 @every_backend
 @every_damage
 def test_a_damaged_copy_is_fetched_again(
     host: Host, backend: str, damage: Damage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it is found when it is opened, or when it is read: another attempt has the right content."""
+    """Whether it is found when it is opened, or when it is read: the next attempt has the right content."""
     _, base = _filled(host, backend)
-    host.damage(damage, in_place=False)
+    host.damage(damage)
     with caplog.at_level(logging.WARNING):
-        try:
-            found = _content(host.open(backend, base))
-        except DamagedCopy as e:
-            assert backend == "rocksdb" and e.facts["file"] in {f.handle.key for f in base.parts[0].files}
-            found = _content(host.open(backend, base))
-    assert found == CONTENT
-    assert "damaged-copy-dropped" in _events(caplog)
-    assert _content(host.open(backend, base)) == CONTENT
+        assert host.content_after_retry(backend, base) == CONTENT
+    assert "damaged-copy-dropped" in [getattr(record, "event", None) for record in caplog.records]
+    assert host.content(backend, base) == CONTENT
 
 
 @every_damage
-def test_a_damaged_copy_of_a_neighbour_is_not_borrowed(host: Host, damage: Damage) -> None:
-    """Two subtasks become one, which looks for files in the caches of both."""
-    low, high = (dict(x for x in CONTENT.items() if (x[0][1] < 50) is lower) for lower in (True, False))
-    parts = []
-    for subtask, content in enumerate((low, high)):
-        groups = (0, 49) if subtask == 0 else (50, 127)
-        store = host.open("rocksdb", Base(subtask, KeyGroupRange(*groups)))
-        store.write(content)
-        parts += _base(store.snapshot(f"data/x/{subtask}-"), "rocksdb", subtask, groups).parts
-    host.damage(damage, in_place=False, subtask=0)
-    host.damage(damage, in_place=False, subtask=1)
-    wide = Base(0, KeyGroupRange(0, 127), tuple(parts))
-    try:
-        found = _content(host.open("rocksdb", wide, [host.cache(1)]))
-    except DamagedCopy:
-        found = _content(host.open("rocksdb", wide, [host.cache(1)]))
-    assert found == CONTENT
-
-
-@every_damage
-def test_a_damaged_copy_that_has_to_be_cut_is_fetched_again(host: Host, damage: Damage) -> None:
-    """A store with keys of others beside its own is cut before it is put beside another one."""
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+def test_a_damaged_copy_of_a_neighbour_is_not_borrowed(host: Host, damage: Damage, is_cut: bool) -> None:
+    """Two subtasks become one, which looks for files in the caches of both. A file with keys of both is cut first."""
     _, whole = _filled(host, "rocksdb")
-    halves = [host.open("rocksdb", Base(n, KeyGroupRange(64 * n, 64 * n + 63), whole.parts)) for n in (0, 1)]
-    parts = [
-        _base(store.snapshot(f"data/y/{n}-"), "rocksdb", n, (64 * n, 64 * n + 63)).parts[0]
-        for n, store in enumerate(halves)
-    ]
+    parts: list[SubtaskState] = []
+    for n in (0, 1):
+        first, last = 64 * n, 64 * n + 63
+        store = host.open("rocksdb", Base(n, KeyGroupRange(first, last), whole.parts if is_cut else ()))
+        if not is_cut:
+            store.write({key: value for key, value in CONTENT.items() if first <= key[1] <= last})
+        parts += _base(store.snapshot(f"data/y/{n}-"), "rocksdb", n, (first, last)).parts
     for subtask in (0, 1):
-        host.damage(damage, in_place=False, subtask=subtask)
-    wide = Base(2, KeyGroupRange(0, 127), tuple(parts))
-    try:
-        found = _content(host.open("rocksdb", wide, [host.cache(0), host.cache(1)]))
-    except DamagedCopy:
-        found = _content(host.open("rocksdb", wide, [host.cache(0), host.cache(1)]))
-    assert found == CONTENT
+        host.damage(damage, subtask=subtask)
+    wide = Base(2 if is_cut else 0, KeyGroupRange(0, 127), tuple(parts))
+    neighbours = [host.cache(n) for n in ((0, 1) if is_cut else (1,))]
+    assert host.content_after_retry("rocksdb", wide, neighbours) == CONTENT
 
 
 @every_backend
 @every_damage
-def test_what_is_stored_is_damaged_as_well(host: Host, backend: str, damage: Damage, tmp_path: Path) -> None:
-    """Then no attempt can mend it, and the error names the stored object."""
+def test_damage_of_the_stored_object_is_an_error_that_names_it(
+    host: Host, backend: str, damage: Damage, tmp_path: Path
+) -> None:
+    """No attempt can succeed then."""
     host.storage = storage = PosixStorage(tmp_path / "root")
     _, base = _filled(host, backend)
     (key,) = {f.handle.key for f in base.parts[0].files}
@@ -200,55 +178,42 @@ def test_what_is_stored_is_damaged_as_well(host: Host, backend: str, damage: Dam
     # The cached copy is a link to it.
     stored.unlink()
     stored.write_bytes(damage(data))
-    host.damage(damage, in_place=False)
-    for _ in range(2):
-        try:
-            _content(host.open(backend, base))
-        except DamagedCopy:
-            continue
-        except CorruptFile as e:
-            assert (e.facts["file"], e.retryable) == (key, False)
-            return
-    pytest.fail("the damage was not found")
+    host.damage(damage)
+    with pytest.raises(CorruptFile) as refused:
+        host.content_after_retry(backend, base)
+    assert type(refused.value) is CorruptFile
+    assert (refused.value.facts["file"], refused.value.retryable) == (key, False)
 
 
-# -- in the middle ------------------------------------------------------------------------------------------------
-
-
-def _touches_all(store: KeyedStateBackend) -> list[Callable[[], object]]:
-    def scan() -> object:
-        return _content(store)
-
-    def get() -> object:
-        return [store.get(key) for key in CONTENT]
-
-    def multi_get() -> object:
-        return store.multi_get(list(CONTENT))
-
-    return [scan, get, multi_get]
+READS: dict[str, Callable[[KeyedStateBackend], object]] = {
+    "scan": lambda store: dict(store.scan(b"")),
+    "get": lambda store: {key: store.get(key) for key in CONTENT},
+    "multi_get": lambda store: dict(zip(CONTENT, store.multi_get(list(CONTENT)), strict=True)),
+}
 
 
 @every_damage
-@pytest.mark.parametrize("how", range(3), ids=["scan", "get", "multi_get"])
-def test_damage_under_an_open_store_never_changes_a_result(host: Host, damage: Damage, how: int) -> None:
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_damage_under_an_open_store_never_changes_a_result(
+    host: Host, damage: Damage, read: Callable[[KeyedStateBackend], object]
+) -> None:
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
-    host.damage(damage)
-    right = [CONTENT, list(CONTENT.values()), list(CONTENT.values())][how]
+    host.damage(damage, in_place=True)
     try:
-        assert _touches_all(store)[how]() == right
+        assert read(store) == CONTENT
     except DamagedCopy as e:
         assert e.retryable
         with pytest.raises(DamagedCopy):
             # Whoever caught it must not be able to make a checkpoint without the values.
             store.snapshot("data/x/second-")
-    assert _content(host.open("rocksdb", base)) == CONTENT
+    assert host.content("rocksdb", base) == CONTENT
 
 
-def test_a_scan_that_meets_damage_does_not_end_as_if_there_were_nothing_more(host: Host) -> None:
+def test_a_scan_of_a_damaged_file_does_not_end_as_if_there_were_nothing_more(host: Host) -> None:
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
-    host.damage(DAMAGES["a bit in the middle"])
+    host.damage(DAMAGES["a bit in the middle"], in_place=True)
     found: list[tuple[bytes, bytes]] = []
     with pytest.raises(DamagedCopy):
         found.extend(store.scan(b""))
@@ -261,20 +226,20 @@ def test_a_full_snapshot_does_not_store_damage_anew(host: Host, damage: Damage) 
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
     before = {blob.key for blob in host.storage.list("")}
-    host.damage(damage)
+    host.damage(damage, in_place=True)
     with pytest.raises(DamagedCopy):
         store.snapshot("data/x/full-", full=True)
     assert {blob.key for blob in host.storage.list("")} == before
     again = host.open("rocksdb", base).snapshot("data/x/again-", full=True)
-    assert _content(host.open("rocksdb", _base(again, "rocksdb"))) == CONTENT
+    assert host.content("rocksdb", _base(again, "rocksdb")) == CONTENT
 
 
 @pytest.mark.parametrize("name", ["emptied", "a bit in the middle"])
-def test_a_merge_of_a_damaged_file_fails(host: Host, name: str) -> None:
+def test_a_compaction_of_a_damaged_file_fails(host: Host, name: str) -> None:
     _, base = _filled(host, "rocksdb")
     host.rocksdb = RocksDBSettings(block_cache_bytes=1 << 16, compact_at_files=2)
     store = host.open("rocksdb", base)
-    host.damage(DAMAGES[name])
+    host.damage(DAMAGES[name], in_place=True)
     changed = dict.fromkeys(CONTENT, b"changed")
     for attempt in range(2):
         try:
@@ -283,27 +248,23 @@ def test_a_merge_of_a_damaged_file_fails(host: Host, name: str) -> None:
             break
         except DamagedCopy:
             store = host.open("rocksdb", base)
-    assert _content(host.open("rocksdb", _base(taken, "rocksdb"))) == changed
+    assert host.content("rocksdb", _base(taken, "rocksdb")) == changed
 
 
 @every_damage
 def test_a_hash_map_is_checked_each_time_it_is_opened(host: Host, damage: Damage) -> None:
     _, base = _filled(host, "filesystem")
     for _ in range(2):
-        host.damage(damage)
-        assert _content(host.open("filesystem", base)) == CONTENT
-        host.damage(damage)
+        host.damage(damage, in_place=True)
+        assert host.content("filesystem", base) == CONTENT
+        host.damage(damage, in_place=True)
         assert dict(read_entries(host.location(), base)) == CONTENT
-
-
-# -- what a fetch leaves ------------------------------------------------------------------------------------------
 
 
 @every_backend
 def test_a_fetched_file_is_synced_before_it_has_its_name(
-    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+    host: Host, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host(tmp_path)
     _, base = _filled(host, backend)
     for copy in host.copies():
         copy.unlink()
@@ -324,12 +285,8 @@ def test_a_fetched_file_is_synced_before_it_has_its_name(
                 named.append(target.stat().st_ino in synced)
 
     monkeypatch.setattr(host_cache, "os", Calls())
-    assert _content(host.open(backend, base)) == CONTENT
-    host.close()
+    assert host.content(backend, base) == CONTENT
     assert named and all(named)
-
-
-# -- what rocksdict raises ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

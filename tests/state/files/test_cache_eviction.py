@@ -34,7 +34,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert [len(list(cache.iterdir())) for cache in (old, new, newest)] == [0, 2, 0]
 
 
-def test_what_others_have_as_well_counts_for_nothing_and_stays(tmp_path: Path) -> None:
+def test_a_file_that_a_store_has_as_well_counts_for_nothing_and_stays(tmp_path: Path) -> None:
     cache = _cache(tmp_path, 0, 100, 70, 30)
     (tmp_path / "store").mkdir()
     os.link(cache / f"{0:064x}", tmp_path / "store" / "000001.sst")
@@ -50,7 +50,7 @@ def test_what_is_being_fetched_stays(tmp_path: Path) -> None:
     assert [path.name for path in cache.iterdir()] == ["incoming-1-abc"]
 
 
-def test_nothing_is_there_yet(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     assert trim(tmp_path / "nowhere", 0) == 0
     mark_used(tmp_path / "nowhere")
 

@@ -1,0 +1,181 @@
+"""The three backends: the conformance suite, what each stores, and each as the base of the others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from stateflow.clock import ManualClock
+from stateflow.config.state_settings import BACKENDS, RocksDBSettings, StateSettings
+from stateflow.errors import ConfigError
+from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
+from stateflow.state.backends.filesystem import FilesystemBackend
+from stateflow.state.backends.memory import check_limit
+from stateflow.state.files.host_cache import HostCache
+from stateflow.state.handles import Base, SubtaskState
+from stateflow.storage import MemoryStorage
+from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks, key_of
+from stateflow.testing.conformance.state_backend import StateBackendConformance
+from tests.support.errors import raises
+
+ROCKSDB = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=3)
+CHOICES = {
+    "memory": StateSettings(backend="memory"),
+    "filesystem": StateSettings(backend="filesystem", inline_below_bytes=500),
+    "filesystem-files": StateSettings(backend="filesystem", inline_below_bytes=1),
+    "filesystem-inline": StateSettings(backend="filesystem", inline_below_bytes=1 << 20),
+    "rocksdb": StateSettings(),
+    "rocksdb-full": StateSettings(incremental=False),
+    "rocksdb-leveled": StateSettings(),
+}
+LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096)
+
+
+def _subtasks(folder: Path, choice: str, storage: MemoryStorage | None = None) -> OperatorSubtasks:
+    rocksdb = LEVELED if choice.endswith("leveled") else ROCKSDB
+
+    def open_store(folder: Path, cache: HostCache, base: Base) -> KeyedStateBackend:
+        return open_backend(StoreLocation(folder, cache, rocksdb), base, CHOICES[choice])
+
+    subtasks = OperatorSubtasks(open_store, folder, CHOICES[choice].backend)
+    subtasks.storage = storage or subtasks.storage
+    return subtasks
+
+
+def _location(folder: Path, storage: MemoryStorage | None = None) -> StoreLocation:
+    cache = HostCache.direct(folder / "cache", storage or MemoryStorage(), ManualClock(1))
+    return StoreLocation(folder / "work", cache, ROCKSDB)
+
+
+class TestEveryBackend(StateBackendConformance):
+    @pytest.fixture(params=CHOICES)
+    def subtasks(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OperatorSubtasks]:
+        subtasks = _subtasks(tmp_path, request.param)
+        yield subtasks
+        subtasks.close()
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(CHOICES, CHOICES)))
+@pytest.mark.parametrize("chain", [(2, 2), (1, 3), (5, 2)])
+def test_state_of_any_backend_is_restored_by_any_other(
+    tmp_path: Path, before: str, after: str, chain: tuple[int, int]
+) -> None:
+    first = _subtasks(tmp_path / "first", before)
+    first.open(parallelism=chain[0])
+    first.write({key_of(g, bytes([n])): bytes([g, n]) for g in range(GROUPS) for n in range(5)})
+    first.write({key_of(g, b"\x03"): None for g in range(GROUPS)})
+    states, content = first.snapshot(), first.content()
+    first.close()
+
+    second = _subtasks(tmp_path / "second", after, first.storage)
+    second.open(states, chain[1])
+    assert second.content() == content
+    second.restored(chain[1])
+    assert second.content() == content
+    second.close()
+
+
+@pytest.mark.parametrize("after", CHOICES)
+def test_subtasks_of_different_backends_are_merged(tmp_path: Path, after: str) -> None:
+    """A subtask without rows keeps the state that another backend wrote: one checkpoint may have both."""
+    mixed: list[SubtaskState] = []
+    content: dict[bytes, bytes] = {}
+    storage = MemoryStorage()
+    for number, choice in enumerate(["rocksdb", "memory", "rocksdb-full", "filesystem-files"]):
+        subtasks = _subtasks(tmp_path / choice, choice, storage)
+        subtasks.open(parallelism=4)
+        subtasks.write({key_of(g): bytes([number]) for g in range(GROUPS)})
+        mixed.append(subtasks.snapshot()[number])
+        content |= dict(subtasks.stores[number].scan(b""))
+        subtasks.close()
+    for parallelism in (1, 3):
+        subtasks = _subtasks(tmp_path / f"after-{parallelism}", after, storage)
+        subtasks.open(mixed, parallelism)
+        assert subtasks.content() == content
+        subtasks.restored(4)
+        assert subtasks.content() == content
+        subtasks.close()
+
+
+def test_state_of_an_unknown_backend_is_refused(tmp_path: Path) -> None:
+    state = SubtaskState(subtask=0, first_group=0, last_group=GROUPS - 1, snapshot="s", backend="forst")
+    for backend in BACKENDS:
+        with raises(ConfigError, found=["forst"]):
+            open_backend(_location(tmp_path), Base.of(state), StateSettings(backend=backend))
+    with pytest.raises(ConfigError):
+        next(read_entries(_location(tmp_path), Base.of(state)))
+
+
+def test_memory_state_is_in_the_manifest_alone_and_becomes_files_in_other_backends(tmp_path: Path) -> None:
+    subtasks = _subtasks(tmp_path / "a", "memory")
+    subtasks.open(parallelism=3)
+    subtasks.write({key_of(g): bytes(1000) for g in range(GROUPS)})
+    states = subtasks.snapshot()
+    subtasks.close()
+    assert subtasks.storage.list("") == [] and [s.files for s in states] == [[], [], []]
+    assert sum(len(s.inline or b"") for s in states) > GROUPS * 1000
+    for choice in ("rocksdb", "filesystem-files"):
+        other = _subtasks(tmp_path / choice, choice, subtasks.storage)
+        other.open(states, parallelism=3)
+        assert all(s.inline is None and s.files for s in other.snapshot())
+        other.close()
+
+
+@pytest.mark.parametrize(("below", "inline"), [(0, False), (1, True)])
+def test_filesystem_state_goes_into_the_manifest_below_its_threshold(tmp_path: Path, below: int, inline: bool) -> None:
+    entries = {key_of(1): bytes(300)}
+    size = len(b"".join(hashmap_snapshot.encode(entries.items())))
+    storage = MemoryStorage()
+    location = _location(tmp_path, storage)
+    store = FilesystemBackend(location.folder, location.cache, entries, size + below)
+    taken = store.snapshot("data/x/op-0-")
+    store.close()
+    assert (taken.inline is not None, taken.files == ()) == (inline, inline)
+    assert [b.key for b in storage.list("")] == ([] if inline else ["data/x/op-0-entries"])
+
+
+def test_filesystem_stores_all_of_it_anew_after_a_change_and_nothing_without(tmp_path: Path) -> None:
+    subtasks = _subtasks(tmp_path, "filesystem-files")
+    subtasks.open()
+    subtasks.write({key_of(g): random.Random(g).randbytes(200) for g in range(GROUPS)})
+    first = subtasks.snapshot()
+    assert subtasks.snapshot()[0].files == first[0].files
+    subtasks.restored()
+    assert subtasks.snapshot()[0].files == first[0].files
+    subtasks.write({key_of(1): b"changed"})
+    (second,) = subtasks.snapshot()
+    assert second.files[0].handle.key != first[0].files[0].handle.key
+    assert second.files[0].handle.size > GROUPS * 190
+    subtasks.close()
+
+
+@pytest.mark.parametrize("choice", ["rocksdb", "rocksdb-full"])
+def test_rocksdb_refers_to_older_files_only_when_it_is_incremental(tmp_path: Path, choice: str) -> None:
+    subtasks = _subtasks(tmp_path, choice)
+    subtasks.open()
+    kept: list[set[tuple[str, str]]] = []
+    for number in range(2):
+        subtasks.write({key_of(g, bytes([number])): b"x" * 100 for g in range(GROUPS)})
+        kept.append({(f.handle.key, f.local_name) for f in subtasks.snapshot()[0].files})
+    subtasks.close()
+    assert bool(kept[0] & kept[1]) == (choice == "rocksdb")
+    assert len(kept[1]) == 2
+
+
+def _inline(size: int, backend: str = "memory") -> SubtaskState:
+    return SubtaskState(subtask=0, first_group=0, last_group=1, snapshot="s", backend=backend, inline=bytes(size))
+
+
+def test_the_limit_is_for_all_state_in_memory_together() -> None:
+    states = {"small": [_inline(10)], "large": [_inline(20), _inline(30)], "files": [_inline(99, "filesystem")]}
+    check_limit(states, 60)
+    with raises(ConfigError, uid="large", uid_bytes=50, all_bytes=60, limit=59) as refused:
+        check_limit(states, 59)
+    assert "state.backend" in refused.value.hint and "state.memory_limit_bytes" in refused.value.hint

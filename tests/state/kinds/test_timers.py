@@ -1,0 +1,256 @@
+"""Timers of one subtask over stores of bytes: order, slices, what is scanned, and a plain set as the oracle."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stateflow.errors import StateError
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.memory import DictBackend
+from stateflow.state.handles import EarliestTimers
+from stateflow.state.kinds import timers as module
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
+from stateflow.state.kinds.timers import TIMER_IDS, Timer
+from stateflow.types.descriptors import ValueStateDescriptor
+from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.serializers import encode_key
+from tests.support.errors import raises
+from tests.support.stores import CountingStore, StoreFixture
+
+OWNED = KeyGroupRange(10, 41)
+EVENT, PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
+Fired = tuple[int, str, object]
+
+
+def group_of(key: str) -> bytes:
+    return struct.pack(">H", 10 + sum(key.encode()) % 32)
+
+
+class Subtask:
+    """A subtask's timers over one store."""
+
+    def __init__(self, store: KeyedStateBackend, index: TimerIndex | None = None) -> None:
+        self.state = KeyedState(store)
+        self.index = index or TimerIndex()
+        self.timers = self.state.timers(OWNED, self.index)
+
+    def enter(self, key: str, namespace: object = None) -> None:
+        self.state.set_key(group_of(key), encode_key((key,)))
+        self.state.set_namespace(namespace)
+
+    def set(self, time: int, key: str, namespace: object = None, domain: TimeDomain = EVENT) -> None:
+        self.enter(key, namespace)
+        self.timers.register(domain, time)
+
+    def delete(self, time: int, key: str, namespace: object = None, domain: TimeDomain = EVENT) -> None:
+        self.enter(key, namespace)
+        self.timers.delete(domain, time)
+
+    def fire(
+        self, until: int, call: Callable[[Timer], None] = lambda timer: None, domain: TimeDomain = EVENT
+    ) -> list[Fired]:
+        self.state.end_key_batch()
+        fired: list[Fired] = []
+        for keys, due in self.timers.due(domain, until):
+            self.state.begin_key_batch(keys)
+            for timer in due:
+                assert timer.group == group_of(timer.values[0])
+                assert timer.key == encode_key(timer.values)
+                fired.append((timer.time, timer.values[0], timer.namespace))
+                self.enter(timer.values[0], timer.namespace)
+                call(timer)
+            self.state.end_key_batch()
+        return fired
+
+
+@pytest.fixture(params=[1, 3, module.SLICE], ids=lambda size: f"slices of {size}")
+def subtask(store: CountingStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subtask:
+    monkeypatch.setattr(module, "SLICE", request.param)
+    return Subtask(store)
+
+
+def test_timers_fire_once_in_order_of_time_over_all_keys_and_namespaces(subtask: Subtask) -> None:
+    for time, key in ((30, "a"), (-5, "z"), (10, "b"), (20, "a"), (20, "c"), (40, "b"), (10, "b")):
+        subtask.set(time, key)
+    subtask.state.end_key_batch()
+    subtask.set(10, "b")
+    for namespace in ("w", "w\0x", 7):
+        subtask.set(25, "a", namespace)
+    subtask.delete(25, "a", "w")
+    subtask.delete(20, "a")
+    subtask.delete(99, "a")
+    subtask.set(5, "a", domain=PROCESSING)
+    assert subtask.fire(100, domain=PROCESSING) == [(5, "a", None)]
+    fired = subtask.fire(30)
+    assert [fired[n] for n in (0, 1, 2, 5)] == [(-5, "z", None), (10, "b", None), (20, "c", None), (30, "a", None)]
+    assert set(fired[3:5]) == {(25, "a", "w\0x"), (25, "a", 7)} and len(fired) == 6
+    assert subtask.index.earliest == EarliestTimers(40, None)
+    assert subtask.fire(30) == []
+    assert subtask.fire(40) == [(40, "b", None)]
+    assert subtask.index.earliest == EarliestTimers()
+
+
+class _Bounds(DictBackend):
+    """Notes where scans begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lowers: list[bytes] = []
+
+    def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        self.lowers.append(lower)
+        return super().scan_range(lower, upper)
+
+
+def test_a_scan_begins_at_the_earliest_known_timer_and_not_at_deleted_ones_before_it() -> None:
+    store = _Bounds()
+    subtask = Subtask(store)
+    for time in (10, 20, 30):
+        subtask.set(time, "a")
+    for time in (10, 20, 30):
+        store.lowers.clear()
+        assert subtask.fire(time) == [(time, "a", None)]
+        assert {lower[6:] for lower in store.lowers} == {struct.pack(">Q", time + (1 << 63))}
+
+
+def test_what_is_set_while_firing_fires_in_the_same_pass_in_order(subtask: Subtask) -> None:
+    subtask.set(10, "a")
+    subtask.set(30, "b")
+
+    def call(timer: Timer) -> None:
+        if timer.time == 10:
+            subtask.timers.register(EVENT, 20)
+            subtask.timers.register(EVENT, 30)
+            subtask.timers.register(EVENT, 31)
+            subtask.timers.register(EVENT, 5)
+
+    fired = subtask.fire(30, call)
+    assert fired[:3] == [(10, "a", None), (5, "a", None), (20, "a", None)]
+    assert set(fired[3:]) == {(30, "a", None), (30, "b", None)}
+    assert subtask.index.earliest.event == 31
+
+
+def test_a_timer_may_delete_and_set_others_that_are_due(subtask: Subtask) -> None:
+    for time in (1, 2, 3, 4):
+        subtask.set(time, "a")
+
+    def call(timer: Timer) -> None:
+        if timer.time == 1:
+            subtask.timers.delete(EVENT, 2)
+            subtask.timers.delete(EVENT, 3)
+            subtask.timers.register(EVENT, 3)
+            # As a scan of a list or a map does in the middle of a key batch.
+            subtask.state.end_key_batch()
+
+    assert [time for time, _, _ in subtask.fire(9, call)] == [1, 3, 4]
+
+
+def test_timers_are_part_of_a_snapshot_and_an_overdue_one_fires_after_the_restore(stores: StoreFixture) -> None:
+    store = stores.new()
+    subtask = Subtask(store)
+    subtask.set(10, "a")
+    subtask.set(20, "b")
+    subtask.state.end_key_batch()
+    earliest = subtask.index.earliest
+    restored = stores.reopened(store)
+    assert earliest == EarliestTimers(10, None)
+    again = Subtask(restored, TimerIndex(earliest))
+    assert again.fire(15) == [(10, "a", None)]
+    assert again.index.earliest.event == 20
+    restored.close()
+
+
+def test_nothing_is_scanned_while_nothing_is_due_and_then_only_key_groups_with_due_timers() -> None:
+    store = CountingStore(DictBackend())
+    subtask = Subtask(store)
+    assert (subtask.fire(1000), store.scans) == ([], 0)
+    subtask.set(10, "a")
+    subtask.set(20, "b")
+    subtask.set(5000, "c")
+    assert (subtask.fire(9), store.scans) == ([], 0)
+    subtask.fire(10)
+    # The first scan: what the store holds is not known yet, in any key group.
+    assert store.scans == len(OWNED)
+    subtask.fire(20)
+    assert store.scans == len(OWNED) + 1
+    subtask.fire(4999)
+    assert store.scans == len(OWNED) + 1
+
+
+def test_a_timer_needs_a_key_and_a_time(subtask: Subtask) -> None:
+    with raises(StateError):
+        subtask.timers.register(EVENT, 10)
+    subtask.enter("a")
+    for wrong in (1 << 63, -(1 << 63) - 1, True, 1.5, "10", None):
+        with raises(StateError, time=wrong):
+            subtask.timers.register(EVENT, wrong)
+    subtask.timers.register(EVENT, (1 << 63) - 1)
+    subtask.timers.register(EVENT, -(1 << 63))
+    assert [t for t, _, _ in subtask.fire((1 << 63) - 1)] == [-(1 << 63), (1 << 63) - 1]
+
+
+def test_a_timer_reads_the_state_of_its_key_and_is_no_named_state(subtask: Subtask) -> None:
+    seen = subtask.state.value_state(ValueStateDescriptor("seen", int))
+    subtask.enter("a")
+    seen.update(7)
+    subtask.timers.register(EVENT, 10)
+    found: list[object] = []
+    subtask.fire(10, lambda timer: found.append(seen.value()))
+    assert found == [7]
+    names = state_names(subtask.state.registry.schemas)
+    assert all(names[TIMER_IDS[domain]] is None for domain in TimeDomain)
+
+
+_KEYS = st.sampled_from(["a", "b", "c", "d\0e", ""])
+_STEPS = st.lists(
+    st.tuples(st.sampled_from(["set", "delete", "fire", "key batch"]), st.integers(0, 30), _KEYS), max_size=40
+)
+
+
+@given(_STEPS, st.integers(1, 4), st.integers(0, 3))
+def test_timers_fire_as_those_of_a_plain_set(steps: list[tuple[str, int, str]], slice_size: int, echo: int) -> None:
+    """Each timer of an even time sets another one a little later, and deletes the one at twice its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SLICE", slice_size)
+        subtask = Subtask(DictBackend())
+        model: set[tuple[int, bytes, str]] = set()
+
+        def call(timer: Timer) -> None:
+            if timer.time % 2 == 0 and echo:
+                subtask.timers.register(EVENT, timer.time + 2 * echo - 1)
+                subtask.timers.delete(EVENT, 2 * timer.time + 1)
+
+        for what, time, key in steps:
+            if what == "set":
+                subtask.set(time, key)
+                model.add((time, group_of(key), key))
+            elif what == "delete":
+                subtask.delete(time, key)
+                model.discard((time, group_of(key), key))
+            elif what == "key batch":
+                subtask.state.end_key_batch()
+            else:
+                assert [(t, k) for t, k, _ in subtask.fire(time, call)] == _oracle(model, time, echo)
+                earliest = min(model)[0] if model else None
+                known = subtask.index.earliest.event
+                assert earliest is None or (known is not None and known <= earliest)
+                assert known is None or known > time
+
+
+def _oracle(model: set[tuple[int, bytes, str]], until: int, echo: int) -> list[tuple[int, str]]:
+    fired = []
+    while model and min(model)[0] <= until:
+        time, group, key = first = min(model)
+        model.remove(first)
+        fired.append((time, key))
+        if time % 2 == 0 and echo:
+            model.add((time + 2 * echo - 1, group, key))
+            model.discard((2 * time + 1, group, key))
+    return fired

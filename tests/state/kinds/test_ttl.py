@@ -1,0 +1,279 @@
+"""Time to live: when entries of each kind expire, the expiry index and its cleanup, and changes of the declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.state.kinds.key_context import BatchTime
+from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.kinds.ttl.entry_ttl import expiry_id
+from stateflow.types.descriptors import ValueStateDescriptor
+from stateflow.types.serializers import decode_untyped, with_timestamp
+from stateflow.types.ttl_config import StateTtlConfig, Time
+from tests.support.errors import raises
+from tests.support.stores import DictStoreFixture, RocksStoreFixture, address, set_key
+from tests.support.ttl_scripts import EVENT, GROUPS, HUNDRED, KINDS, ON_READ, RELAXED, Kind, Life, scripts, ttl_builder
+
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+LIVES = scripts("""
+it lives for its whole time | 0 write 1, 99 read 1, 100 read none, left 0
+each write begins a new life | 0 write 1, 20 read 1, 50 write 2, 120 read 2, 170 write 3, 220 read 3, 300 read none,
+    300 clean, left 0
+an expired one that was read is gone | 0 write 1, 100 read none, 0 read none, left 0
+with update on read it lives anew | ttl on-read, 0 write 1, 50 read 1, 120 read 1, 250 read none, left 0
+the longest time does not overflow | ttl longest, 0 write 1, 253402300799999 clean, 253402300799999 read 1
+a full snapshot leaves nothing expired | 0 write 1, 60 write 2 b, 120 full snapshot, 0 read none, 0 read 2 b, left 2
+in event time the watermark decides | ttl event, -50 write 1, 49 clean, 49 read 1, 50 read none, left 0
+in event time it counts from the first watermark | ttl event, unknown write 1, unknown read 1,
+    unknown clean, 1000 read 1, 1099 read 1, 1100 read none, left 0
+a cleanup removes it unread | 0 write 1, 60 write 2 b, 100 clean, left 2, 100 read 2 b, 160 clean, left 0
+a cleanup does not remove it for its first write | 0 write 1, 50 write 2, 100 clean, 149 read 2, 150 clean, left 0
+a clock that goes back shortens no life | 1000 write 1, 950 write 2, 1050 clean, 1099 read 2, 1100 clean, left 0
+a read by a clock that went back shortens no life | ttl on-read, 1000 write 1, 1050 write 2, 1020 read 2, 1149 read 2
+an added time to live counts from then on | ttl none, 0 write 1, left 1, ttl 100, 1000 clean, 1099 read 1,
+    1100 read none, left 0
+a full snapshot removes an older one | ttl none, 0 write 1, ttl 100, 1000 clean, 1100 full snapshot, left 0
+a shorter time counts from the write | 0 write 1, ttl 30, 29 read 1, 30 clean, left 0
+a longer time counts from the write | 0 write 1, ttl 500, 499 read 1, 500 clean, left 0
+without a time to live, only the index goes | 0 write 1, 0 write 2 b, ttl none, 1000 read 1, 1000 clean, left 2,
+    1000 read 2 b, 1000 write 5, 2000 read 5
+a full snapshot removes the index of a removed one | 0 write 1, 0 write 2 b, ttl none, 10 full snapshot, left 2
+one that comes back counts from its return | 0 write 1, ttl none, 500 clean 1, ttl 100, 1000 clean, 1099 read 1,
+    1100 clean, left 0
+an index entry from before its return is used | 0 write 1, ttl none, 500 nothing, ttl 100, 1000 clean, left 2,
+    1100 clean, left 0
+it moves to event time once there is a watermark | unknown write 1, ttl event, unknown clean, left 2, 10 clean, left 2,
+    110 clean, left 0
+""")
+
+
+@every_kind
+@pytest.mark.parametrize("prefetch", [True, False], ids=["prefetched", "read"])
+@pytest.mark.parametrize("script", LIVES.values(), ids=LIVES)
+def test_an_entry(kind: Kind, script: str, prefetch: bool) -> None:
+    Life(kind, prefetch=prefetch).play(script)
+
+
+CHANGES = scripts("""
+counts from the change | ttl before, 0 write 7, ttl after, 10 nothing, 109 read 7, 110 read none
+is removed when its new time is over | ttl before, 0 write 1, ttl after, 10 clean, 109 clean, left 2, 110 clean, left 0
+is removed by a full snapshot | ttl before, 0 write 1, ttl after, 10 nothing, 110 full snapshot, left 0
+has the new time once it is written | ttl before, 0 write 1, ttl after, 10 clean, 50 write 8, 149 read 8, 150 clean,
+    left 0
+counts from the second change | ttl before, 0 write 7, ttl after, 10 clean 1, ttl before, 20 clean, 119 read 7,
+    120 clean, left 0
+loses both indexes with its time to live | ttl before, 0 write 1, ttl after, 10 write 2 b, left 4, ttl none, 20 clean,
+    left 2, 10000 read 1, 10000 read 2 b
+""")
+
+
+@every_kind
+@pytest.mark.parametrize("to", ["event", "processing"])
+@pytest.mark.parametrize("script", CHANGES.values(), ids=CHANGES)
+def test_an_entry_whose_kind_of_time_changes(kind: Kind, script: str, to: str) -> None:
+    """The two clocks are decades apart and are never compared."""
+    before, after = (HUNDRED, EVENT) if to == "event" else (EVENT, HUNDRED)
+    Life(kind).play(script, before=before, after=after)
+
+
+@every_kind
+def test_in_rocksdb_it_is_the_same(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> None:
+    life = Life(kind, stores=RocksStoreFixture(tmp_path_factory.mktemp("rocksdb")))
+    life.play("0 write 1, 60 write 2 b, 99 read 1, 100 clean, 100 read none, left 2, 160 clean, left 0")
+    life.store.close()
+
+
+@every_kind
+def test_relaxed_visibility_returns_a_stale_value_once(kind: Kind) -> None:
+    life = Life(kind, RELAXED)
+    life.write(0)
+    with life.at(120) as batch:
+        set_key(batch.owner, "a")
+        assert [kind.read(batch.state) for _ in range(2)] == [1, None]
+    assert life.read(120) is None
+    assert life.entries == []
+
+
+@pytest.mark.parametrize("ttl", [HUNDRED, RELAXED, ON_READ], ids=["expires", "relaxed", "on-read"])
+def test_what_is_written_while_a_map_is_read_is_not_undone_by_reading(ttl: StateTtlConfig) -> None:
+    life = Life(KINDS["map"], ttl)
+    with life.at(0) as batch:
+        set_key(batch.owner, "a")
+        batch.state.put_all({"x": 1, "y": 1, "z": 1})
+    with life.at(50 if ttl is ON_READ else 100) as batch:
+        set_key(batch.owner, "a")
+        entries = batch.state.items()
+        batch.state.put("x", 2)
+        batch.state.remove("y")
+        set_key(batch.owner, "b")  # flushes what was put
+        list(entries)
+        set_key(batch.owner, "a")
+        assert dict(batch.state.items()) == ({"x": 2, "z": 1} if ttl is ON_READ else {"x": 2})
+
+
+def test_an_expired_value_gives_way_to_the_default() -> None:
+    with_default = ValueStateDescriptor("s", int, ttl=HUNDRED, default=7)
+    kind = Kind(lambda s, ttl: s.value_state(with_default), KINDS["value"].write, KINDS["value"].read)
+    Life(kind).play("0 write 1, 99 read 1, 100 read 7")
+
+
+def test_adding_to_a_list_with_a_time_to_live_reads_nothing() -> None:
+    life = Life(KINDS["list"])
+    with life.at(5) as batch:
+        set_key(batch.owner, "a")
+        batch.state.add_all([1, 2, 3])
+        batch.owner.end_key_batch()
+        assert life.store.reads == 0
+
+
+def test_a_rewritten_entry_has_one_index_entry_in_the_end() -> None:
+    """An entry of a map is written without being read, so its old timestamp is not known until the cleanup."""
+    Life(KINDS["value"]).play("0 write 1, 1 write 1, left 2, 2 write 3, left 2")
+    Life(KINDS["map"]).play("0 write 1, 50 write 1, left 3, 100 clean, left 2, 149 read 1")
+
+
+def _fill(life: Life, *numbers: int) -> None:
+    """Writes so many keys to the first key groups."""
+    with life.at(0) as batch:
+        for group, number in enumerate(numbers):
+            for n in range(number):
+                batch.owner.set_key(group.to_bytes(2), address(n)[1])
+                life.kind.write(batch.state, n)
+
+
+def test_a_cleanup_is_bounded_and_cleanups_come_to_everything() -> None:
+    life = Life(KINDS["value"])
+    _fill(life, *[10] * 16)
+    left = [320]
+    while left[-1]:
+        life.clean(100, limit=7)
+        left.append(len(life.entries))
+        assert left[-2] - left[-1] <= 14 and len(left) < 200
+    assert len(left) > 160 // 7
+
+
+@pytest.mark.parametrize(("before", "after"), [(HUNDRED, EVENT), (EVENT, HUNDRED)], ids=["event", "processing"])
+def test_the_index_of_another_kind_of_time_is_moved_in_bounded_slices(
+    before: StateTtlConfig, after: StateTtlConfig
+) -> None:
+    life = Life(KINDS["value"], before)
+    _fill(life, 40)
+    life.ttl = after
+    old, new = (expiry_id("s", config.ttl_time_characteristic.value) for config in (before, after))
+    left = [40]
+    while left[-1]:
+        life.clean(10, limit=4)
+        left.append(sum(key[2:6] == old for key in life.entries))
+        assert left[-2] - left[-1] <= 4 and len(left) < 1000
+    assert sum(key[2:6] == new for key in life.entries) == 40
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 16, 48, 1000])
+def test_each_key_group_has_its_turn_while_another_one_has_much_to_clean(limit: int) -> None:
+    life = Life(KINDS["value"])
+    _fill(life, 2000, *[0] * 8, 1)
+    for _ in range(len(GROUPS)):
+        life.clean(100, limit=limit)
+    assert not [key for key in life.entries if key.startswith((9).to_bytes(2))]
+
+
+def test_looking_for_expired_entries_does_not_scan_state() -> None:
+    life = Life(KINDS["value"])
+    _fill(life, *[100] * 16)
+    with life.at(50) as batch:
+        batch.owner.end_key_batch()
+        before = life.store.scanned
+        batch.owner.ttl_cleanup(GROUPS).remove_some(1000)
+        assert life.store.scanned - before == len(GROUPS), "the first expiry entry of each key group"
+
+
+def test_a_state_may_be_cleaned_up_more_or_not_at_all() -> None:
+    off, more = ttl_builder().disable_cleanup_in_background().build(), ttl_builder().cleanup_incrementally(1000).build()
+    Life(KINDS["value"], off).play("0 write 1, 500 clean, left 2, ttl more, 500 clean 1, left 0", more=more)
+
+
+@every_kind
+def test_a_subtask_without_rows_while_the_time_to_live_goes_drops_its_index_later(kind: Kind) -> None:
+    life = Life(kind)
+    life.write(0)
+    life.ttl = None
+    for _ in range(3):  # other subtasks' batches: what they declare goes into the manifest
+        owner = KeyedState(DictStoreFixture().new(), life.known, BatchTime(9))
+        kind.declare(owner, None)
+        life.known = owner.registry.schemas
+    life.play("1000 clean, left 1")
+
+
+def test_the_bytes_are_those_of_the_format() -> None:
+    life = Life(KINDS["value"], ahead=0)
+    life.write(258, 7)
+    group, key = address("a")
+    timestamp = bytes.fromhex("8000000000000102")
+    state = life.kind.declare(KeyedState(DictStoreFixture().new()), None).id
+    stored = dict(life.store.inside.scan(b""))
+    assert stored == {
+        group + state + key + b"\0": b"\x02" + timestamp + b"\x07",
+        group + expiry_id("s", "processing") + timestamp + key + b"\0": b"",
+    }
+    assert decode_untyped(stored[group + state + key + b"\0"]) == 7
+
+
+@pytest.mark.parametrize("data", [b"", b"\x02", b"\x02" + bytes(7), b"\x03" + bytes(7), b"\x04" + bytes(9)])
+def test_bytes_that_are_no_value_are_a_corrupt_file(data: bytes) -> None:
+    for read in (decode_untyped, lambda data: with_timestamp(data, 0, "event")):
+        with pytest.raises(CorruptFile):
+            read(data)
+
+
+def test_one_name_has_one_time_to_live(state: KeyedState) -> None:
+    state.value_state(ValueStateDescriptor("s", int, ttl=HUNDRED))
+    for other in (RELAXED, None):
+        with raises(StateError, name="s"):
+            state.value_state(ValueStateDescriptor("s", int, ttl=other))
+
+
+def test_the_builder_has_the_options_of_flink() -> None:
+    config = (
+        StateTtlConfig.new_builder(Time.hours(1))
+        .set_update_type(StateTtlConfig.UpdateType.OnReadAndWrite)
+        .set_state_visibility(StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp)
+        .set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.EventTime)
+        .cleanup_incrementally(10)
+        .build()
+    )
+    assert config == StateTtlConfig(
+        timedelta(hours=1),
+        StateTtlConfig.UpdateType.OnReadAndWrite,
+        StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp,
+        StateTtlConfig.TtlTimeCharacteristic.EventTime,
+        cleanup_entries=10,
+    )
+    again = ttl_builder(1).update_ttl_on_create_and_write().never_return_expired().use_processing_time().build()
+    assert again == ttl_builder(1).build() == StateTtlConfig(timedelta(milliseconds=1))
+
+
+def test_a_disabled_time_to_live_is_none(state: KeyedState) -> None:
+    off = ttl_builder().set_update_type(StateTtlConfig.UpdateType.Disabled).build()
+    state.value_state(ValueStateDescriptor("count", int, ttl=off))
+    (recorded,) = state.registry.schemas
+    assert (recorded.ttl_time, recorded.ttl_since, recorded.ttl_index) == ("", None, False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: StateTtlConfig.new_builder(timedelta()),
+        lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
+        lambda: StateTtlConfig.new_builder(5),
+        lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),
+    ],
+    ids=["zero", "negative", "no duration", "no entries"],
+)
+def test_a_time_to_live_that_is_not_positive_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(JobDefinitionError):
+        make()
