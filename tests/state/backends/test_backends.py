@@ -20,7 +20,7 @@ from stateflow.state.backends.filesystem import FilesystemBackend
 from stateflow.state.backends.memory import check_limit
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.storage import MemoryStorage
+from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks, key_of
 from stateflow.testing.conformance.state_backend import StateBackendConformance
 from tests.support.errors import raises
@@ -38,7 +38,7 @@ CHOICES = {
 LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096)
 
 
-def _subtasks(folder: Path, choice: str, storage: MemoryStorage | None = None) -> OperatorSubtasks:
+def _subtasks(folder: Path, choice: str, storage: Storage | None = None) -> OperatorSubtasks:
     rocksdb = LEVELED if choice.endswith("leveled") else ROCKSDB
 
     def open_store(folder: Path, cache: HostCache, base: Base) -> KeyedStateBackend:
@@ -55,9 +55,11 @@ def _location(folder: Path, storage: MemoryStorage | None = None) -> StoreLocati
 
 
 class TestEveryBackend(StateBackendConformance):
+    """Over a storage whose files are links to those that a store has open: it must never change one."""
+
     @pytest.fixture(params=CHOICES)
     def subtasks(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OperatorSubtasks]:
-        subtasks = _subtasks(tmp_path, request.param)
+        subtasks = _subtasks(tmp_path, request.param, PosixStorage(tmp_path / "root"))
         yield subtasks
         subtasks.close()
 

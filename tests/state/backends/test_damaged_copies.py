@@ -48,7 +48,7 @@ every_backend = pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
 
 
 class Host:
-    """The stores of subtasks on one host, and the storage behind them."""
+    """The stores of subtasks on one host, and their storage."""
 
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
         self.folder = folder

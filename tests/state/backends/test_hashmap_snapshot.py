@@ -91,7 +91,7 @@ HOSTILE = {
     "keys out of order": HEAD + _array([b"kez", b"", b"key", b""]) + END + struct.pack(">Q", 2),
     "a key without a key group": HEAD + _array([b"k", b""]) + END + struct.pack(">Q", 1),
     "another number of entries": HEAD + ONE + END + struct.pack(">Q", 2),
-    "something behind its end": HEAD + ONE + END + struct.pack(">Q", 1) + b"x",
+    "something after its end": HEAD + ONE + END + struct.pack(">Q", 1) + b"x",
 }
 
 

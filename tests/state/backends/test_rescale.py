@@ -289,7 +289,7 @@ def _leftovers(subtasks: Subtasks) -> list[Path]:
 
 @pytest.mark.parametrize(("damage", "error"), [(_flip, CorruptFile), (Path.unlink, MissingFile)])
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_a_damaged_file_is_named_and_nothing_is_left_behind(
+def test_a_damaged_file_is_named_and_no_file_is_left(
     subtasks: Subtasks,
     storage: PosixStorage,
     damage: Callable[[Path], object],

@@ -16,7 +16,7 @@ from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb import RocksDBBackend
-from stateflow.state.files.host_cache import check_file, hash_file, private_folder
+from stateflow.state.files.host_cache import check_file, private_folder
 from stateflow.state.files.processes import own_label
 from stateflow.state.handles import FileHandle, StateFile
 from stateflow.storage import MemoryStorage, PosixStorage
@@ -177,29 +177,6 @@ def test_an_upload_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None
     restored = stores.open(taken)
     assert _content(restored) == {b"a": b"1"}
     restored.close()
-
-
-def test_every_snapshot_stays_restorable_while_the_store_changes(stores: RocksStoreFixture, tmp_path: Path) -> None:
-    """Stored files are links to those that RocksDB has open: it must never change one."""
-    stores.settings = RocksDBSettings(compact_at_files=3)
-    snapshots: list[Snapshot] = []
-    store = stores.new()
-    for number in range(5):
-        store.write({b"key": str(number).encode(), str(number).encode(): b""})
-        snapshots.append(store.snapshot(stores.prefix()))
-        if number == 2:
-            store.close()
-            store = stores.open(snapshots[-1])
-    store.close()
-
-    for key, size in _stored(stores).items():
-        (handle,) = {f.handle for taken in snapshots for f in taken.files if f.handle.key == key}
-        assert (handle.size, handle.sha256) == (size, hash_file(tmp_path / "root" / key))
-    for number, taken in enumerate(snapshots):
-        old = stores.open(taken, host=f"host {number}")
-        assert old.get(b"key") == str(number).encode()
-        assert len(_content(old)) == number + 2
-        old.close()
 
 
 @pytest.mark.parametrize(

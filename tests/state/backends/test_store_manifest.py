@@ -1,4 +1,4 @@
-"""RocksDB's manifest: what is written is what is read, RocksDB reads it alike, and damage is told."""
+"""RocksDB's manifest: what is written is read, what RocksDB writes is read as it reports it, and damage is found."""
 
 from __future__ import annotations
 
@@ -38,15 +38,7 @@ def test_what_is_written_is_read(files: list[DataFile], last: int) -> None:
     assert parse(compose(manifest), "m") == manifest
 
 
-def test_a_manifest_of_many_blocks() -> None:
-    key = struct.pack(">H", 1) + bytes(508)
-    files = tuple(DataFile(n, 6, 1, key, key, (0, 0), 1) for n in range(2, 500))
-    data = compose(StoreManifest(files, 7))
-    assert len(data) > 10 * 32768
-    assert parse(data, "m").files == files
-
-
-def test_rocksdb_says_the_same_of_its_files(tmp_path: Path) -> None:
+def test_files_are_those_that_rocksdb_reports(tmp_path: Path) -> None:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_disable_auto_compactions(True)
@@ -73,7 +65,7 @@ def test_rocksdb_says_the_same_of_its_files(tmp_path: Path) -> None:
 
 
 @given(st.data())
-def test_any_flipped_bit_or_missing_end_is_told(data: st.DataObject) -> None:
+def test_any_flipped_bit_or_missing_end_is_a_corrupt_file(data: st.DataObject) -> None:
     key = struct.pack(">HQ", 1, 1)
     whole = compose(StoreManifest((DataFile(2, 6, 1, key, key, (0, 0), 1),), 7))
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -84,8 +76,11 @@ def test_any_flipped_bit_or_missing_end_is_told(data: st.DataObject) -> None:
             parse(damaged, "the manifest")
 
 
-@pytest.mark.parametrize(("edit", "tag"), [(b"\xc9\x01\x01x", 201), (b"\x90\x03", 400), (b"\xc8\x01\x05", 200)])
-def test_what_is_not_known_is_refused(edit: bytes, tag: int) -> None:
-    """A second column family, a blob file, an edit of another column family."""
+@pytest.mark.parametrize(
+    ("edit", "tag"),
+    [(b"\xc9\x01\x01x", 201), (b"\x90\x03", 400), (b"\xc8\x01\x05", 200)],
+    ids=["a second column family", "a blob file", "an edit of another column family"],
+)
+def test_an_unknown_edit_is_refused(edit: bytes, tag: int) -> None:
     with raises(InternalError, tag=tag):
         parse(b"".join(fragments_of(edit)), "m")

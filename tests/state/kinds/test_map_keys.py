@@ -56,7 +56,7 @@ def _declared(state: KeyedState, kind: str, declared: Any) -> Any:
 @pytest.mark.parametrize("declared", TYPES)
 @pytest.mark.parametrize("kind", ["keyed", "broadcast"])
 def test_only_keys_of_the_declared_type_are_accepted(state: KeyedState, kind: str, declared: Any) -> None:
-    """Equal in Python (1, 1.0 and True) and different keys in state: refused, not stored beside the first."""
+    """Equal in Python (1, 1.0 and True) and different keys in state: the second is refused, not stored."""
     found = _declared(state, kind, declared)
     set_key(state, "key")
     for call, key in product(CALLS, KEYS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -73,19 +72,12 @@ class SumColumns(VectorizedKeyedFunction):
 
     def __init__(self, ttl: StateTtlConfig | None = None) -> None:
         self.ttl = ttl
-        self.batches: list[list[tuple[str, list[int]]]] = []
 
     def open(self, ctx: RuntimeContext) -> None:
         SumRows.open(self, ctx)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         numbers, keys = batch.column("number").to_numpy(), state.keys.column("key")
-        self.batches.append(
-            [
-                (key, numbers[start : start + count].tolist())
-                for key, start, count in zip(keys.to_pylist(), state.starts, state.counts, strict=True)
-            ]
-        )
         sums = np.add.reduceat(numbers, state.starts)
         self._add_to_mean(state, sums)
         self._put_last(state, numbers)
@@ -126,10 +118,8 @@ class Run:
         self.known = tuple(operator.schemas)
         return made
 
-    def by_column(
-        self, rows: Sequence[Row], batch: int, cuts: Sequence[int] = (), function: SumColumns | None = None
-    ) -> list[Out]:
-        chain = replace(chain_of(function or SumColumns(self.ttl), output=Out), known_states=self.known)
+    def by_column(self, rows: Sequence[Row], batch: int, cuts: Sequence[int] = ()) -> list[Out]:
+        chain = replace(chain_of(SumColumns(self.ttl), output=Out), known_states=self.known)
         operator = vector_operator(chain, self.store, batch)
         made = outputs_of(operator, pieces_of(chain, rows, cuts))
         self.known = tuple(operator.schemas)
@@ -144,6 +134,7 @@ CUTS = st.lists(st.integers(1, 19), max_size=6)
 def test_what_is_stored_and_emitted_is_that_of_the_row_api_and_a_job_may_switch_between_them(
     batches: list[tuple[list[Row], list[int], bool]], with_ttl: bool
 ) -> None:
+    """The row API emits once per key: wherever Spark cuts, a key must come once, with all its rows in their order."""
     ttl = StateTtlConfig.new_builder(timedelta(seconds=2)).update_ttl_on_read_and_write().build()
     plain, mixed = (Run(ttl if with_ttl else None) for _ in range(2))
     for number, (rows, cuts, columns) in enumerate(batches):
@@ -151,25 +142,6 @@ def test_what_is_stored_and_emitted_is_that_of_the_row_api_and_a_job_may_switch_
         assert found == plain.by_row(rows, number)
         assert mixed.store.entries == plain.store.entries
         assert mixed.known == plain.known
-
-
-def test_an_expired_value_is_not_read() -> None:
-    run = Run(StateTtlConfig(timedelta(seconds=5)))
-    seconds = {1: Row("a", 3), 5: Row("a", 4), 10: Row("a", 5)}
-    assert [run.by_column([row], at) for at, row in seconds.items()] == [[Out("a", n)] for n in (3, 7, 5)]
-
-
-@given(ROWS, CUTS)
-def test_a_key_comes_once_with_all_its_rows_in_their_order_wherever_spark_cuts(
-    rows: list[Row], cuts: list[int]
-) -> None:
-    function, wanted = SumColumns(), defaultdict(list)
-    for row in rows:
-        wanted[row.key].append(row.number)
-    Run().by_column(rows, 1, cuts, function)
-    found = [pair for batch in function.batches for pair in batch]
-    assert len(found) == len(wanted)
-    assert dict(found) == dict(wanted)
 
 
 def test_whole_keys_of_an_arrow_batch_are_not_kept_until_the_end() -> None:
@@ -298,7 +270,7 @@ def test_entries_of_maps_are_set_removed_and_listed_in_order() -> None:
         (lambda d, s: pa.table({"key": [None], "total": [1]}), SchemaMismatch, {"column": "key"}),
     ],
 )
-def test_a_mistake_of_the_function_says_what_it_is(
+def test_a_wrong_use_of_state_or_return_value_is_refused(
     call: Any, kind: type[StateflowError], facts: dict[str, Any]
 ) -> None:
     with raises(kind, operator="op", **facts):

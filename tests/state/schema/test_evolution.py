@@ -152,7 +152,7 @@ def oracle(old: Shape, new: Shape) -> bool:
 
 
 @given(versions(), st.data())
-def test_two_versions_fit_as_the_oracle_says_and_values_come_back(
+def test_two_versions_fit_as_the_oracle_decides_and_values_are_read_back(
     pair: tuple[Shape, Shape], data: st.DataObject
 ) -> None:
     old, new = pair
