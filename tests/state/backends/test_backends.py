@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import BACKENDS, RocksDBSettings, StateSettings
@@ -17,11 +18,11 @@ from stateflow.state.backends import hashmap_snapshot
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
 from stateflow.state.backends.filesystem import FilesystemBackend
-from stateflow.state.backends.memory import check_limit
+from stateflow.state.backends.memory import DictBackend, check_limit
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.storage import MemoryStorage, PosixStorage, Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks, key_of
+from stateflow.storage import MemoryStorage, PosixStorage
+from stateflow.testing.conformance.operator_subtasks import GROUPS, Opener, OperatorSubtasks, key_of
 from stateflow.testing.conformance.state_backend import StateBackendConformance
 from tests.support.errors import raises
 
@@ -38,13 +39,16 @@ CHOICES = {
 LEVELED = replace(ROCKSDB, compaction="leveled", level_base_bytes=4096)
 
 
-def _subtasks(folder: Path, choice: str, storage: Storage | None = None) -> OperatorSubtasks:
-    rocksdb = LEVELED if choice.endswith("leveled") else ROCKSDB
-
+def _opener(choice: str) -> Opener:
     def open_store(folder: Path, cache: HostCache, base: Base) -> KeyedStateBackend:
+        rocksdb = LEVELED if choice.endswith("leveled") else ROCKSDB
         return open_backend(StoreLocation(folder, cache, rocksdb), base, CHOICES[choice])
 
-    subtasks = OperatorSubtasks(open_store, folder, CHOICES[choice].backend)
+    return open_store
+
+
+def _subtasks(folder: Path, choice: str, storage: MemoryStorage | None = None) -> OperatorSubtasks:
+    subtasks = OperatorSubtasks(_opener(choice), folder, CHOICES[choice].backend)
     subtasks.storage = storage or subtasks.storage
     return subtasks
 
@@ -55,13 +59,27 @@ def _location(folder: Path, storage: MemoryStorage | None = None) -> StoreLocati
 
 
 class TestEveryBackend(StateBackendConformance):
-    """Over a storage whose files are links to those that a store has open: it must never change one."""
-
     @pytest.fixture(params=CHOICES)
-    def subtasks(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OperatorSubtasks]:
-        subtasks = _subtasks(tmp_path, request.param, PosixStorage(tmp_path / "root"))
-        yield subtasks
-        subtasks.close()
+    def opener(self, request: pytest.FixtureRequest) -> Opener:
+        self.backend = CHOICES[request.param].backend
+        return _opener(request.param)
+
+    @pytest.fixture(autouse=True)
+    def _linked_files(self, subtasks: OperatorSubtasks, tmp_path: Path) -> None:
+        """Stored files are links to those that a store has open: it must never change one."""
+        subtasks.storage = PosixStorage(tmp_path / "root")
+
+
+@given(st.lists(st.none() | st.dictionaries(st.sampled_from([b"a", b"b", b"c"]), st.none() | st.just(b"x"))))
+def test_dictionaries_are_scanned_in_order_after_any_writes(steps: list[dict[bytes, bytes | None] | None]) -> None:
+    """None is a scan."""
+    store, model = DictBackend(), dict[bytes, bytes | None]()
+    for changes in [*steps, None]:
+        if changes is None:
+            assert list(store.scan(b"")) == sorted((k, v) for k, v in model.items() if v is not None)
+        else:
+            store.write(changes)
+            model |= changes
 
 
 @pytest.mark.parametrize(("before", "after"), list(product(CHOICES, CHOICES)))

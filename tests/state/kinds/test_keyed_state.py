@@ -284,14 +284,17 @@ def test_a_rollback_undoes_what_a_scan_wrote_through_and_what_was_changed_in_pla
 def test_a_value_that_cannot_be_stored_fails_its_own_row() -> None:
     state = KeyedState(DictBackend(), undoable=True)
     value: Any = state.value_state(COUNT)
+    names = state.map_state(NAMES)
     set_key(state, "a")
     value.update(1)
+    names.put("x", 1)
     state.savepoint()
     value.update(datetime.UTC)
+    names.put("x", 2)
     with raises(StateError, state="count", value=repr(datetime.UTC)):
         state.commit()
     state.rollback()
-    assert value.value() == 1
+    assert (value.value(), names.get("x")) == (1, 1)
 
 
 def test_a_savepoint_costs_the_store_nothing() -> None:
