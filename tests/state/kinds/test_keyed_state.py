@@ -49,6 +49,19 @@ def test_one_read_answers_all_keys_for_every_kind_that_keeps_one_value(state: Ke
     assert (count.value(), total.get(), mean.get()) == (2, 10, 5.0)
 
 
+def test_a_key_that_comes_back_sees_its_change_and_not_what_was_prefetched(state: KeyedState) -> None:
+    value = state.value_state(COUNT)
+    for key in "ab":
+        set_key(state, key)
+        value.update(1)
+    state.end_key_batch()
+    state.begin_key_batch([address("a"), address("b")])
+    for key, expected, change in (("a", 1, 5), ("b", 1, None), ("a", 5, 6), ("b", None, 7)):
+        set_key(state, key)
+        assert value.value() == expected
+        value.update(change)
+
+
 def test_a_state_that_is_declared_late_works_without_prefetching(state: KeyedState) -> None:
     state.begin_key_batch([address("a")])
     set_key(state, "a")
