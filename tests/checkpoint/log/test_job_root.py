@@ -13,11 +13,9 @@ from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import FORMAT, log_entry
 from tests.support.errors import raises
 
-NEW = NewJob("flights", 128, {"mean": ["bigint"]})
 
-
-class Deaf(MemoryStorage):
-    """Loses the first requests, and every answer."""
+class UnreliableStorage(MemoryStorage):
+    """Loses the first requests to write, and every answer."""
 
     def __init__(self, lost: int) -> None:
         super().__init__()
@@ -31,21 +29,23 @@ class Deaf(MemoryStorage):
         return PutResult.UNKNOWN
 
 
-def _make(storage: MemoryStorage, new: NewJob = NEW) -> JobRoot:
-    return JobRoot.create_or_open(storage, ManualClock(), new, "a test")
+def _make(
+    storage: MemoryStorage, max_parallelism: int | None = 128, job: str = "flights", key: str = "bigint"
+) -> JobRoot:
+    return JobRoot.create_or_open(storage, ManualClock(), NewJob(job, max_parallelism, {"mean": [key]}), "a test")
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
 def test_lost_requests_are_repeated(lost: int) -> None:
-    storage = Deaf(lost)
+    storage = UnreliableStorage(lost)
     made = _make(storage)
     assert _make(storage).job == made.job
     assert [blob.key for blob in storage.list("")] == [FORMAT]
 
 
-def test_a_storage_that_loses_every_request_is_worth_another_try() -> None:
+def test_a_storage_that_loses_every_request_may_be_tried_again() -> None:
     with raises(StorageError, key=FORMAT) as refused:
-        _make(Deaf(100))
+        _make(UnreliableStorage(100))
     assert refused.value.retryable
 
 
@@ -53,35 +53,32 @@ def test_the_root_of_another_job_is_left_as_it_is() -> None:
     storage = MemoryStorage()
     made = _make(storage)
     with raises(WrongJobRoot, found="flights", wanted="trains"):
-        _make(storage, NewJob("trains", 128, {}))
+        _make(storage, job="trains")
     with raises(WrongJobRoot, uid="mean", found=["bigint"], wanted=["string"]):
-        _make(storage, NewJob("flights", 128, {"mean": ["string"]}))
+        _make(storage, key="string")
+    with raises(WrongJobRoot, found=128, wanted=64):
+        _make(storage, 64)
     assert _make(storage).job == made.job
 
 
-def test_a_max_parallelism_that_is_not_set_is_that_of_the_root() -> None:
+def test_max_parallelism_defaults_to_that_of_the_root() -> None:
     storage = MemoryStorage()
-    unset = NewJob("flights", None, {})
     _make(storage)
-    assert _make(storage, unset).job.max_parallelism == 128
-    with raises(WrongJobRoot, found=128, wanted=64):
-        _make(storage, NewJob("flights", 64, {}))
-    assert _make(MemoryStorage(), unset).job.max_parallelism == 4096
+    assert _make(storage, None).job.max_parallelism == 128
+    assert _make(MemoryStorage(), None).job.max_parallelism == 4096
 
 
-def test_nothing_is_made_by_looking() -> None:
+def test_opening_makes_no_root() -> None:
     storage = MemoryStorage()
     with raises(ConfigError, storage=storage.uri):
         JobRoot.open(storage, ManualClock())
     assert storage.list("") == []
 
 
-class Unsynced(MemoryStorage):
-    """Creates what it is told to and cannot sync the folder, as a failing disk does: what is there may go again."""
+class UnsyncedStorage(MemoryStorage):
+    """While it fails, it creates files and cannot sync their folder, as a failing disk: a file may vanish again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fails = False
+    fails = False
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         result = super().put_new(key, data)
@@ -93,19 +90,14 @@ class Unsynced(MemoryStorage):
         return super().durable_size(key)
 
 
-def test_an_entry_that_is_there_and_may_go_again_is_not_acknowledged() -> None:
-    storage = Unsynced()
+def test_a_file_that_may_vanish_is_not_acknowledged() -> None:
+    storage = UnsyncedStorage()
     root = _make(storage)
     storage.fails = True
     with raises(StorageError, path=log_entry(1)):
         root.claim()
-    storage.fails = False
-    # It may as well have stayed: the next run decides by looking.
-    assert root.claim().entry.seq == 2
-
-
-def test_a_file_that_is_there_and_may_go_again_is_not_confirmed() -> None:
-    storage = Unsynced()
-    storage.fails = True
     with raises(StorageError, path="data/a"):
         write_bytes(storage, "data/a", b"x")
+    storage.fails = False
+    # The entry has stayed: the next run finds that out by reading.
+    assert root.claim().entry.seq == 2

@@ -1,4 +1,4 @@
-"""The log's size limit: an entry that is acknowledged can be read; one that is not leaves the log as it was."""
+"""The log's size limit: an acknowledged entry can be read; a refused one leaves the log as it was."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from tests.support.graphs import JOB, entry
 INPUTS, INPUTS_OF_TEST_ALL = 300, 100_000
 
 
+def _after(head: Head | None, note: str) -> LogEntry:
+    seq, parent = (head.entry.seq + 1, head.sha256) if head else (1, "")
+    return entry(seq, EntryKind.CLAIM, generation=seq, parent=parent, note=note)
+
+
+EMPTY = len(seal(_after(None, ""))[0])
+
+
 def check_limit(notes: list[str], limit: int) -> None:
-    """Appends a CLAIM with each note; a reader of its own sees what was acknowledged, and nothing else."""
+    """Appends a CLAIM with each note; another reader finds exactly the acknowledged ones."""
     log = CheckpointLog(MemoryStorage(), JOB, limit)
     head: Head | None = None
     for note in notes:
@@ -35,24 +43,15 @@ def check_limit(notes: list[str], limit: int) -> None:
         assert CheckpointLog(log.storage, JOB, limit).read_head() == head
 
 
-def _after(head: Head | None, note: str) -> LogEntry:
-    seq, parent = (head.entry.seq + 1, head.sha256) if head else (1, "")
-    return entry(seq, EntryKind.CLAIM, generation=seq, parent=parent, note=note)
-
-
-EMPTY = len(seal(_after(None, ""))[0])
-
-
 @settings(max_examples=INPUTS)
 @given(st.lists(st.text(max_size=60), max_size=4), st.integers(-10, 200))
-def test_what_is_acknowledged_can_be_read(notes: list[str], room: int) -> None:
+def test_an_acknowledged_entry_can_be_read(notes: list[str], room: int) -> None:
     check_limit(notes, EMPTY + room)
 
 
 @pytest.mark.slow
-def test_what_is_acknowledged_can_be_read_of_many_entries() -> None:
-    """The same from plain dice, with sizes around the limit."""
+def test_an_acknowledged_entry_can_be_read_for_many_sizes_around_the_limit() -> None:
     for seed in range(INPUTS_OF_TEST_ALL):
         dice = random.Random(seed)
         room = dice.randint(60, 200)
-        check_limit(["\u00e9" * ((room + dice.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)
+        check_limit(["é" * ((room + dice.randint(-70, 4)) // 2) for _ in range(2)], EMPTY + room)

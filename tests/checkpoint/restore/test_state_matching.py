@@ -12,17 +12,24 @@ from hypothesis import strategies as st
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
 from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.errors import ConfigError, CorruptFile, StateflowError, WrongJobRoot
-from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.handles import Base, OperatorPart, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
 from tests.support.errors import raises
 
 STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
 
 
-def _operator(uid: str, types: list[str] | None = None, parallelism: int = 2, empty: bool = False) -> OperatorState:
-    return OperatorState(
-        uid=uid, parallelism=parallelism, key_types=types or ["string"], states=[], subtasks=[] if empty else STATE
-    )
+def _operator(uid: str, *types: str, **more: Any) -> OperatorState:
+    given = {"parallelism": 2, "key_types": list(types) or ["string"], "states": [], "subtasks": STATE, **more}
+    return OperatorState(uid=uid, **given)
+
+
+def _of_backend(backend: str) -> OperatorState:
+    return _operator("a", subtasks=[msgspec.structs.replace(STATE[0], backend=backend)])
+
+
+def _of_parts(*subtasks: int) -> OperatorState:
+    return _operator("a", subtasks=[], parts=[OperatorPart(subtask=n, content=b"") for n in subtasks])
 
 
 def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -> Manifest:
@@ -30,42 +37,19 @@ def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -
     return Manifest(job_uuid="j", generation=1, ordinal=1, operators=list(operators), sources=positions)
 
 
-def _wanted(**changes: Any) -> CurrentJob:
-    given: dict[str, Any] = {
-        "parallelism": 2,
-        "max_parallelism": 128,
-        "key_types": {"a": ["string"], "b": ["string"]},
-        "sources": (("rows", "reads rows"),),
-        **changes,
-    }
+def _job(**changes: Any) -> CurrentJob:
+    key_types, sources = {"a": ["string"], "b": ["string"]}, (("rows", "reads rows"),)
+    given = {"parallelism": 2, "max_parallelism": 128, "key_types": key_types, "sources": sources, **changes}
     return CurrentJob(**given)
 
 
-def test_without_a_checkpoint_everything_is_new() -> None:
-    plan = assign_state(0, None, _wanted())
-    assert (plan.checkpoint_id, plan.matched, plan.new, plan.operators, plan.positions) == (0, (), ("a", "b"), {}, ())
-
-
-def test_state_is_matched_by_uid() -> None:
-    manifest = _manifest(_operator("b"))
-    plan = assign_state(7, manifest, _wanted())
+def test_state_is_matched_by_uid_and_a_removed_operator_without_state_is_ignored() -> None:
+    manifest = _manifest(_operator("b"), _operator("gone", subtasks=[]))
+    plan = assign_state(7, manifest, _job())
     assert (plan.checkpoint_id, plan.matched, plan.new) == (7, ("b",), ("a",))
     assert plan.operators == {"b": manifest.operators[0]}
     assert plan.positions == tuple(manifest.sources)
-
-
-def test_state_of_a_backend_that_this_version_does_not_have_is_refused() -> None:
-    states = [msgspec.structs.replace(STATE[0], backend=b) for b in ("memory", "filesystem", "rocksdb")]
-    for known in states:
-        assign_state(7, _manifest(msgspec.structs.replace(_operator("a"), subtasks=[known])), _wanted())
-    newer = msgspec.structs.replace(STATE[0], backend="forst")
-    with raises(ConfigError, found=["forst"]):
-        assign_state(7, _manifest(msgspec.structs.replace(_operator("a"), subtasks=[newer])), _wanted())
-
-
-def test_an_operator_that_is_gone_and_never_had_state_is_forgotten() -> None:
-    plan = assign_state(7, _manifest(_operator("a"), _operator("gone", empty=True)), _wanted())
-    assert set(plan.operators) == {"a"} and plan.matched == ("a",)
+    assert assign_state(0, None, _job()).new == ("a", "b")
 
 
 def _states(parallelism: int) -> list[SubtaskState]:
@@ -76,10 +60,10 @@ def _states(parallelism: int) -> list[SubtaskState]:
 
 
 @given(before=st.integers(1, 128), now=st.integers(1, 128), gone=st.sets(st.integers(0, 127)))
-def test_each_key_group_comes_from_whoever_had_it(before: int, now: int, gone: set[int]) -> None:
+def test_each_key_group_comes_from_the_subtask_that_had_it(before: int, now: int, gone: set[int]) -> None:
     states = [s for s in _states(before) if s.subtask not in gone]
-    operator = msgspec.structs.replace(_operator("a", parallelism=before), subtasks=states)
-    plan = assign_state(7, _manifest(operator), _wanted(parallelism=now))
+    manifest = _manifest(_operator("a", parallelism=before, subtasks=states))
+    plan = assign_state(7, manifest, _job(parallelism=now))
     bases = plan.bases["a"]
     assert [b.subtask for b in bases] == list(range(now))
     for group in range(128):
@@ -93,48 +77,47 @@ def test_each_key_group_comes_from_whoever_had_it(before: int, now: int, gone: s
         assert plan.rescaled == ("a",)
 
 
-def test_a_state_of_the_same_key_groups_under_another_number_is_laid_out_anew() -> None:
+def test_state_of_the_same_key_groups_under_another_number_is_rescaled() -> None:
     moved = SubtaskState(subtask=3, first_group=0, last_group=63, snapshot="s")
     assert Base(0, KeyGroupRange(0, 63), (moved,)).rescales
     assert not Base(3, KeyGroupRange(0, 63), (moved,)).rescales
     assert not Base(0, KeyGroupRange(0, 63)).rescales
 
 
-def _twice() -> OperatorState:
-    return msgspec.structs.replace(_operator("a"), subtasks=[*_states(2), *_states(3)])
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+def test_state_of_every_backend_is_taken(backend: str) -> None:
+    assert assign_state(7, _manifest(_of_backend(backend)), _job()).matched == ("a",)
+
+
+OVERLAPPING = _operator("a", subtasks=[*_states(2), *_states(3)])
+GROUPS = [(0, 42), (0, 63), (43, 85), (64, 127), (86, 127)]
 
 
 @pytest.mark.parametrize(
     ("manifest", "changes", "error", "facts"),
     [
         (_manifest(_operator("gone"), _operator("lost"), _operator("a")), {}, ConfigError, {"uids": ["gone", "lost"]}),
+        (_manifest(_operator("a", "bigint")), {}, WrongJobRoot, {"uid": "a", "found": ["bigint"]}),
         (
-            _manifest(_operator("a", ["bigint"])),
+            _manifest(_operator("a", "string", "string")),
             {},
             WrongJobRoot,
-            {"uid": "a", "found": ["bigint"], "wanted": ["string"]},
-        ),
-        (
-            _manifest(_operator("a", ["string", "string"])),
-            {},
-            WrongJobRoot,
-            {"uid": "a", "found": ["string", "string"], "wanted": ["string"]},
+            {"found": ["string"] * 2, "wanted": ["string"]},
         ),
         (_manifest(_operator("a")), {"parallelism": 129}, ConfigError, {"parallelism": 129, "max_parallelism": 128}),
-        (
-            _manifest(_twice()),
-            {},
-            CorruptFile,
-            {"uid": "a", "groups": [(0, 42), (0, 63), (43, 85), (64, 127), (86, 127)]},
-        ),
+        (_manifest(OVERLAPPING), {}, CorruptFile, {"uid": "a", "groups": GROUPS}),
+        (_manifest(_of_backend("forst")), {}, ConfigError, {"found": ["forst"]}),
+        (_manifest(_of_parts(0, 0)), {}, CorruptFile, {"uid": "a", "subtasks": [0, 0], "parallelism": 2}),
+        (_manifest(_of_parts(2)), {}, CorruptFile, {"subtasks": [2]}),
+        (_manifest(_of_parts(-1)), {}, CorruptFile, {"subtasks": [-1]}),
         (_manifest(sources=("other",)), {}, ConfigError, {"found": ["other"], "wanted": ["rows"]}),
         (_manifest(sources=()), {}, ConfigError, {"found": [], "wanted": ["rows"]}),
         (_manifest(sources=("rows", "more")), {}, ConfigError, {"found": ["rows", "more"], "wanted": ["rows"]}),
         (
             _manifest(),
-            {"sources": (("rows", "reads another"),)},
+            {"sources": (("rows", "new"),)},
             ConfigError,
-            {"uid": "rows", "before": "reads rows", "now": "reads another"},
+            {"uid": "rows", "before": "reads rows", "now": "new"},
         ),
     ],
 )
@@ -142,5 +125,5 @@ def test_what_does_not_fit_is_refused_by_name(
     manifest: Manifest, changes: dict[str, Any], error: type[StateflowError], facts: dict[str, Any]
 ) -> None:
     with raises(error, **facts) as refused:
-        assign_state(7, manifest, _wanted(**changes))
+        assign_state(7, manifest, _job(**changes))
     assert refused.value.hint

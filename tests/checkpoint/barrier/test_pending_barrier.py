@@ -1,0 +1,142 @@
+"""The reports of one barrier: what each does, and when the checkpoint is complete."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.barrier.pending_barrier import Acknowledgement, Participant, PendingBarrier
+from stateflow.checkpoint.barrier.task_report import Consumed, Failure, TaskReport
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.errors import BatchFailed, SchemaMismatch, UserCodeError
+from stateflow.state.handles import Committable, StateSchema, SubtaskState
+from tests.support.errors import raises
+
+GENERATION, ORDINAL = 7, 3
+FIRST = [Participant("op", 0), Participant("op", 1)]
+TWO_LEVELS = [*FIRST, Participant("sink", 0, frozenset({("op", 0), ("op", 1)}))]
+
+
+def _report(uid: str = "op", subtask: int = 0, attempt: str = "a", **more: Any) -> TaskReport:
+    ids = {"generation": GENERATION, "ordinal": ORDINAL, "uid": uid, "subtask": subtask, "attempt": attempt}
+    return TaskReport(**{**ids, **more})
+
+
+def _sink_report(*consumed: tuple[int, str]) -> TaskReport:
+    return _report("sink", consumed=[Consumed(uid="op", subtask=s, attempt=attempt) for s, attempt in consumed])
+
+
+def _pending(participants: list[Participant], *reports: TaskReport) -> PendingBarrier:
+    pending = PendingBarrier(GENERATION, ORDINAL, participants)
+    for report in reports:
+        assert pending.acknowledge(report) is Acknowledgement.ACCEPTED
+    return pending
+
+
+VERDICTS = [
+    (_report(subtask=1), Acknowledgement.ACCEPTED),
+    (_report(), Acknowledgement.DUPLICATE),
+    (_report(attempt="b"), Acknowledgement.ANOTHER_ATTEMPT),
+    (_report(subtask=1, ordinal=ORDINAL - 1), Acknowledgement.LATE),
+    (_report(subtask=1, ordinal=ORDINAL + 1), Acknowledgement.LATE),
+    (_report(subtask=1, generation=GENERATION - 1), Acknowledgement.LATE),
+    # Which barrier it is for comes first: another plan may have had other subtasks.
+    (_report(uid="gone", ordinal=1), Acknowledgement.LATE),
+    (_report(subtask=2), Acknowledgement.UNKNOWN),
+    (_report(uid="other"), Acknowledgement.UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("report", "verdict"), VERDICTS)
+def test_only_an_accepted_report_counts(report: TaskReport, verdict: Acknowledgement) -> None:
+    pending = _pending(FIRST, _report())
+    assert pending.acknowledge(report) is verdict
+    accepted = {("op", 1): report} if verdict is Acknowledgement.ACCEPTED else {}
+    assert pending.reports == {("op", 0): _report(), **accepted}
+    assert {each for _, each in VERDICTS} == set(Acknowledgement)
+
+
+def test_a_checkpoint_is_complete_when_every_subtask_has_reported() -> None:
+    pending = _pending(FIRST, _report())
+    assert pending.missing == [("op", 1)]
+    with raises(BatchFailed) as failed:
+        pending.check()
+    assert failed.value.facts == {"missing": [("op", 1)]}
+    pending.acknowledge(_report(subtask=1))
+    assert pending.missing == []
+    pending.check()
+    with raises(BatchFailed, missing=[("op", n) for n in range(10)]):
+        _pending([Participant("op", n) for n in range(100)]).check()
+
+
+def test_the_first_failure_is_raised_and_not_what_is_missing_because_of_it() -> None:
+    error = UserCodeError("process_element of an operator raised KeyError: 'x'", hint="fix it", operator="op", row=7)
+    later = Failure.of(SchemaMismatch("later"))
+    with raises(UserCodeError, operator="op", row="7") as failed:
+        _pending(TWO_LEVELS, _report(subtask=1, failure=Failure.of(error)), _report(failure=later)).check()
+    assert (failed.value.message, failed.value.hint) == (error.message, error.hint)
+
+
+@pytest.mark.parametrize("kind", ["SystemExit", "no_such", "Any", "StateflowErro"])
+def test_a_failure_of_an_unknown_kind_is_the_user_s(kind: str) -> None:
+    assert type(Failure(kind=kind, message="m", hint="", facts={}).to_error()) is UserCodeError
+
+
+@pytest.mark.parametrize(
+    ("consumed", "refused"),
+    [
+        ([(0, "a1"), (1, "a2")], None),
+        ([(0, "a0"), (1, "a2")], {"upstream": ("op", 0), "consumed": "a0", "reported": "a1"}),
+        ([], {"missing": [("op", 0), ("op", 1)]}),
+        ([(0, "a1")], {"missing": [("op", 1)]}),
+        ([(0, "a1"), (1, "a2"), (2, "a")], {"missing": []}),
+    ],
+    ids=["agrees", "another-attempt", "none", "one", "one-too-many"],
+)
+def test_a_task_must_have_consumed_exactly_the_attempts_that_reported(
+    consumed: list[tuple[int, str]], refused: dict[str, Any] | None
+) -> None:
+    reports = [_report(attempt="a1"), _report(subtask=1, attempt="a2"), _sink_report(*consumed)]
+    pending = _pending(TWO_LEVELS, *reports)
+    if refused is None:
+        pending.check()
+    else:
+        with raises(BatchFailed, uid="sink", subtask=0, **refused):
+            pending.check()
+
+
+def test_a_task_of_the_first_level_must_have_consumed_none() -> None:
+    consumed = [Consumed(uid="op", subtask=1, attempt="a")]
+    with raises(BatchFailed, uid="op", subtask=0, missing=[]):
+        _pending(FIRST, _report(consumed=consumed), _report(subtask=1)).check()
+
+
+def _operator(states: list[str], subtasks: list[int], uid: str = "op") -> OperatorState:
+    states_of = [StateSchema(name=name, kind="value", value_type="int") for name in states]
+    keyed = [SubtaskState(subtask=n, first_group=64 * n, last_group=64 * n + 63, snapshot=f"s{n}") for n in subtasks]
+    return OperatorState(uid=uid, parallelism=2, key_types=["string"], states=states_of, subtasks=keyed)
+
+
+def _state_report(subtask: int, states: list[str], *, has_state: bool = True) -> TaskReport:
+    operator = _operator(states, [subtask])
+    state = operator.subtasks[0] if has_state else None
+    return _report(subtask=subtask, key_types=["string"], states=operator.states, state=state)
+
+
+def test_an_operator_has_the_states_of_all_its_subtasks_in_order() -> None:
+    pending = _pending(FIRST, _state_report(1, ["b"]), _state_report(0, ["a"]))
+    assert pending.operators([]) == [_operator(["a", "b"], [0, 1])]
+
+
+def test_states_without_rows_are_taken_from_the_base() -> None:
+    pending = _pending(FIRST, _state_report(0, []), _state_report(1, [], has_state=False))
+    assert pending.operators([_operator(["old"], []), _operator([], [], "gone")]) == [_operator(["old"], [0])]
+
+
+def test_a_sink_without_operator_has_no_state_and_output_is_in_the_order_of_subtasks() -> None:
+    files = {n: Committable(path=f"f{n}", size=1, rows=n) for n in range(3)}
+    second, first = {"x": [files[1]], "empty": []}, {"x": [files[0]], "y": [files[2]]}
+    pending = _pending(FIRST, _report(subtask=1, output=second), _report(output=first))
+    assert pending.operators([]) == []
+    assert pending.output() == {"x": [files[0], files[1]], "y": [files[2]]}

@@ -1,0 +1,240 @@
+"""The list of retained checkpoints, in an entry and in segments, compared with a plain list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryKind, EntryRef
+from stateflow.checkpoint.log.retained import Retention, SegmentSizes, oldest_kept
+from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.errors import CorruptFile, MissingFile
+from stateflow.storage import MemoryStorage, PutResult
+from stateflow.storage.paths import DATA, LOG, log_entry
+from tests.checkpoint.log.memory_job import MemoryJob
+from tests.support.errors import raises
+
+DAY, HOUR = timedelta(days=1), timedelta(hours=1)
+EIGHT_HOURS = [HOUR] * 8
+
+
+def restorable(job: MemoryJob) -> list[EntryRef]:
+    return job.root.checkpoints.restorable(job.head)
+
+
+def ids_seen_by_others(job: MemoryJob) -> list[int]:
+    return [ref.id for ref in job.opened().checkpoints.restorable(job.head)]
+
+
+class ListedJob(MemoryJob):
+    """A job with a plain list of the checkpoints that it retains."""
+
+    def __init__(self, segments: SegmentSizes | None = None, storage: MemoryStorage | None = None) -> None:
+        super().__init__(storage, segments)
+        self.expected: list[int] = []
+
+    def commit_keeping(self, number: int, times: int = 1) -> None:
+        for _ in range(times):
+            self.commit(Retention(number))
+            self.expected = [*self.expected, self.head.entry.seq][-number:]
+
+    def retain(self, keep: int) -> None:
+        self.head = self.root.admin.retain(keep)
+        self.expected = self.expected[-keep:]
+
+    def restart(self, _: int = 0) -> None:
+        self.head = self.root.claim()
+
+    def go_back(self, to: int) -> None:
+        if self.expected:
+            to %= len(self.expected)
+            self.head = self.root.adopt(self.head, self.root.adoption(self.head, restorable(self)[to]))
+            self.expected = self.expected[: to + 1]
+
+
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just(ListedJob.commit_keeping), st.sampled_from([1, 3, 20, 50])),
+        st.tuples(st.just(ListedJob.commit_keeping), st.just(50)),
+        st.tuples(st.just(ListedJob.retain), st.integers(1, 30)),
+        st.tuples(st.just(ListedJob.go_back), st.integers(0, 40)),
+        st.tuples(st.just(ListedJob.restart), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(_STEPS, st.integers(0, 4), st.integers(1, 5))
+def test_the_stored_list_equals_a_plain_list(
+    steps: list[tuple[Callable[..., None], int]], inline: int, size: int
+) -> None:
+    job = ListedJob(SegmentSizes(inline, size))
+    for number in range(25):
+        job.commit_keeping(50)
+        if number % 10 == 5:
+            job.restart()
+    for step, argument in steps:
+        step(job, argument)
+        assert [ref.id for ref in restorable(job)] == ids_seen_by_others(job) == job.expected
+    Collector(job.opened()).collect()
+    head = job.opened().head()
+    kept = [ref.manifest.key for ref in job.opened().checkpoints.restorable(head) if ref.manifest]
+    segments = [each.key for each in job.root.checkpoints.retained.segment_handles(head.entry)]
+    assert [blob.key for blob in job.storage.list(DATA)] == sorted({*kept, *segments})
+    assert {blob.key for blob in job.storage.list(LOG)} <= {log_entry(n) for n in (head.entry.seq, head.checkpoint_id)}
+    assert len(head.entry.retained) <= inline + 1
+
+
+class SegmentStorage(MemoryStorage):
+    """Counts the bytes of segments, or refuses to store any."""
+
+    written = 0
+    refuses = False
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        if "/retained-" in key:
+            if self.refuses:
+                return PutResult.UNKNOWN
+            self.written += len(data)
+        return super().put_new(key, data)
+
+
+def test_an_entry_is_as_small_with_three_thousand_checkpoints_as_with_ten() -> None:
+    """A COMMIT writes no more on average either: a full segment is never written again."""
+    storage = SegmentStorage()
+    job = ListedJob(storage=storage)
+    entry_sizes, written = [], []
+    for _ in range(3_000):
+        job.commit_keeping(3_000)
+        entry_sizes.append(len(seal(job.head.entry)[0]))
+        written.append(storage.written)
+        storage.delete([log_entry(job.head.entry.seq - 1)])
+    assert max(entry_sizes[2_000:]) <= 1.2 * max(entry_sizes[:16])
+    assert written[-1] - written[1_999] <= 1.2 * (written[1_999] - written[999])
+    assert ids_seen_by_others(job) == job.expected
+
+
+def test_a_list_that_cannot_be_stored_stays_in_the_entry() -> None:
+    storage = SegmentStorage()
+    job = ListedJob(SegmentSizes(2, 2), storage)
+    storage.refuses = True
+    job.commit_keeping(50, times=5)
+    assert (len(job.head.entry.retained), job.head.entry.retained_before) == (4, None)
+    storage.refuses = False
+    job.commit_keeping(50)
+    assert job.head.entry.retained == []
+    assert ids_seen_by_others(job) == job.expected
+
+
+def test_a_reader_whose_list_was_collected_takes_the_newest_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ListedJob(SegmentSizes(0, 3))
+    job.commit_keeping(2, times=3)
+    late, stale = job.opened(), job.head
+    job.commit_keeping(2)
+    Collector(job.opened()).collect()
+    with raises(MissingFile):
+        late.checkpoints.restorable(stale)
+    reads = iter([stale, job.head])
+    monkeypatch.setattr(late.log, "read_head", lambda: next(reads))
+    assert late.head() == job.head
+
+
+@pytest.mark.parametrize(
+    ("hours", "oldest"),
+    [
+        ((1, 2, 3, 4), 3),
+        ((1,), None),
+        ((), None),
+        ((1, 2, 2, 3, 4), 4),
+        ((1, 2), 2),  # at most half of them; the last one with the next commit
+        ((None, 1), 1),  # one without a time is never too old
+        ((4, 1, 4), 1),  # a clock that went back removes nothing in between
+    ],
+)
+def test_the_age_of_a_checkpoint_is_the_time_of_its_own_commit(
+    hours: tuple[int | None, ...], oldest: int | None
+) -> None:
+    times = ["" if hour is None else f"2026-01-01T0{hour}:00:00+00:00" for hour in hours]
+    refs = [EntryRef(id=n, sha256=f"sha{n}", at=at) for n, at in enumerate(times, 1)]
+    now = "2026-01-01T06:00:00+00:00"
+    assert oldest_kept(refs, Retention(9, 3 * HOUR), now, now) == oldest
+
+
+@pytest.mark.parametrize(
+    ("pauses", "kept"),
+    [
+        ([DAY] * 30, 9),
+        # One jump of the clock drops none, because the time of the entry before counts too.
+        ([*EIGHT_HOURS, 30 * DAY], 9),
+        ([*EIGHT_HOURS, 30 * DAY, -30 * DAY], 10),
+        # A clock that stays wrong drops half of them at a time.
+        ([*EIGHT_HOURS, 30 * DAY, HOUR], 5),
+        ([*EIGHT_HOURS, 30 * DAY, HOUR, HOUR], 3),
+    ],
+)
+def test_checkpoints_older_than_a_week_are_dropped(pauses: list[timedelta], kept: int) -> None:
+    job = MemoryJob()
+    for pause in pauses:
+        job.root.clock.sleep(pause)
+        job.commit(Retention(100, 7 * DAY))
+    newest = job.head.entry.seq
+    assert [ref.id for ref in restorable(job)] == list(range(newest - kept + 1, newest + 1))
+
+
+def _write_head_as_older_versions_did(job: MemoryJob) -> None:
+    """Appends an entry with references without a manifest, times of their own, and no run."""
+    entry = job.head.entry
+    old = replace(
+        entry,
+        run="",
+        retained=[EntryRef(id=r.id, sha256=r.sha256) for r in entry.retained],
+        times={str(ref.id): ref.at for ref in restorable(job)},
+        seq=entry.seq + 1,
+        parent=job.head.sha256,
+        checkpoint=EntryRef(id=entry.seq, sha256=job.head.sha256),
+        kind=EntryKind.ADMIN,
+    )
+    data, digest = seal(old)
+    assert job.storage.put_new(log_entry(old.seq), data) is PutResult.CREATED
+    job.head = Head(old, digest)
+
+
+def test_checkpoints_of_older_versions_are_kept_with_their_entries_until_they_are_dropped() -> None:
+    job = ListedJob(SegmentSizes(99, 99))
+    job.commit_keeping(4, times=4)
+    old = list(job.expected)
+    _write_head_as_older_versions_did(job)
+    root = job.root = job.opened()
+    root.checkpoints.retained.sizes = SegmentSizes(1, 2)
+    job.restart()
+    job.commit_keeping(4)
+    assert all(ref.at for ref in restorable(job)), "their times are in the references now"
+    Collector(root).collect()
+    assert {blob.key for blob in job.storage.list(LOG)} == {log_entry(n) for n in [*old[1:], job.head.entry.seq]}
+    for ref in restorable(job):
+        assert root.checkpoints.manifest_of(ref).job_uuid == root.job.job_uuid
+    job.go_back(1)
+    job.commit_keeping(4, times=4)
+    Collector(root).collect()
+    assert [blob.key for blob in job.storage.list(LOG)] == [log_entry(job.head.entry.seq)]
+
+
+def test_an_entry_that_was_written_again_is_not_the_checkpoint_of_an_older_version() -> None:
+    """A driver that slept while the entry was collected creates one of the same number with other content."""
+    job = ListedJob(SegmentSizes(99, 99))
+    job.commit_keeping(4, times=2)
+    _write_head_as_older_versions_did(job)
+    (ref,) = job.head.entry.retained
+    job.storage.delete([log_entry(ref.id)])
+    with raises(MissingFile, file=log_entry(ref.id)):
+        job.opened().checkpoints.manifest_of(ref)
+    job.storage.put_new(log_entry(ref.id), seal(replace(job.head.entry, seq=ref.id))[0])
+    with raises(CorruptFile, file=log_entry(ref.id)):
+        job.opened().checkpoints.manifest_of(ref)

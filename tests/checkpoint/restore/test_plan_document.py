@@ -1,0 +1,73 @@
+"""What a restore's plan warns of before it is carried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syrupy.assertion import SnapshotAssertion
+
+from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.restore.plan_document import (
+    RestorePlan,
+    SavedCheckpoint,
+    SinkChange,
+    SinkLeft,
+    SourceChange,
+    StateAction,
+    StateChange,
+    cautions,
+    describe_replay,
+)
+
+
+def _plan(**more: Any) -> RestorePlan:
+    current = {"job": "j", "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "checkpoint_id": 9}
+    target = {"target": "3", "label": "checkpoint 3", "target_checkpoint": 3, "target_sha256": "s"}
+    changes: dict[str, Any] = {"operators": ["a"], "states": [], "sources": [], "sinks": [], "parallelism": 2}
+    times = {"target_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
+    return RestorePlan(**{"mode": SinkMode.RESTORE, **current, **target, **changes, **times, **more})
+
+
+def _source(held: bool | None, files: int | None = None) -> SourceChange:
+    return SourceChange(uid="s", now="9", then="3", held=held, files=files)
+
+
+def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = ()) -> SinkChange:
+    return SinkChange(uid="out", mode=mode, table_id="t", now=9, then=3, others=others)
+
+
+SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
+PLANS = {
+    "nothing": _plan(sources=[_source(True), _source(None)], sinks=[_sink()]),
+    "input": _plan(sources=[_source(False)]),
+    "kept-table": _plan(sinks=[_sink(SinkMode.KEEP)]),
+    "commit-of-others": _plan(sinks=[_sink(others=("MERGE by ada",))]),
+    "commits-of-others": _plan(sinks=[_sink(others=tuple(f"v{n}" for n in range(1, 1205)))]),
+    "dropped-state": _plan(states=[StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]),
+    "other-job": _plan(foreign=True, of_job="other 77"),
+    "table-of-a-removed-sink": _plan(
+        sinks=[_sink()], left=[SinkLeft(uid="gone", table_id=t, checkpoint_id=9) for t in ("t", "u")]
+    ),
+    "checkpoints": _plan(dropped_checkpoints=[5, 9], saved=SAVED),
+    "checkpoint-with-a-savepoint": _plan(dropped_checkpoints=[9], saved=SAVED),
+    "run-that-has-not-ended": _plan(run_open=True, generation=12),
+}
+
+
+def test_each_risk_is_a_caution(golden: SnapshotAssertion) -> None:
+    found = {name: [f"  {c.about or '-'}: {c.text}\n" for c in cautions(plan)] for name, plan in PLANS.items()}
+    assert "".join(f"{name}:\n{''.join(lines)}" for name, lines in found.items()) == golden
+
+
+def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golden: SnapshotAssertion) -> None:
+    sinks = [_sink()]
+    plans = {
+        "the input is there": _plan(sources=[_source(True), _source(True)], sinks=sinks),
+        "some of the input is gone": _plan(sources=[_source(True), _source(False)], sinks=sinks),
+        "it is not known whether the input is there": _plan(sources=[_source(True), _source(None)], sinks=sinks),
+        "1,234 rows in 5 files": _plan(sources=[_source(True, 2), _source(True, 3)], sinks=sinks, rows_again=1234),
+        "the tables are kept": _plan(sources=[_source(True)], sinks=[_sink(SinkMode.KEEP)]),
+    }
+    texts = [describe_replay(plan) for plan in plans.values()]
+    assert len(set(texts)) == len(texts)
+    assert "".join(f"- {name}:\n{text}\n" for name, text in zip(plans, texts, strict=True)) == golden

@@ -1,0 +1,60 @@
+"""Rows that are read again after a restore, counted from a job's records."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.log.documents import Ancestry, RestoreStep
+from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
+from stateflow.checkpoint.restore import replay
+from tests.checkpoint.records import record
+
+
+def _head(kept: list[int], restores: dict[int, int] | None = None, **entry: Any) -> Any:
+    """Returns the head of a job that keeps these checkpoints and went back from one entry to another."""
+    steps = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
+    facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*kept, *(restores or {})]), **entry}
+    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(since=1, restores=steps), **facts))
+
+
+def _rows(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
+    return record(number, rows_in=rows, status=status)
+
+
+RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "after", "records", "restores", "rows"),
+    [
+        ([2, 3, 5], 2, RECORDS, {}, 15),
+        ([2, 3, 5], 5, RECORDS, {}, 0),
+        ([5], 2, RECORDS, {}, 15),
+        ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, 5),
+        ([2, 3, 5], 2, [_rows(2), _rows(5)], {}, None),
+        ([2, 3, 5], 2, [_rows(3), _rows(5)], {}, None),
+        ([3, 5], 2, [], {}, None),
+    ],
+    ids=["later-ones", "none-later", "not-kept", "undone", "gap", "trimmed", "no-record"],
+)
+def test_rows_after_the_checkpoint_count_unless_undone_and_a_missing_record_makes_them_unknown(
+    kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], rows: int | None
+) -> None:
+    assert replay.count_rows(_head(kept, restores), frozenset(kept), after, records) == rows
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_open"),
+    [
+        ({"ended": True}, False),
+        ({"ended": False}, True),
+        ({"ended": False, "generation": 5, "ordinal": 0}, False),
+        ({"ended": False, "generation": 5, "ordinal": 1}, True),
+    ],
+    ids=["ended", "works-or-killed", "a-restore", "a-run-that-went-back-by-itself"],
+)
+def test_a_run_is_open_until_it_has_ended(entry: dict[str, Any], is_open: bool) -> None:
+    assert replay.is_run_open(_head([2, 6], {5: 2}, **entry)) is is_open
