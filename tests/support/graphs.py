@@ -11,6 +11,7 @@ from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryKind, EntryRef, JobFormat, LogEntry
 from stateflow.config.settings import SourceSettings
@@ -69,6 +70,22 @@ class Pass(KeyedProcessFunction[Row, Row]):
 
 def environment() -> StreamExecutionEnvironment:
     return StreamExecutionEnvironment({})
+
+
+class DeclaredJob:
+    """A job that is declared and never runs: its environment, and the stream of its source "rows"."""
+
+    def __init__(self) -> None:
+        self.env = environment()
+        self.rows = self.source("rows")
+
+    def source(self, uid: str = "more", row_class: type[Any] = Row) -> DataStream:
+        return self.env.from_source(Nothing(row_class), uid=uid)
+
+
+def process(stream: DataStream, uid: str = "op", function: Any = None, output: Any = Row) -> DataStream:
+    """Adds an operator after a `key_by`, with a function that is only declared unless one is given."""
+    return stream.key_by("key").process(Pass() if function is None else function, output=output, uid=uid)
 
 
 def handle(generation: int, ordinal: int, name: str = "manifest.json", attempt: str = "driver") -> FileHandle:

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from stateflow import WatermarkStrategy
-from stateflow.api.functions.process import Context, KeyedProcessFunction
+from stateflow.api.schema import RowSchema
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
 from stateflow.runtime.job.loader import load_job
 from stateflow.similar_names import closest_first, did_you_mean
 from tests.support.errors import raises
-from tests.support.graphs import Nowhere
+from tests.support.graphs import Nowhere, Pass
 
 
 class Order(msgspec.Struct):
@@ -27,16 +27,11 @@ class Order(msgspec.Struct):
     time: datetime
 
 
-class Keep(KeyedProcessFunction[Order, Order]):
-    def process_element(self, row: Order, ctx: Context) -> Any:
-        return [row]
-
-
 LATE = WatermarkStrategy.for_bounded_out_of_orderness(timedelta()).with_timestamp_column("custmer_id")
 
 
 def _kept(rows: Any) -> Any:
-    return rows.key_by("customer_id").process(Keep(), output=Order, uid="keep")
+    return rows.key_by("customer_id").process(Pass(), output=Order, uid="keep")
 
 
 @pytest.mark.parametrize(
@@ -82,3 +77,7 @@ def test_names_like_the_wrong_one_come_first() -> None:
     alike = did_you_mean("jsn", ["csv", "json"])
     assert "json" in alike and "csv" not in alike
     assert "csv, json" in did_you_mean("zzz", ["csv", "json"])
+    schema = RowSchema.of(Order)
+    assert schema.column("amount").spark_type == "double"
+    with raises(JobDefinitionError, column="Amount", row_class="Order"):
+        schema.column("Amount")

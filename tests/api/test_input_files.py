@@ -1,4 +1,4 @@
-"""Which file Spark could not read, and whether its bytes are the reason: from the text of Spark's errors."""
+"""Which file Spark could not read, and whether its content is the reason, from the text of Spark's errors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _HEAD = (
     ": org.apache.spark.SparkException: [FAILED_READ_FILE.{kind}] Encountered error while reading file {file}. {more}"
     " SQLSTATE: KD001\n\tat org.apache.spark.sql.errors.QueryExecutionErrors$.cannotReadFilesError(Q.scala:940)\n"
 )
+PARQUET = "java.io.IOException: can not read class org.apache.parquet.format.FileMetaData: Required field 'version'"
 
 
 def _text(*causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.parquet", more: str = "") -> str:
@@ -24,18 +25,15 @@ def _text(*causes: str, kind: str = "NO_HINT", file: str = "file:///data/p%202.p
 @pytest.mark.parametrize(
     "causes",
     [
+        (),
         ("java.lang.RuntimeException: file:/data/p 2.parquet is not a Parquet file. Expected magic number at tail",),
-        (
-            "java.io.IOException: can not read class org.apache.parquet.format.FileMetaData: Required field 'version'",
-            "shaded.parquet.org.apache.thrift.protocol.TProtocolException: Required field 'version'",
-        ),
+        (PARQUET, "shaded.parquet.org.apache.thrift.protocol.TProtocolException: Required field 'version'"),
         ("org.apache.spark.SparkException: [MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] Malformed records",),
         ("java.io.EOFException: Unexpected end of input stream",),
         ("java.util.zip.ZipException: invalid block type",),
-        (),
     ],
 )
-def test_bytes_that_do_not_decode_are_a_corrupt_file(causes: tuple[str, ...]) -> None:
+def test_a_file_whose_content_cannot_be_decoded_is_corrupt(causes: tuple[str, ...]) -> None:
     error = to_stateflow_error(RuntimeError(_text(*causes)))
     assert type(error) is CorruptInput and not error.retryable
     assert error.facts["file"] == "/data/p 2.parquet"
@@ -54,29 +52,20 @@ def test_bytes_that_do_not_decode_are_a_corrupt_file(causes: tuple[str, ...]) ->
         "java.lang.OutOfMemoryError: Java heap space",
     ],
 )
-def test_storage_rights_and_memory_are_no_corrupt_file(cause: str) -> None:
-    # Whatever is wrapped around it.
-    error = to_stateflow_error(RuntimeError(_text("java.io.IOException: can not read class", cause)))
+def test_a_failure_of_storage_permissions_or_memory_is_no_corrupt_file(cause: str) -> None:
+    error = to_stateflow_error(RuntimeError(_text(PARQUET, cause)))
     assert type(error) is BatchFailed and error.retryable
     assert error.facts["file"] == "/data/p 2.parquet"
 
 
-def test_a_file_that_vanished_after_it_was_listed_is_tried_again() -> None:
-    text = _text(kind="FILE_NOT_EXIST", file="s3a://bucket/in/a.json", more="File does not exist.")
-    found = unreadable_in(text)
+def test_a_deleted_file_may_be_tried_again_and_a_column_of_another_type_is_named() -> None:
+    found = unreadable_in(_text(kind="FILE_NOT_EXIST", file="s3a://bucket/in/a.json", more="File does not exist."))
     assert found is not None and found.was_deleted and not found.is_corrupt
     error = found.error()
     assert error.retryable and error.facts == {"file": "s3a://bucket/in/a.json"}
-
-
-def test_another_type_than_declared_is_named() -> None:
-    text = _text(kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more="Data type mismatches when reading Parquet column <x>.")
-    found = unreadable_in(text)
+    mismatch = "Data type mismatches when reading Parquet column <x>."
+    found = unreadable_in(_text(kind="PARQUET_COLUMN_DATA_TYPE_MISMATCH", more=mismatch))
     assert found is not None and found.is_corrupt and "column <x>" in found.reason
-
-
-def test_other_errors_name_no_file() -> None:
-    assert unreadable_in("org.apache.spark.SparkException: Job aborted. reading file x. done") is None
 
 
 @pytest.mark.parametrize(
@@ -85,8 +74,10 @@ def test_other_errors_name_no_file() -> None:
         ("An error occurred while calling o500.load.\n: java.X: no such format\n\tat a.b", "java.X: no such format"),
         ("An error occurred while calling o500.load.", "An error occurred while calling o500.load."),
         ("\n [PATH_NOT_FOUND] none \nmore", "[PATH_NOT_FOUND] none"),
+        ("SparkException: Job aborted. reading file x. done", "SparkException: Job aborted. reading file x. done"),
         ("", ""),
     ],
 )
-def test_the_reason_of_an_error_of_spark(text: str, reason: str) -> None:
+def test_other_errors_of_spark_have_a_reason_and_no_file(text: str, reason: str) -> None:
     assert reason_in(RuntimeError(text)) == reason
+    assert unreadable_in(text) is None
