@@ -1,4 +1,4 @@
-"""Parts of operator state: inline or in a file, reused when nothing has changed, refused when they are damaged."""
+"""Parts of operator state: inline or in a file, reused when nothing has changed, refused when damaged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.task import operator_state
 from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, read_part
@@ -31,14 +29,14 @@ class Root:
         self.parts: list[OperatorPart] = []
 
     def subtask(self, number: int, ordinal: int, parallelism: int = 2) -> OperatorParts:
-        batch = BatchInfo(
-            BatchId("job", 1, ordinal, NOW), TaskSettings(128), TaskEnvironment(self.storage.uri, Path("unused"))
-        )
+        environment = TaskEnvironment(self.storage.uri, Path("unused"))
+        batch = BatchInfo(BatchId("job", 1, ordinal, NOW), TaskSettings(128), environment)
         base = OperatorBase(parallelism=2, states=[], parts=self.parts) if self.parts else None
         return OperatorParts("op", number, parallelism, batch, base)
 
-    def write(self, content: OperatorContent, ordinal: int, number: int = 1) -> OperatorPart:
-        part = self.subtask(number, ordinal).write(content, f"t{ordinal}")
+    def write(self, content: OperatorContent, ordinal: int) -> OperatorPart:
+        """Writes the part of subtask 1, and makes it the base of the next barrier."""
+        part = self.subtask(1, ordinal).write(content, f"t{ordinal}")
         assert part is not None
         self.parts = [part]
         return part
@@ -59,34 +57,31 @@ def test_a_small_part_is_inline_and_a_large_one_a_file(root: Root) -> None:
     assert large.handle.key.endswith("2-t2/op-1-operator")
 
 
-@pytest.mark.parametrize("content", [SMALL, LARGE])
-def test_a_part_that_has_not_changed_is_the_one_of_before(root: Root, content: OperatorContent) -> None:
+@pytest.mark.parametrize("content", [SMALL, LARGE], ids=["small", "large"])
+def test_a_part_that_has_not_changed_is_reused(root: Root, content: OperatorContent) -> None:
     before = root.write(content, 1)
-    assert root.write(content, 2) is not None and root.parts == [before]
+    assert root.write(content, 2) == before
     assert root.subtask(1, 3).carry_over("t3") == before
-    changed = root.write(msgspec.structs.replace(content, raw=[b"more"]), 4)
-    assert changed != before
+    assert root.write(msgspec.structs.replace(content, raw=[b"more"]), 4) != before
 
 
-def test_no_state_is_no_part(root: Root) -> None:
-    assert root.subtask(0, 1).carry_over("t") is None
-    assert root.subtask(0, 1).write(OperatorContent(), "t") is None
+def test_a_subtask_without_state_has_no_part(root: Root) -> None:
+    for number in (0, 1):
+        assert root.subtask(number, 1).carry_over("t") is None
+        assert root.subtask(number, 1).write(OperatorContent(), "t") is None
     root.write(SMALL, 1)
     assert root.subtask(0, 2).carry_over("t") is None
     assert root.subtask(1, 2).write(OperatorContent(), "t") is None
 
 
-def test_a_subtask_without_rows_is_assigned_its_share_at_another_parallelism(root: Root) -> None:
+def test_a_subtask_without_rows_gets_its_share_at_another_parallelism(root: Root) -> None:
     root.write(SMALL, 1)
-    carry_over = [root.subtask(number, 2, parallelism=3).carry_over("t") for number in range(3)]
-    assert [part and (part.subtask, read_part(None, part).lists) for part in carry_over] == [
-        (0, {"a": [b"1"]}),
-        (1, {"a": [b"2"]}),
-        None,
-    ]
+    parts = [root.subtask(number, 2, parallelism=3).carry_over("t") for number in range(3)]
+    found = [part and (part.subtask, read_part(None, part).lists) for part in parts]
+    assert found == [(0, {"a": [b"1"]}), (1, {"a": [b"2"]}), None]
 
 
-def test_too_large_a_part_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_above_the_limit_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operator_state, "LIMIT_BYTES", INLINE_BYTES)
     with raises(StateError, operator="op", limit=INLINE_BYTES):
         root.write(LARGE, 1)
@@ -96,24 +91,15 @@ def test_too_large_a_part_is_refused(root: Root, monkeypatch: pytest.MonkeyPatch
     "data",
     [b"", b"\xff", b"\x91\x01", msgspec.msgpack.encode({"lists": {"a": [1]}}), b"\xdd\xff\xff\xff\xff", b"\x81" * 5000],
 )
-def test_what_is_no_operator_state_is_corrupt(data: bytes) -> None:
+def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
         read_part(None, OperatorPart(subtask=3, content=data))
     assert refused.value.facts["reason"]
 
 
-def test_a_file_that_is_not_what_was_recorded_is_corrupt(root: Root) -> None:
+def test_a_file_with_another_hash_is_corrupt(root: Root) -> None:
     part = root.write(LARGE, 1)
     assert part.handle is not None
     wrong = msgspec.structs.replace(part, handle=msgspec.structs.replace(part.handle, sha256="0" * 64))
     with raises(CorruptFile, file=part.handle.key, expected="0" * 64, found=part.handle.sha256):
         read_part(root.storage, wrong)
-
-
-@pytest.mark.parametrize("subtasks", [[0, 0], [2], [-1]])
-def test_parts_of_no_subtask_or_of_one_twice_are_refused(subtasks: list[int]) -> None:
-    parts = [OperatorPart(subtask=n, content=b"") for n in subtasks]
-    state = OperatorState(uid="op", parallelism=2, key_types=["string"], states=[], subtasks=[], parts=parts)
-    manifest = Manifest(job_uuid="0", generation=1, ordinal=1, operators=[state], sources=[])
-    with raises(CorruptFile, uid="op", subtasks=subtasks, parallelism=2):
-        assign_state(1, manifest, CurrentJob(2, 128, {"op": ["string"]}, ()))

@@ -1,0 +1,108 @@
+# ruff: noqa: DTZ001 - timestamps without a zone are a type of their own
+"""Between columns and row objects: a value that does not fit is refused and never converted."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import enum
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from stateflow.api.schema import RowSchema
+from stateflow.errors import SchemaMismatch
+from stateflow.runtime.task.row_conversion import group_starts, row_maker, to_batch, to_rows
+from tests.support.errors import raises
+
+Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
+AT_UTC = AT.replace(tzinfo=datetime.UTC)
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+GOOD: dict[Any, list[tuple[Any, Any]]] = {
+    int: [(-(1 << 63), -(1 << 63)), (np.int64(7), 7), (Number.ONE, 1)],
+    float: [(1.5, 1.5), (2, 2.0), (np.float32(0.5), 0.5)],
+    str: [("ä\0", "ä\0")],
+    bool: [(True, True), (np.bool_(False), False)],
+    bytes: [(b"\0", b"\0"), (bytearray(b"x"), b"x")],
+    datetime.date: [(AT.date(), AT.date())],
+    datetime.datetime: [(AT, AT)],
+    Instant: [(AT_UTC, AT_UTC), (AT, AT_UTC)],
+}
+BAD: dict[Any, list[Any]] = {
+    int: [1.5, True, "1", decimal.Decimal("1.5"), np.float64(1), 1 << 63, [1]],
+    float: [True, "1", decimal.Decimal(1)],
+    str: [1, b"x", "\ud800"],
+    bool: [1, "true"],
+    bytes: ["x"],
+    datetime.date: [AT, 7, "2026-01-01"],
+    datetime.datetime: [AT.date(), 7, 1.5],
+    Instant: [7, "now"],
+}
+
+
+def _schema(kind: Any) -> RowSchema:
+    return RowSchema.of(msgspec.defstruct("Row", [("value", kind)]))
+
+
+@pytest.mark.parametrize(("kind", "given", "found"), [(kind, *pair) for kind in GOOD for pair in GOOD[kind]], ids=str)
+def test_a_value_of_its_type_comes_back(kind: Any, given: Any, found: Any) -> None:
+    schema = _schema(kind)
+    batch = to_batch([schema.row_class(given), schema.row_class(given)], schema)
+    again, _ = to_rows(batch.columns, row_maker(schema))
+    assert again == schema.row_class(found)
+    assert type(again.value) is type(found)
+
+
+@pytest.mark.parametrize(("kind", "given"), [(kind, value) for kind in BAD for value in [*BAD[kind], None]], ids=str)
+def test_another_value_is_refused_by_column(kind: Any, given: Any) -> None:
+    schema = _schema(kind)
+    rows = [schema.row_class(GOOD[kind][0][0]), schema.row_class(given)]
+    with raises(SchemaMismatch, column="value", declared=schema.columns[0].spark_type):
+        to_batch(rows, schema)
+
+
+@pytest.mark.parametrize("kind", GOOD, ids=str)
+def test_a_nullable_column_takes_none(kind: Any) -> None:
+    schema = _schema(kind | None)
+    assert to_rows(to_batch([schema.row_class(None)], schema).columns, row_maker(schema)) == [schema.row_class(None)]
+
+
+def test_a_row_without_the_column_is_refused_by_column() -> None:
+    with raises(SchemaMismatch, column="value", declared="bigint"):
+        to_batch([object()], _schema(int))
+
+
+@dataclasses.dataclass(kw_only=True)
+class ByName:
+    b: int
+    a: str
+
+
+def test_a_row_class_with_keyword_fields_is_supported() -> None:
+    schema = RowSchema.of(ByName)
+    rows = [ByName(a="x", b=1), ByName(a="y", b=2)]
+    assert to_rows(to_batch(rows, schema).columns, row_maker(schema)) == rows
+
+
+def test_slices_and_empty_batches_are_converted() -> None:
+    schema = _schema(int)
+    batch = to_batch([schema.row_class(n) for n in range(5)], schema)
+    assert [r.value for r in to_rows(batch.slice(2, 2).columns, row_maker(schema))] == [2, 3]
+    assert to_rows(batch.slice(5).columns, row_maker(schema)) == []
+
+
+@pytest.mark.parametrize(("rows", "starts"), [(0, []), (1, [0]), (6, [0, 2, 3, 4])])
+def test_a_group_begins_where_order_or_a_key_column_changes(rows: int, starts: list[int]) -> None:
+    order = np.array([1, 1, 1, 2, 2, 2])
+    first, second = pa.array(["a", "a", "b", "b", "b", "b"]), pa.array([1, 1, 1, 1, 2, 2])
+    assert group_starts(order[:rows], [first[:rows], second[:rows]]) == starts

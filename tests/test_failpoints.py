@@ -1,0 +1,72 @@
+"""Failpoints: each name is used in the code exactly once, and they act as the environment says."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow import failpoints
+from stateflow.errors import ConfigError, InternalError
+from tests.support.errors import raises
+
+SOURCE = Path(failpoints.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoint_was_passed() -> Iterator[None]:
+    failpoints.passed.clear()
+    yield
+    failpoints.passed.clear()
+
+
+def test_every_name_is_hit_at_one_place_of_the_code() -> None:
+    texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.name != "failpoints.py"]
+    found = [name for text in texts for name in re.findall(r'failpoints\.hit\("([^"]+)"\)', text)]
+    assert sorted(found) == sorted(failpoints.NAMES)
+    assert sum(text.count("failpoints.hit(") for text in texts) == len(found)
+
+
+def test_without_the_environment_nothing_happens() -> None:
+    for name in failpoints.NAMES:
+        failpoints.hit(name)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.gebin")
+    with raises(ConfigError, name="batch.gebin") as refused:
+        failpoints.hit("batch.begin")
+    assert "batch.begin" in refused.value.hint
+
+
+@pytest.mark.parametrize("wanted", ["", "batch.end:0", "batch.end:x", "batch.end:1:stopp", "batch.end 1", "batch"])
+def test_a_wrong_specification_is_refused(wanted: str) -> None:
+    for accepted in ("batch.end", "batch.end:2", "batch.end:2:stop", "batch.end::error"):
+        failpoints.check(accepted)
+    with raises(ConfigError):
+        failpoints.check(wanted)
+
+
+def test_it_acts_the_wanted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end:3:error")
+    for _ in range(2):
+        failpoints.hit("batch.begin")
+        failpoints.hit("batch.end")
+    assert failpoints.passed == {"batch.end": 2}
+    with raises(InternalError, name="batch.end"):
+        failpoints.hit("batch.end")
+    failpoints.hit("batch.end")
+
+
+def test_once_means_once_over_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end::error")
+    monkeypatch.setenv("STATEFLOW_FAILPOINT_ONCE", str(marker))
+    with raises(InternalError, name="batch.end"):
+        failpoints.hit("batch.end")
+    assert marker.read_text() == f"{os.getpid()}\n"
+    failpoints.passed.clear()
+    failpoints.hit("batch.end")
