@@ -1,72 +1,57 @@
-"""Checkpoints beside the batches: what goes on meanwhile, in which order, and what an aborted one leaves."""
+"""Asynchronous checkpoints: what happens while one is stored, their order, and what an aborted one leaves."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.checkpoint.history import read_records
 from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import SystemClock
-from stateflow.environment import declare
 from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job.job import BatchResult, Positions
-from stateflow.runtime.job.loader import create_or_open_job
-from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.local.run_loop import run_local
 from stateflow.runtime.task import store_cache
-from stateflow.storage import MemoryStorage, register_memory, unregister_memory
-from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
 from tests.support.errors import raises
+from tests.support.graphs import Row
+from tests.support.local_jobs import Growing, LocalJobs
 from tests.support.processes import wait_for
 
 SLICE = 10
+ROWS = [Row(f"k{n % 3}", n) for n in range(12 * SLICE)]
 
 
-class Row(msgspec.Struct):
-    key: str
-    number: int
-
-
-class Numbered(msgspec.Struct):
-    key: str
-    number: int
-    seen: int
-
-
-class Count(KeyedProcessFunction[Row, Numbered]):
+class Count(KeyedProcessFunction[Row, Row]):
     """Numbers the rows of a key."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.seen = ctx.get_state(ValueStateDescriptor("seen", int, default=0))
 
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Numbered]:
-        self.seen.update(self.seen.value() + 1)
-        yield Numbered(row.key, row.number, self.seen.value())
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
+        self.seen.update((self.seen.value() or 0) + 1)
+        yield Row(row.key, row.number, float(self.seen.value() or 0))
 
 
-class Gate(MemoryStorage):
-    """A storage that stores files of state when it is open, and fails meanwhile if it is told to.
+class GatedStorage(MemoryStorage):
+    """Stores files of state only while it is open; stores manifests and log entries at any time.
 
-    The manifest and the log are not files: they are stored at any time.
+    Attributes:
+        fails: `put_file` fails while the gate is closed, instead of waiting.
+        refuses_manifests: storing a manifest fails.
     """
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
         self.opened = threading.Event()
-        self.fails = False
-        self.refuses_manifests = False
+        self.fails = self.refuses_manifests = False
         self.tries = 0
 
     def put_file(self, key: str, source: Path) -> None:
@@ -76,63 +61,57 @@ class Gate(MemoryStorage):
         self.opened.wait()
         super().put_file(key, source)
 
-    def put_new(self, key: str, data: bytes) -> object:  # type: ignore[override]
+    def put_new(self, key: str, data: bytes) -> PutResult:
         if self.refuses_manifests and key.endswith("manifest.json"):
             raise StorageError("the storage is down", key=key)
         return super().put_new(key, data)
 
 
-class Job:
-    """Runs over rows that a test gives, one slice at a time."""
+class GatedJob(LocalJobs):
+    """A job on a `GatedStorage`, whose batches a test runs one by one."""
 
-    def __init__(self, folder: Path, gate: Gate) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, gate: GatedStorage) -> None:
+        super().__init__(folder, storage=gate, source__max_rows_per_batch=SLICE, checkpoints__asynchronous="yes")
         self.gate = gate
-        self.recorder = MemoryRecorder()
-        self.rows = [Row(f"k{n % 3}", n) for n in range(12 * SLICE)]
+        self.recorder = self.metrics = MemoryRecorder()
+        self.source = Growing(ROWS, Row)
         self.runs: list[JobRun] = []
 
-    def start(self, fence_interval: str = "5s", **settings: str) -> JobRun:
-        given = {f"checkpoints.{name}": value for name, value in {"asynchronous": "yes", **settings}.items()}
-        given["requests.fence_interval"] = fence_interval
-        env, resolved = declare(self.build, "job", ({"local_dir": str(self.folder / "local"), **given},))
-        job = create_or_open_job(env.graph, resolved, self.gate, SystemClock())
-        self.runs.append(JobRun(replace(job, recorder=self.recorder), LocalExecutor()))
-        self.runs[-1].start()
+    def new_run(self, **settings: Any) -> JobRun:
+        self.runs.append(self.prepare(self.build, **{"requests__fence_interval": "5s", **settings}))
         return self.runs[-1]
 
+    def start(self, **settings: Any) -> JobRun:
+        run = self.new_run(**settings)
+        run.start()
+        return run
+
     def build(self, env: StreamExecutionEnvironment) -> None:
-        stream = env.from_source(self.source(), uid="rows").key_by("key")
-        stream.process(Count(), output=Numbered, uid="count").sink_to(self.table(), uid="table")
-
-    def source(self) -> ScriptedSource:
-        return ScriptedSource(Row, self.rows, self.folder / "ledger", SLICE)
-
-    def table(self) -> FolderSink:
-        return FolderSink(self.folder / "table")
+        stream = env.from_source(self.source, uid="rows").key_by("key")
+        stream.process(Count(), output=Row, uid="count").sink_to(self.sink("out"), uid="out")
 
     def batch(self, run: JobRun) -> BatchResult:
         ((uid, description),) = run.job.sources
-        before = run.positions[0].offset if run.positions else None
-        found = self.source().read(before, run.job.settings.source)
+        found = self.source.read(run.positions[0].offset if run.positions else None, run.job.settings.source)
         assert found is not None
         position = SourcePosition(uid=uid, description=description, offset=found.position)
         return run.run_batch({"rows": found.rows}, lambda _: Positions([position]))
 
-    def published(self) -> int:
-        return len(self.table().rows())
+    def wait_for_failures(self, number: int) -> None:
+        failed = self.metrics.counters
+        wait_for(lambda: failed["number_of_failed_checkpoints"] == number, lambda: f"failure {number}")
 
     def check(self, rows: int) -> None:
-        """The table has what the first rows give, each once."""
+        """The table has the result of the first rows, each once."""
         expected = [(f"k{n % 3}", n, n // 3 + 1) for n in range(rows)]
-        assert sorted((tuple(r.values()) for r in self.table().rows()), key=lambda r: r[1]) == expected
+        assert sorted(self.rows(), key=lambda row: row[1]) == expected
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    gate = Gate("memory://gated")
+def job(tmp_path: Path) -> Iterator[GatedJob]:
+    gate = GatedStorage("memory://gated")
     register_memory(gate)
-    made = Job(tmp_path, gate)
+    made = GatedJob(tmp_path, gate)
     yield made
     gate.opened.set()
     for run in made.runs:
@@ -141,39 +120,25 @@ def job(tmp_path: Path) -> Iterator[Job]:
     unregister_memory(gate.uri)
 
 
-def test_batches_go_on_while_a_checkpoint_waits_for_its_files(job: Job) -> None:
-    run = job.start()
-    results = [job.batch(run) for _ in range(4)]
-    assert [r.committed for r in results] == [False] * 4
-    assert run.head.checkpoint is None and job.published() == 0
-    assert json.loads(run.positions[0].offset)["row"] == 4 * SLICE
+@pytest.mark.parametrize(
+    ("in_flight", "checkpoints"),
+    [(1, [(1, SLICE), (5, 4 * SLICE)]), (3, [(1, SLICE), (2, SLICE), (3, SLICE), (5, 2 * SLICE)])],
+)
+def test_batches_continue_while_checkpoints_are_stored_and_later_barriers_become_one_checkpoint(
+    job: GatedJob, in_flight: int, checkpoints: list[tuple[int, int]]
+) -> None:
+    run = job.start(checkpoints__max_in_flight=in_flight)
+    assert not any(job.batch(run).committed for _ in range(5))
+    assert run.head.checkpoint is None and job.rows() == []
+    assert json.loads(run.positions[0].offset)["row"] == 5 * SLICE
     job.gate.opened.set()
     run.finish()
     assert run.head.entry.sources == run.positions
-    job.check(4 * SLICE)
-
-
-def test_what_was_put_off_is_one_checkpoint(job: Job) -> None:
-    run = job.start()
-    for _ in range(5):
-        job.batch(run)
-    job.gate.opened.set()
-    run.finish()
-    assert [(r.ordinal, r.rows_in) for r in read_records(job.gate)] == [(1, SLICE), (5, 4 * SLICE)]
-
-
-def test_as_many_are_on_their_way_as_settings_allow_and_they_end_in_order(job: Job) -> None:
-    run = job.start(max_in_flight="3")
-    for _ in range(5):
-        job.batch(run)
-    job.gate.opened.set()
-    run.finish()
-    assert [r.ordinal for r in read_records(job.gate)] == [1, 2, 3, 5]
-    assert [r.rows_in for r in read_records(job.gate)] == [SLICE, SLICE, SLICE, 2 * SLICE]
+    assert [(r.ordinal, r.rows_in) for r in read_records(job.gate)] == checkpoints
     job.check(5 * SLICE)
 
 
-def test_a_run_that_is_let_go_commits_nothing_that_was_not_stored_and_the_next_one_replays(job: Job) -> None:
+def test_an_abandoned_run_commits_nothing_that_is_not_stored_and_the_next_run_replays(job: GatedJob) -> None:
     run = job.start()
     for _ in range(3):
         job.batch(run)
@@ -181,23 +146,27 @@ def test_a_run_that_is_let_go_commits_nothing_that_was_not_stored_and_the_next_o
     assert run.head.checkpoint is None
     job.gate.opened.set()
     store_cache.close_all()
-    run_local(job.start(), {"rows": job.source()}, lambda _: None)
-    job.check(len(job.rows))
+    job.execute(job.new_run())
+    job.check(len(ROWS))
+    wait_for(lambda: not list(job.folder.glob("local/**/.uploads/*")), lambda: "the removal of all uploads")
 
 
-def test_a_checkpoint_whose_files_do_not_come_in_time_fails_the_run(job: Job) -> None:
-    run = job.start(timeout="50ms")
+@pytest.mark.parametrize(("tolerable", "facts"), [(0, {"barrier": 1}), (2, {})])
+def test_a_run_whose_files_are_not_stored_in_time_fails_after_the_tolerable_failures(
+    job: GatedJob, tolerable: int, facts: dict[str, int]
+) -> None:
+    run = job.start(checkpoints__timeout="50ms", checkpoints__tolerable_failures=tolerable)
     job.batch(run)
-    with raises(BatchFailed, setting="checkpoints.timeout", barrier=1) as caught:
+    with raises(BatchFailed, setting="checkpoints.timeout", **facts) as caught:
         run.finish()
     assert caught.value.retryable
-    assert job.recorder.counters["number_of_failed_checkpoints"] == 1
+    assert job.metrics.counters["number_of_failed_checkpoints"] == tolerable + 1
 
 
-def test_the_next_checkpoint_has_what_an_aborted_one_would_have_published(job: Job) -> None:
-    run = job.start(timeout="50ms", tolerable_failures="100")
+def test_the_next_checkpoint_publishes_the_output_of_an_aborted_one(job: GatedJob) -> None:
+    run = job.start(checkpoints__timeout="50ms", checkpoints__tolerable_failures=100)
     job.batch(run)
-    wait_for(lambda: job.recorder.counters["number_of_failed_checkpoints"] == 1, lambda: "an abort")
+    job.wait_for_failures(1)
     job.gate.opened.set()
     job.batch(run)
     run.finish()
@@ -208,76 +177,61 @@ def test_the_next_checkpoint_has_what_an_aborted_one_would_have_published(job: J
     job.check(2 * SLICE)
 
 
-def test_a_run_does_not_end_with_an_aborted_checkpoint_when_it_may_try_again(job: Job) -> None:
-    job.gate.opened.set()
-    job.gate.refuses_manifests = True
-    run = job.start(tolerable_failures="100")
-    job.batch(run)
-    wait_for(lambda: job.recorder.counters["number_of_failed_checkpoints"] == 1, lambda: "an abort")
-    job.gate.refuses_manifests = False
-    run.finish()
-    job.check(SLICE)
-
-
-def test_a_run_whose_files_never_come_ends_when_more_tries_have_failed_than_are_borne(job: Job) -> None:
-    run = job.start(timeout="50ms", tolerable_failures="2")
-    job.batch(run)
-    with raises(BatchFailed, setting="checkpoints.timeout"):
-        run.finish()
-    assert job.recorder.counters["number_of_failed_checkpoints"] == 3
-
-
 @pytest.mark.parametrize("asynchronous", ["yes", "no"])
-def test_behind_a_checkpoint_that_was_tried_again_barriers_become_checkpoints_as_before(
-    job: Job, asynchronous: str
+def test_an_aborted_checkpoint_is_retried_and_later_barriers_become_checkpoints(
+    job: GatedJob, asynchronous: str
 ) -> None:
     job.gate.opened.set()
-    job.gate.refuses_manifests = True
-    run = job.start(tolerable_failures="100", asynchronous=asynchronous)
-    job.batch(run)
-    wait_for(lambda: job.recorder.counters["number_of_failed_checkpoints"] == 1, lambda: "an abort")
-    job.gate.refuses_manifests = False
+    run = job.start(checkpoints__tolerable_failures=100, checkpoints__asynchronous=asynchronous)
+
+    def abort(failures: int) -> None:
+        job.gate.refuses_manifests = True
+        job.batch(run)
+        job.wait_for_failures(failures)
+        job.gate.refuses_manifests = False
+
+    abort(1)
     run.settle()
-    assert job.recorder.gauges["number_of_in_progress_checkpoints"] == 0
-    for published in (2, 3, 4):
+    assert job.metrics.gauges["number_of_in_progress_checkpoints"] == 0
+    for batches in (2, 3, 4):
         result = job.batch(run)
-        # What was asked for does not count: each is one by itself.
-        wait_for(lambda rows=published * SLICE: job.published() == rows, lambda: "its rows")
+        wait_for(lambda rows=batches * SLICE: len(job.rows()) == rows, lambda: "the rows of the batch")
         assert run.head.entry.ordinal == result.ordinal
-    job.check(4 * SLICE)
+    abort(2)
+    run.finish()
+    job.check(5 * SLICE)
 
 
 @pytest.mark.parametrize("asynchronous", ["yes", "no"])
 @pytest.mark.parametrize("tolerable", [0, 2])
-def test_one_failure_more_than_is_borne_fails_the_run_with_its_reason(
-    job: Job, tolerable: int, asynchronous: str
+def test_one_failure_more_than_tolerable_fails_the_run_with_its_reason(
+    job: GatedJob, tolerable: int, asynchronous: str
 ) -> None:
     job.gate.opened.set()
-    run = job.start(tolerable_failures=str(tolerable), asynchronous=asynchronous)
+    run = job.start(checkpoints__tolerable_failures=tolerable, checkpoints__asynchronous=asynchronous)
     job.batch(run)
     run.settle()
     job.gate.refuses_manifests = True
-    failed = job.recorder.counters
     with raises(StorageError) as caught:
         for number in range(1, tolerable + 2):
             job.batch(run)
-            wait_for(lambda n=number: failed["number_of_failed_checkpoints"] == n, lambda: "a failure")
+            job.wait_for_failures(number)
         run.finish()
     assert str(caught.value.facts["key"]).endswith("manifest.json")
-    assert job.recorder.counters["number_of_failed_checkpoints"] == tolerable + 1
+    assert job.metrics.counters["number_of_failed_checkpoints"] == tolerable + 1
     job.check(SLICE)
 
 
-def test_a_run_that_waits_for_files_learns_that_it_is_fenced(job: Job) -> None:
+def test_a_run_that_waits_for_files_detects_that_it_is_fenced(job: GatedJob) -> None:
     """Its files may have been collected; it does not wait until the timeout for them."""
-    run = job.start(fence_interval="50ms")
+    run = job.start(requests__fence_interval="50ms")
     job.batch(run)
-    newer = JobRoot.open(job.gate, SystemClock(), "another run").claim()
+    newer = JobRoot.open(job.gate, job.clock, "another run").claim()
     with raises(Fenced, newer=newer.entry.generation):
         run.finish()
 
 
-def test_a_storage_that_fails_is_tried_again_until_the_time_is_over(job: Job) -> None:
+def test_storing_a_file_is_retried_until_the_timeout(job: GatedJob) -> None:
     job.gate.fails = True
     run = job.start()
     job.batch(run)
@@ -285,10 +239,3 @@ def test_a_storage_that_fails_is_tried_again_until_the_time_is_over(job: Job) ->
     job.gate.opened.set()
     run.finish()
     job.check(SLICE)
-
-
-def test_nothing_is_left_of_what_was_on_its_way(job: Job) -> None:
-    job.gate.opened.set()
-    run_local(job.start(), {"rows": job.source()}, lambda _: None)
-    job.check(len(job.rows))
-    wait_for(lambda: not list(job.folder.glob("local/**/.uploads/*")), lambda: "an empty outbox")

@@ -1,10 +1,10 @@
-"""The end of bounded sources, and of a run that drains: every event-time timer fires, and nothing of it is kept."""
+"""The end of bounded sources and of a draining run: every event-time timer fires, and none of it is kept as state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,14 +19,21 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.api.collection import CollectionSource
+from stateflow.api.sink import SinkContext, SinkTable
+from stateflow.api.source import Source
 from stateflow.api.streams.data_stream import DataStream
+from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.connectors.python import PythonSource
+from stateflow.errors import StorageError
 from stateflow.operations import describe
 from stateflow.runtime.driver import batch_runner
+from stateflow.runtime.job.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.testing.sinks import FolderSink
 from tests.support import root_files
-from tests.support.local_jobs import Growing, LocalJobs
+from tests.support.errors import raises
+from tests.support.local_jobs import Build, Growing, LocalJobs
 
 STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 HOUR = 3_600_000
@@ -45,7 +52,7 @@ class Note(msgspec.Struct):
 
 
 class Alarm(KeyedProcessFunction[Event, Note]):
-    """A timer of event time an hour after each row, and one of processing time; tells late rows."""
+    """Sets a timer of event time an hour after each row, and one of processing time; reports late rows."""
 
     def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
         timers = ctx.timer_service()
@@ -61,61 +68,62 @@ class Alarm(KeyedProcessFunction[Event, Note]):
 Streams = Callable[[StreamExecutionEnvironment], DataStream]
 
 
-def _run(box: LocalJobs, streams: Streams, **settings: str) -> str:
+def _alarms(streams: Streams, sink: FolderSink) -> Build:
     def build(env: StreamExecutionEnvironment) -> None:
-        notes = streams(env).key_by("key").process(Alarm(), output=Note, uid="alarm")
-        notes.sink_to(box.sink("notes"), uid="notes")
+        streams(env).key_by("key").process(Alarm(), output=Note, uid="alarm").sink_to(sink, uid="out")
 
-    box.results.clear()
-    return box.run(build, **{"run.max_tick_batches": "3", **settings})
+    return build
+
+
+def _run(jobs: LocalJobs, streams: Streams, **settings: Any) -> str:
+    return jobs.run(_alarms(streams, jobs.sink("out")), **{"run__max_tick_batches": 3, **settings})
+
+
+def _events(*times: int, source: type[CollectionSource] = Growing) -> Streams:
+    rows = source([Event("a", at) for at in times], Event)
+    return lambda env: env.from_source(rows, uid="rows").assign_timestamps_and_watermarks(STRATEGY)
 
 
 def _bounded(*times: int) -> Streams:
-    rows = [Event("a", at) for at in times]
-    return lambda env: env.from_collection(rows, Event, uid="rows").assign_timestamps_and_watermarks(STRATEGY)
+    return _events(*times, source=CollectionSource)
 
 
-def _growing(*times: int) -> Streams:
-    source = Growing([Event("a", at) for at in times], Event)
-    return lambda env: env.from_source(source, uid="rows").assign_timestamps_and_watermarks(STRATEGY)
-
-
-def _watermarks(box: LocalJobs) -> set[int | None]:
-    manifest = root_files.read_manifest(box.folder / "root", root_files.head(box.folder / "root").doc["manifest"])
+def _watermarks(jobs: LocalJobs) -> set[int | None]:
+    manifest = root_files.read_manifest(jobs.folder / "root", root_files.head(jobs.folder / "root").doc["manifest"])
     return {operator["watermark"] for operator in manifest["operators"]}
 
 
-def test_at_the_end_of_a_bounded_source_every_event_time_timer_fires_and_no_other(tmp_path: Path) -> None:
-    box = LocalJobs(tmp_path)
-    assert _run(box, _bounded(1, 2)) == "caught-up"
+def test_the_end_of_a_bounded_source_fires_every_event_time_timer_and_no_other(jobs: LocalJobs) -> None:
+    assert _run(jobs, _bounded(1, 2)) == "caught-up"
     end = TimerService.MAX_WATERMARK
-    assert box.rows("notes") == [("event", "a", HOUR + at, end) for at in (1, 2)]
-    assert [result.rows_in for result in box.results] == [2, 0]
+    assert jobs.rows() == [("event", "a", HOUR + at, end) for at in (1, 2)]
+    assert [result.rows_in for result in jobs.results] == [2, 0]
+    assert _watermarks(jobs) == {1}
+    assert not describe(str(jobs.folder / "root")).drained
 
 
-def test_a_later_run_has_nothing_to_do_and_rows_that_come_all_the_same_are_not_late(tmp_path: Path) -> None:
-    box = LocalJobs(tmp_path)
-    _run(box, _bounded(1, 2))
-    assert _watermarks(box) == {1}
-    _run(box, _bounded(1, 2))
-    assert box.results == []
-    _run(box, _bounded(1, 2, 2, 3))
-    assert [(what, at) for what, _, at, _ in box.rows("notes")] == [("event", HOUR + at) for at in (1, 2, 2, 3)]
+def test_after_the_end_a_run_without_rows_does_nothing_and_additional_rows_are_not_late(jobs: LocalJobs) -> None:
+    _run(jobs, _bounded(1, 2))
+    _run(jobs, _bounded(1, 2))
+    assert jobs.results == []
+    _run(jobs, _bounded(1, 2, 2, 3))
+    assert [(what, at) for what, _, at, _ in jobs.rows()] == [("event", HOUR + at) for at in (1, 2, 2, 3)]
 
 
-def test_a_source_that_may_grow_ends_only_when_the_run_drains(tmp_path: Path) -> None:
-    box = LocalJobs(tmp_path)
-    assert _run(box, _growing(1, 2)) == "caught-up"
-    assert box.rows("notes") == []
-    assert _run(box, _growing(1, 2), **{"run.drain": "true"}) == "drained"
-    assert [at for _, _, at, _ in box.rows("notes")] == [HOUR + 1, HOUR + 2]
-    assert _watermarks(box) == {1}
-    assert _run(box, _growing(1, 2), **{"run.drain": "true"}) == "drained"
-    assert box.results == []
+def test_a_growing_source_ends_only_when_a_run_drains(jobs: LocalJobs) -> None:
+    assert _run(jobs, _events(1, 2)) == "caught-up"
+    limits = {"run__max_batches": 1, "source__max_rows_per_batch": 1}
+    assert _run(jobs, _events(1, 2, 3, 4), run__drain=True, **limits) == "batches"
+    assert jobs.rows() == []
+    assert _run(jobs, _events(1, 2), run__drain=True) == "drained"
+    assert [at for _, _, at, _ in jobs.rows()] == [HOUR + 1, HOUR + 2, HOUR + 3]
+    assert _watermarks(jobs) == {2}
+    assert _run(jobs, _events(1, 2), run__drain=True) == "drained"
+    assert jobs.results == []
 
 
-def test_a_drained_checkpoint_is_marked_until_rows_follow_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    box, root = LocalJobs(tmp_path), str(tmp_path / "root")
+def test_a_drained_checkpoint_is_marked_until_rows_follow_it(jobs: LocalJobs, caplog: pytest.LogCaptureFixture) -> None:
+    root = str(jobs.folder / "root")
 
     def warned_of() -> list[object]:
         """The checkpoints that runs have warned of."""
@@ -123,36 +131,19 @@ def test_a_drained_checkpoint_is_marked_until_rows_follow_it(tmp_path: Path, cap
         found = [r for r in caplog.records if (r.name, r.levelname) == (name, "WARNING")]
         return [number for record in found for number in record.args or ()]
 
-    _run(box, _growing(1, 2))
+    _run(jobs, _events(1, 2))
     assert not describe(root).drained
-    _run(box, _growing(1, 2), **{"run.drain": "true"})
+    _run(jobs, _events(1, 2), run__drain=True)
     drained = describe(root)
-    assert drained.drained and warned_of() == []
-    # A run without rows goes on from it and makes nothing.
-    _run(box, _growing(1, 2))
-    assert describe(root).drained and warned_of() == []
-    _run(box, _growing(1, 2, 3))
+    _run(jobs, _events(1, 2))
+    assert drained.drained and describe(root).drained and warned_of() == []
+    _run(jobs, _events(1, 2, 3))
     assert not describe(root).drained
+    _run(jobs, _events(1, 2, 3, 4))
     assert warned_of() == [drained.checkpoint_id]
-    _run(box, _growing(1, 2, 3, 4))
-    assert len(warned_of()) == 1
 
 
-def test_the_end_of_a_bounded_source_is_no_drain(tmp_path: Path) -> None:
-    box = LocalJobs(tmp_path)
-    _run(box, _bounded(1, 2))
-    assert box.rows("notes")
-    assert not describe(str(tmp_path / "root")).drained
-
-
-def test_a_run_that_ends_at_a_bound_does_not_drain(tmp_path: Path) -> None:
-    box = LocalJobs(tmp_path)
-    limits = {"run.drain": "true", "run.max_batches": "1", "source.max_rows_per_batch": "1"}
-    assert _run(box, _growing(1, 2), **limits) == "batches"
-    assert box.rows("notes") == []
-
-
-def test_a_source_that_has_ended_holds_no_other_back(tmp_path: Path) -> None:
+def test_a_source_that_has_ended_does_not_hold_the_watermark_back(jobs: LocalJobs) -> None:
     def streams(env: StreamExecutionEnvironment) -> DataStream:
         never_idle = STRATEGY.with_idleness(timedelta(days=1))
         ended = env.from_collection([Event("a", 1)], Event, uid="ended")
@@ -160,21 +151,19 @@ def test_a_source_that_has_ended_holds_no_other_back(tmp_path: Path) -> None:
         growing = env.from_source(source, uid="rows").assign_timestamps_and_watermarks(never_idle)
         return ended.assign_timestamps_and_watermarks(never_idle).union(growing)
 
-    box = LocalJobs(tmp_path)
-    _run(box, streams)
-    assert box.rows("notes") == [("event", key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))]
+    _run(jobs, streams)
+    assert jobs.rows() == [("event", key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))]
 
 
 @pytest.mark.parametrize(("source", "fires"), [(CollectionSource, True), (Growing, False)])
-def test_without_watermarks_the_end_is_the_first_one(
-    tmp_path: Path, source: type[CollectionSource], fires: bool
+def test_without_a_watermark_strategy_the_end_gives_the_only_watermark(
+    jobs: LocalJobs, source: type[CollectionSource], fires: bool
 ) -> None:
-    box = LocalJobs(tmp_path)
-    _run(box, lambda env: env.from_source(source([Event("a", 1)], Event), uid="rows"))
-    assert [note[3] for note in box.rows("notes")] == [MAX_WATERMARK] * fires
+    _run(jobs, lambda env: env.from_source(source([Event("a", 1)], Event), uid="rows"))
+    assert [note[3] for note in jobs.rows()] == [MAX_WATERMARK] * fires
 
 
-def test_collections_are_bounded_files_are_when_declared_and_other_sources_when_they_say_so() -> None:
+def test_a_source_is_bounded_if_it_is_a_collection_or_is_declared_bounded() -> None:
     env = StreamExecutionEnvironment()
     sources = {
         "files": FileSource("/in", schema=Event),
@@ -184,6 +173,39 @@ def test_collections_are_bounded_files_are_when_declared_and_other_sources_when_
         "on-spark": PythonSource(CollectionSource([], Event)),
         "growing-on-spark": PythonSource(Growing([], Event)),
     }
-    first, *others = [env.from_source(source, uid=uid) for uid, source in sources.items()]
+    first, *others = [env.from_source(cast(Source, source), uid=uid) for uid, source in sources.items()]
     first.union(*others).key_by("key").process(Alarm(), output=Note, uid="alarm")
     assert plan_job(env.graph, 1).bounded == {"all-files", "list", "on-spark"}
+
+
+class UnreliableSink(FolderSink):
+    """A table whose storage can be switched off."""
+
+    is_down = False
+
+    def open_table(self, context: SinkContext) -> SinkTable:
+        if self.is_down:
+            raise StorageError("the table's storage does not answer")
+        return super().open_table(context)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_at_least_once_timers_fire_again_when_their_output_could_not_be_published(
+    jobs: LocalJobs, asynchronous: bool
+) -> None:
+    source, sink = Growing([Event(key, 1) for key in "ab"], Event), UnreliableSink(jobs.folder / "out")
+    build = _alarms(lambda env: env.from_source(source, uid="rows").assign_timestamps_and_watermarks(STRATEGY), sink)
+    run = jobs.prepare(build, checkpoints__mode="at-least-once", checkpoints__asynchronous=asynchronous)
+    run.start()
+    ((uid, description),) = run.job.sources
+    slice_ = source.read(None, run.job.settings.source)
+    assert slice_ is not None
+    at_end = SourcePosition(uid=uid, description=description, offset=slice_.position)
+    run.run_batch({"rows": slice_.rows}, lambda _: Positions([at_end]))
+    sink.is_down = True
+    with raises(StorageError):
+        run.drain()
+    sink.is_down = False
+    run.drain()
+    run.finish()
+    assert sorted(key for _, key, _, _ in jobs.rows()) == ["a", "b"]

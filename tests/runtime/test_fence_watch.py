@@ -1,86 +1,37 @@
-"""The loser of two runs learns it while it works, and learns from whom."""
+"""A fenced run detects it while it works, and reports which run fenced it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateflow.api.collection import CollectionSource
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import ManualClock, SystemClock
-from stateflow.environment import declare
+from stateflow.clock import ManualClock
 from stateflow.errors import Fenced, StorageError
 from stateflow.runtime.driver.fence_watch import FenceWatch
-from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job.job import Positions
-from stateflow.runtime.job.loader import create_or_open_job
 from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.periodic_call import call_periodically
 from stateflow.runtime.task import store_cache
-from stateflow.storage import open_storage
 from stateflow.storage.memory import MemoryStorage
-from stateflow.testing.sinks import FolderSink
 from tests.support.errors import raises
 from tests.support.graphs import Row
+from tests.support.local_jobs import LocalJobs
 
 _SOON = timedelta(milliseconds=1)
 _LONG = 30.0
 
 
-def _root(writer: str) -> JobRoot:
-    return JobRoot.create_or_open(MemoryStorage("memory://x"), ManualClock(), NewJob("job", 128, {}), writer)
+class Unreliable(MemoryStorage):
+    """Fails at its next listings with the given errors."""
 
-
-def _other(root: JobRoot, writer: str) -> JobRoot:
-    return JobRoot.open(root.storage, root.clock, writer)
-
-
-def test_a_newer_run_is_named_with_who_where_and_since_when() -> None:
-    root = _root("one:1")
-    own = root.claim("nightly/1").entry.generation
-    guard = FenceGuard(root.log, own)
-    assert guard.find() is None
-    guard.check()
-    newer = _other(root, "two:2").claim("nightly/2").entry
-    found = guard.find()
-    assert found is not None
-    assert found.facts == {
-        "generation": own,
-        "newer": newer.generation,
-        "by": "nightly/2",
-        "where": "two:2",
-        "since": newer.at,
-    }
-    # What the newer run appends later does not hide when it began.
-    _other(root, "cli").admin.retain(3)
-    again = guard.find()
-    assert again is not None and again.facts == found.facts
-
-
-def test_a_watch_interrupts_what_runs_once_and_says_so_from_then_on() -> None:
-    root, interrupted = _root("one:1"), threading.Event()
-    watch = FenceWatch(FenceGuard(root.log, root.claim().entry.generation), _SOON, interrupted.set)
-    assert not watch.is_fenced()
-    watch.check()
-    watch.begin()
-    _other(root, "two:2").claim()
-    assert interrupted.wait(_LONG)
-    watch.end()
-    with raises(Fenced, where="two:2"):
-        watch.check()
-
-
-class _Fails(MemoryStorage):
-    """Fails at its first listings: with an error of ours, then with one that no storage should raise."""
-
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
+    def __init__(self) -> None:
+        super().__init__("memory://x")
         self.errors: list[Exception] = []
 
     def list(self, *arguments: Any) -> Any:
@@ -89,20 +40,47 @@ class _Fails(MemoryStorage):
         return super().list(*arguments)
 
 
-def test_a_watch_outlives_a_storage_that_fails() -> None:
-    storage, interrupted = _Fails("memory://x"), threading.Event()
-    root = JobRoot.create_or_open(storage, ManualClock(), NewJob("job", 128, {}), "one:1")
-    own = root.claim().entry.generation
+def _root(storage: MemoryStorage) -> JobRoot:
+    return JobRoot.create_or_open(storage, ManualClock(), NewJob("job", 128, {}), "one:1")
+
+
+def _other(root: JobRoot, writer: str) -> JobRoot:
+    return JobRoot.open(root.storage, root.clock, writer)
+
+
+def test_a_newer_run_is_named_with_its_note_its_host_and_its_time() -> None:
+    root = _root(MemoryStorage("memory://x"))
+    own = root.claim("nightly/1").entry.generation
+    guard = FenceGuard(root.log, own)
+    assert guard.find() is None
+    guard.check()
+    newer = _other(root, "two:2").claim("nightly/2").entry
+    facts = {"generation": own, "newer": newer.generation, "by": "nightly/2", "where": "two:2", "since": newer.at}
+    found = guard.find()
+    assert found is not None and found.facts == facts
+    # A later entry of another command does not hide the claim.
+    _other(root, "cli").admin.retain(3)
+    again = guard.find()
+    assert again is not None and again.facts == facts
+
+
+def test_a_watch_survives_storage_errors_interrupts_once_and_then_reports_the_fence() -> None:
+    storage, interrupted = Unreliable(), threading.Event()
+    root = _root(storage)
+    watch = FenceWatch(FenceGuard(root.log, root.claim().entry.generation), _SOON, interrupted.set)
+    assert not watch.is_fenced()
+    watch.check()
     _other(root, "two:2").claim()
     storage.errors = [ValueError("a 403 that nobody translated"), StorageError("no answer")]
-    watch = FenceWatch(FenceGuard(root.log, own), _SOON, interrupted.set)
     watch.begin()
     assert interrupted.wait(_LONG)
     watch.end()
     assert not storage.errors
+    with raises(Fenced, where="two:2"):
+        watch.check()
 
 
-class _Counts(LocalExecutor):
+class CountingExecutor(LocalExecutor):
     def __init__(self) -> None:
         super().__init__()
         self.batches = 0
@@ -116,27 +94,37 @@ class _Counts(LocalExecutor):
         self.cancelled.set()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    store_cache.close_all()
-
-
-def test_a_run_that_learned_it_begins_no_batch(folder: Path) -> None:
+def test_a_run_that_detected_a_fence_begins_no_batch(jobs: LocalJobs) -> None:
     def build(env: Any) -> None:
-        source = CollectionSource([Row("a", 1, 1.0)], Row)
-        env.from_source(source, uid="rows").key_by("key").reduce(lambda a, b: b, uid="sum").sink_to(
-            FolderSink(folder / "table"), uid="table"
-        )
+        rows = env.from_collection([Row("a", 1, 1.0)], Row, uid="rows").key_by("key")
+        rows.reduce(lambda a, b: b, uid="sum").sink_to(jobs.sink("out"), uid="out")
 
-    given = {"local_dir": str(folder / "local"), "requests.fence_interval": "10ms"}
-    env, settings = declare(build, "job", (given,))
-    executor = _Counts()
-    run = JobRun(create_or_open_job(env.graph, settings, open_storage(str(folder / "root")), SystemClock()), executor)
+    executor = CountingExecutor()
+    run = jobs.prepare(build, executor, requests__fence_interval="10ms")
     run.start("mine")
-    JobRoot.open(run.job.root.storage, run.job.root.clock, "two:2").claim("theirs")
+    _other(run.job.root, "two:2").claim("theirs")
     assert executor.cancelled.wait(_LONG)
     with raises(Fenced, by="theirs", where="two:2"):
         run.run_batch({"rows": []}, lambda _: Positions([]))
     run.abandon()
+    store_cache.close_all()
     assert executor.batches == 0
+
+
+def test_periodic_calls_last_exactly_as_long_as_their_body() -> None:
+    calls: list[int] = []
+    third = threading.Event()
+
+    def call() -> None:
+        calls.append(len(calls))
+        if len(calls) == 3:
+            third.set()
+
+    with call_periodically(_SOON, call):
+        assert third.wait(60)
+    assert calls[:3] == [0, 1, 2]
+    assert not [t for t in threading.enumerate() if t.name == "stateflow-periodic-call"]
+    calls.clear()
+    with pytest.raises(ZeroDivisionError), call_periodically(timedelta(hours=1), lambda: calls.append(1)):
+        raise ZeroDivisionError
+    assert calls == []

@@ -1,4 +1,4 @@
-"""Rows that are printed: after their commit, and no more than what was asked for."""
+"""The print sink: it prints after the commit, and no more rows than its limit."""
 
 from __future__ import annotations
 
@@ -29,49 +29,36 @@ def _written(limit: int, *sizes: int) -> list[Committable]:
     return writer.close()
 
 
-def _publish(committables: list[Committable], known: PublishedOutput = KNOWN) -> PublishedOutput:
+def _publish(committables: list[Committable]) -> PublishedOutput:
     sink = BoundSink(PrintSink(), CONTEXT)
-    return publish(sink, Output(8, committables, known), CheckpointLog(MemoryStorage(), JOB), head(8))
+    return publish(sink, Output(8, committables, KNOWN), CheckpointLog(MemoryStorage(), JOB), head(8))
 
 
-def test_nothing_is_printed_before_it_is_published(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_printed_when_they_are_published_and_again_when_the_log_does_not_know_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = _written(100, 2, 1)
     assert capsys.readouterr().out == ""
-    assert _publish(lines).checkpoint_id == 8
-    assert capsys.readouterr().out == "(a,0)\n(a,1)\n(a,0)\n"
-
-
-def test_what_the_log_does_not_know_to_be_printed_is_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = _written(100, 1)
-    _publish(lines)
-    _publish(lines)
-    assert capsys.readouterr().out == "(a,0)\n(a,0)\n"
-
-
-def test_a_start_finds_the_terminal_wherever_the_log_says(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert _publish(lines).checkpoint_id == 8
+        assert capsys.readouterr().out == "(a,0)\n(a,1)\n(a,0)\n"
     check_sink_position(BoundSink(PrintSink(), CONTEXT), KNOWN, CheckpointLog(MemoryStorage(), JOB), head(8))
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "", "a start prints nothing"
 
 
-def test_rows_above_the_limit_are_only_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_above_the_limit_are_counted_and_long_rows_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     _publish(_written(2, 1, 5000))
     *rows, more = capsys.readouterr().out.splitlines()
     assert rows == ["(a,0)", "(a,0)"]
     assert re.sub(r"\D", "", more) == "4999"
-
-
-def test_a_long_row_is_cut() -> None:
     writer = PrintSink().writer(CONTEXT, Writing(1, 1, 0, "a"))
     writer.write(pa.RecordBatch.from_pylist([{"key": "x" * 10_000}]))
-    (lines,) = writer.close()
-    assert len(lines.stats) == 501
+    (line,) = writer.close()
+    assert len(line.stats) == 501
+    assert _written(100) == [], "a subtask without rows prints nothing"
 
 
-def test_a_subtask_without_rows_has_nothing_to_print() -> None:
-    assert _written(100) == []
-
-
-def test_each_print_is_a_table_of_its_own() -> None:
+def test_each_print_sink_is_a_table_of_its_own() -> None:
     """A restore refuses two sinks with one table."""
     other = SinkContext(JOB.job_uuid, "other", RowSchema.of(Row))
     sink = PrintSink()

@@ -1,4 +1,4 @@
-"""Row functions away from operators: their order, what they are opened with, and how their errors travel."""
+"""Row functions without an operator: their order, their life cycle, and how their errors reach the driver."""
 
 from __future__ import annotations
 
@@ -28,10 +28,6 @@ class Row(msgspec.Struct):
 SCHEMA = RowSchema.of(Row)
 
 
-def _step(kind: StepKind, function: Any) -> RowStep:
-    return RowStep(kind, function, SCHEMA)
-
-
 class Noted(RichMapFunction[Row, Row]):
     """Notes what is called."""
 
@@ -59,9 +55,9 @@ class Stateful(RichMapFunction[Row, Row]):
 def test_steps_are_applied_in_their_order() -> None:
     chain = RowFunctions(
         [
-            _step(StepKind.FLAT_MAP, lambda row: [Row(n) for n in range(row.number)] or None),
-            _step(StepKind.FILTER, lambda row: row.number % 2),
-            _step(StepKind.MAP, lambda row: Row(row.number * 10)),
+            RowStep(StepKind.FLAT_MAP, lambda row: [Row(n) for n in range(row.number)] or None, SCHEMA),
+            RowStep(StepKind.FILTER, lambda row: row.number % 2, SCHEMA),
+            RowStep(StepKind.MAP, lambda row: Row(row.number * 10), SCHEMA),
         ],
         INFO,
     )
@@ -70,40 +66,31 @@ def test_steps_are_applied_in_their_order() -> None:
 
 def _in_frame(function: Any, *numbers: int) -> list[Row]:
     batches = [to_batch([Row(n)], SCHEMA) for n in numbers]
-    made = list(apply_to_partition([_step(StepKind.MAP, function)], SCHEMA, INFO, batches))
+    made = list(apply_to_partition([RowStep(StepKind.MAP, function, SCHEMA)], SCHEMA, INFO, batches))
     return [Row(n) for n in pa.Table.from_batches(made, SCHEMA.arrow).column("number").to_pylist()]
 
 
-def test_a_rich_function_is_opened_once_and_closed_also_after_a_failure() -> None:
+def test_a_rich_function_is_opened_once_and_closed_and_its_error_survives_as_text() -> None:
     calls: list[str] = []
     assert _in_frame(Noted(calls), 5, 2) == [Row(2), Row(5)]
     assert calls == ["open in 3", "map 5", "map 2", "close"]
     calls.clear()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError) as raised:
         _in_frame(Noted(calls), 5, 0)
     assert calls == ["open in 3", "map 5", "map 0", "close"]
-
-
-def test_an_error_survives_as_text() -> None:
-    with pytest.raises(RuntimeError) as raised:
-        _in_frame(Noted([]), 0)
     error = error_in_text(f"PythonException: Traceback …\nRuntimeError: {raised.value}\n\tat org.apache.spark")
-    assert isinstance(error, UserCodeError)
-    assert error.facts["row"] == "Row(number=0)" and error.facts["function"].endswith("Noted")
-    assert "ZeroDivisionError" in error.message
+    assert isinstance(error, UserCodeError) and "ZeroDivisionError" in error.message
+    assert error.facts["row"] == "Row(number=0)" and str(error.facts["function"]).endswith("Noted")
 
 
-def test_rows_of_another_class_are_refused_as_an_operator_s_are() -> None:
+def test_rows_of_another_class_and_state_without_a_key_are_errors() -> None:
     with pytest.raises(RuntimeError) as raised:
         _in_frame(lambda row: "no row", 1)
     assert isinstance(error_in_text(str(raised.value)), SchemaMismatch)
-
-
-def test_state_without_a_key_is_an_error() -> None:
     with raises(StateError):
-        RowFunctions([_step(StepKind.MAP, Stateful())], INFO)
+        RowFunctions([RowStep(StepKind.MAP, Stateful(), SCHEMA)], INFO)
 
 
 @pytest.mark.parametrize("text", ["", "[stateflow-failure:]", "[stateflow-failure:AAAA]", "[stateflow-failure:A]"])
-def test_another_text_has_no_error(text: str) -> None:
+def test_another_text_contains_no_error(text: str) -> None:
     assert error_in_text(text) is None

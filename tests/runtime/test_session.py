@@ -1,7 +1,8 @@
-"""Spark's settings that a run does not go without."""
+"""Settings of Spark that a run requires, and those that it sets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ import msgspec
 import pytest
 
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import ConfigError
 from stateflow.runtime.spark.session import JobTraits, check_session, defaults, job_traits
 from stateflow.runtime.spark.settings import REQUIRED
@@ -34,37 +34,37 @@ def _session(changes: dict[str, str | None], master: str = "local[2,4]") -> Any:
 
 @pytest.mark.parametrize("key", REQUIRED)
 @pytest.mark.parametrize("value", ["false", "FALSE", "", None])
-def test_a_session_in_which_attempts_could_mix_is_refused(key: str, value: str | None) -> None:
+def test_a_session_without_a_required_setting_is_refused(key: str, value: str | None) -> None:
+    """Without them, rows of several attempts of a task could mix."""
     with raises(ConfigError, setting=key, found=value) as refused:
         check_session(_session({key: value}))
     assert REQUIRED[key] in refused.value.hint
 
 
-def test_a_session_with_what_is_required_is_taken() -> None:
+def test_a_session_with_the_required_settings_that_retries_tasks_is_accepted() -> None:
     check_session(_session({}))
     check_session(_session(dict.fromkeys(REQUIRED, "TRUE")))
-
-
-def test_a_session_that_never_tries_a_task_again_is_refused() -> None:
     with raises(ConfigError, master="local[2]"):
         check_session(_session({}, master="local[2]"))
 
 
-def test_spark_s_adaptive_execution_is_left_on_for_expressions_that_may_profit_from_it() -> None:
-    adaptive = "spark.sql.adaptive.enabled"
-    assert defaults(JobTraits(has_expressions=False, has_fixed_rows=True))[adaptive] == "false"
-    assert adaptive not in defaults(JobTraits(has_expressions=True, has_fixed_rows=True))
-
-
-def test_arrow_batches_are_weighed_only_where_rows_have_no_fixed_width() -> None:
-    weight = "spark.sql.execution.arrow.maxBytesPerBatch"
-    assert int(defaults(JobTraits(has_expressions=False, has_fixed_rows=True))[weight]) == (1 << 31) - 1
-    assert weight not in defaults(JobTraits(has_expressions=False, has_fixed_rows=False))
-
-
-@pytest.mark.parametrize("has_expressions", [False, True])
-def test_what_is_required_is_set(has_expressions: bool) -> None:
-    assert REQUIRED.items() <= defaults(JobTraits(has_expressions, has_fixed_rows=True)).items()
+def test_the_defaults_are_the_required_settings_and_those_that_suit_the_job() -> None:
+    adaptive, weight = "spark.sql.adaptive.enabled", "spark.sql.execution.arrow.maxBytesPerBatch"
+    plain, expressions, wide = (
+        defaults(JobTraits(has_expressions, has_fixed_rows))
+        for has_expressions, has_fixed_rows in ((False, True), (True, True), (False, False))
+    )
+    assert all(REQUIRED.items() <= given.items() for given in (plain, expressions, wide))
+    # Adaptive execution may speed up expressions; rows of a fixed width need no limit in bytes.
+    assert plain[adaptive] == "false" and adaptive not in expressions
+    assert int(plain[weight]) == (1 << 31) - 1 and weight not in wide
+    retained = (
+        "spark.sql.ui.retainedExecutions",
+        "spark.ui.retainedJobs",
+        "spark.ui.retainedStages",
+        "spark.sql.streaming.numRecentProgressUpdates",
+    )
+    assert all(0 < int(plain[name]) <= 100 for name in retained)
 
 
 class Reading(msgspec.Struct):
@@ -84,37 +84,26 @@ class _Noting(KeyedProcessFunction[Reading, Note]):
         return [Note(row.sensor, "seen")]
 
 
-def _readings(env: StreamExecutionEnvironment) -> DataStream:
-    return env.from_collection([], Reading, uid="readings")
+def _fixed(rows: Any) -> Any:
+    return rows
 
 
-def test_rows_of_numbers_and_times_have_a_fixed_width() -> None:
+def _with_text_between(rows: Any) -> Any:
+    notes = rows.key_by("sensor").process(_Noting(), output=Note, uid="noting")
+    return notes.map(lambda note: Reading(note.sensor, 0.0, datetime(2026, 1, 1, tzinfo=UTC), True), output=Reading)
+
+
+def _with_expression(rows: Any) -> Any:
+    return rows.transform(lambda frame: frame.where("celsius > 0"), schema=Reading)
+
+
+@pytest.mark.parametrize(
+    ("operators", "has_expressions", "has_fixed_rows"),
+    [(_fixed, False, True), (_with_text_between, False, False), (_with_expression, True, True)],
+)
+def test_a_job_has_fixed_rows_without_any_text_and_expressions_if_any_stream_has_one(
+    operators: Callable[[Any], Any], has_expressions: bool, has_fixed_rows: bool
+) -> None:
     env = StreamExecutionEnvironment()
-    _readings(env).print(uid="shown")
-    assert job_traits(env.graph) == JobTraits(has_expressions=False, has_fixed_rows=True)
-
-
-def test_a_text_anywhere_on_the_way_makes_rows_wide() -> None:
-    env = StreamExecutionEnvironment()
-    notes = _readings(env).key_by("sensor").process(_Noting(), output=Note, uid="noting")
-    notes.map(lambda note: Reading(note.sensor, 0.0, datetime(2026, 1, 1, tzinfo=UTC), True), output=Reading).print(
-        uid="shown"
-    )
-    assert not job_traits(env.graph).has_fixed_rows
-
-
-def test_a_spark_expression_on_the_way_is_seen() -> None:
-    env = StreamExecutionEnvironment()
-    _readings(env).transform(lambda frame: frame.where("celsius > 0"), schema=Reading).print(uid="shown")
-    assert job_traits(env.graph).has_expressions
-
-
-def test_spark_keeps_no_more_of_past_batches_than_a_person_looks_at() -> None:
-    kept = defaults(JobTraits(has_expressions=False, has_fixed_rows=True))
-    names = (
-        "spark.sql.ui.retainedExecutions",
-        "spark.ui.retainedJobs",
-        "spark.ui.retainedStages",
-        "spark.sql.streaming.numRecentProgressUpdates",
-    )
-    assert all(0 < int(kept[name]) <= 100 for name in names)
+    operators(env.from_collection([], Reading, uid="readings")).print(uid="shown")
+    assert job_traits(env.graph) == JobTraits(has_expressions, has_fixed_rows)

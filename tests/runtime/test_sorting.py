@@ -1,9 +1,9 @@
-"""A task's input: rows that come in any order, and go on sorted."""
+"""The sort of a task's input."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Row(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Sent:
-    """A row on its way, by one of two inputs."""
+    """A row of one of the inputs."""
 
     order: int
     position: int
@@ -42,7 +42,7 @@ class Sent:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """What the promised order is, in Python's words; a time is null, a number, or none."""
+        """The promised order; a time is null, a number, or NaN."""
         at = self.row.at
         time = (0, 0.0) if at is None else (2, 0.0) if math.isnan(at) else (1, at)
         return (self.order, self.row.key, self.row.text, time, self.number, self.position)
@@ -55,7 +55,7 @@ def _chain(order_by: tuple[str, ...] = (), inputs: int = 1) -> ChainSpec:
 
 
 def _batch(sent: Sequence[Sent], inputs: int = 1, barriers: int = 0) -> pa.RecordBatch:
-    """As Spark hands it over."""
+    """A batch as Spark passes it."""
     columns = {
         TARGET: pa.array([0] * (len(sent) + barriers), pa.int32()),
         ORDER: pa.array([s.order for s in sent] + [BARRIER_ORDER] * barriers, pa.int64()),
@@ -71,7 +71,7 @@ def _batch(sent: Sequence[Sent], inputs: int = 1, barriers: int = 0) -> pa.Recor
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _positions(batches: Sequence[pa.RecordBatch]) -> list[int]:
+def _positions(batches: Iterable[pa.RecordBatch]) -> list[int]:
     return [p for batch in batches if CONTROL not in batch.schema.names for p in batch.column(POSITION).to_pylist()]
 
 
@@ -101,26 +101,20 @@ def _sendings(draw: st.DrawFn, inputs: int = 1) -> list[list[Sent]]:
 @pytest.mark.parametrize("memory", [1, 2000, MUCH])
 @pytest.mark.parametrize("inputs", [1, 2])
 @given(data=st.data())
-def test_rows_come_by_order_key_declared_order_and_arrival(
+def test_rows_are_sorted_by_order_key_declared_order_and_arrival(
     tmp_path_factory: pytest.TempPathFactory, inputs: int, memory: int, data: st.DataObject
 ) -> None:
-    folder = tmp_path_factory.getbasetemp() / "sorted"
+    """Without a declared order, by order, key and arrival."""
+    space = _space(tmp_path_factory.getbasetemp() / "sorted", memory)
     batches = data.draw(_sendings(inputs))
-    given_batches = [_batch(sent, inputs) for sent in batches]
-    made = list(sorted_input(_chain(("at",), inputs), _space(folder, memory), given_batches))
-    expected = sorted((s for sent in batches for s in sent), key=lambda s: s.rank)
-    assert _positions(made) == [s.position for s in expected]
-
-
-@pytest.mark.parametrize("memory", [1, 2000, MUCH])
-@given(batches=_sendings())
-def test_without_a_declared_order_a_key_s_rows_are_together_and_as_they_arrived(
-    tmp_path_factory: pytest.TempPathFactory, memory: int, batches: list[list[Sent]]
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "sorted"
-    made = list(sorted_input(_chain(), _space(folder, memory), map(_batch, batches)))
-    expected = sorted((s for sent in batches for s in sent), key=lambda s: (s.order, s.row.key, s.row.text, s.position))
-    assert _positions(made) == [s.position for s in expected]
+    sent = [each for batch in batches for each in batch]
+    given_batches = [_batch(batch, inputs) for batch in batches]
+    made = sorted_input(_chain(("at",), inputs), space, given_batches)
+    assert _positions(made) == [s.position for s in sorted(sent, key=lambda s: s.rank)]
+    if inputs == 1:
+        made = sorted_input(_chain(), space, given_batches)
+        arrival = sorted(sent, key=lambda s: (s.order, s.row.key, s.row.text, s.position))
+        assert _positions(made) == [s.position for s in arrival]
 
 
 def _many(count: int) -> list[Sent]:
@@ -129,55 +123,49 @@ def _many(count: int) -> list[Sent]:
     return [Sent((1 << 61) + key, at, Row(key, "a", 0.0)) for at, key in enumerate(keys)]
 
 
-def test_batches_are_no_larger_than_those_that_came(tmp_path: Path) -> None:
-    sent = _many(1000)
-    came = [_batch(sent[at : at + 70]) for at in range(0, 1000, 70)]
-    for memory in (4000, MUCH):
-        made = list(sorted_input(_chain(), _space(tmp_path, memory), came))
-        assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
+def _came(rows: int, size: int) -> list[pa.RecordBatch]:
+    sent = _many(rows)
+    return [_batch(sent[at : at + size]) for at in range(0, rows, size)]
+
+
+@pytest.mark.parametrize("memory", [4000, MUCH])
+def test_batches_are_no_larger_than_the_received_ones(tmp_path: Path, memory: int) -> None:
+    made = list(sorted_input(_chain(), _space(tmp_path, memory), _came(1000, 70)))
+    assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
 
 
 def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     """Four runs of some 20,000 rows; a block of each has some 300."""
-    sent = _many(80_000)
-    came = [_batch(sent[at : at + 1000]) for at in range(0, 80_000, 1000)]
+    came = _came(80_000, 1000)
     memory = 20 * (2 * came[0].nbytes + 24 * 1000)
-    made = list(sorted_input(_chain(), _space(tmp_path, memory), came))
-    expected = sorted(sent, key=lambda s: (s.order, s.position))
+    made = sorted_input(_chain(), _space(tmp_path, memory), came)
+    expected = sorted(_many(80_000), key=lambda s: (s.order, s.position))
     assert _positions(made) == [s.position for s in expected]
 
 
-def test_barriers_come_last_and_whole(tmp_path: Path) -> None:
+def test_barriers_come_last_and_unneeded_columns_are_dropped(tmp_path: Path) -> None:
     sent = _many(10)
     came = [_batch(sent[:5], barriers=1), _batch([], barriers=2), _batch(sent[5:])]
     *rows, first, second = sorted_input(_chain(), _space(tmp_path), came)
     assert sum(map(len, rows)) == 10
     assert first.column(CONTROL).to_pylist() == [b"end"] and second.column(CONTROL).to_pylist() == [b"end"] * 2
+    (narrow,) = sorted_input(_chain(), _space(tmp_path), [_batch(sent, inputs=2)])
+    assert narrow.schema.names == [ORDER, POSITION, INPUT, "i0_key", "i0_text", "i0_at"]
 
 
-def test_what_a_task_does_not_look_at_is_left_behind(tmp_path: Path) -> None:
-    (rows,) = sorted_input(_chain(), _space(tmp_path), [_batch(_many(3), inputs=2)])
-    assert rows.schema.names == [ORDER, POSITION, INPUT, "i0_key", "i0_text", "i0_at"]
-
-
-def test_runs_leave_no_file_behind_even_when_the_task_dies(tmp_path: Path) -> None:
-    sent = _many(300)
-    came = [_batch(sent[at : at + 100]) for at in range(0, 300, 100)]
-    rows = sorted_input(_chain(), _space(tmp_path, memory=1), came)
-    next(rows)
-    assert list((tmp_path / "local").iterdir()) == []
-
-
-def test_a_run_that_cannot_be_written_is_told_with_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "local").write_text("not a folder")
-    came = [_batch(_many(100)), _batch(_many(100))]
-    with raises(BatchFailed, folder=str(tmp_path / "local")) as failed:
+def test_the_file_of_a_run_has_no_name_and_an_unusable_folder_is_reported(tmp_path: Path) -> None:
+    came, local = _came(300, 100), tmp_path / "local"
+    next(iter(sorted_input(_chain(), _space(tmp_path, memory=1), came)))
+    assert list(local.iterdir()) == [], "nothing is left even when the task dies now"
+    local.rmdir()
+    local.write_text("not a folder")
+    with raises(BatchFailed, folder=str(local)) as failed:
         list(sorted_input(_chain(), _space(tmp_path, memory=1), came))
     assert "shuffle.sort_memory_bytes" in failed.value.hint
 
 
-def test_no_more_memory_than_allowed_is_taken_for_rows(tmp_path: Path) -> None:
-    """What Arrow holds at once, beside the batches that come, is below what is allowed."""
+def test_rows_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
+    """Without the received batch."""
     memory = 4 << 20
     sent = _many(2000)
     batch = _batch(sent)

@@ -1,4 +1,4 @@
-"""Errors that leave a run on Spark, and what they are told as."""
+"""The translation of Spark's errors."""
 
 from __future__ import annotations
 
@@ -15,51 +15,45 @@ from pyspark.sql import SparkSession
 from stateflow.errors import BatchFailed, ConfigError, Fenced, Interrupted, SparkGone, StorageError
 from stateflow.runtime.restart_strategy import is_restartable
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
+from tests.support.errors import raises
 
-LIVES, SPARK_IS_DEAD = (lambda: True), (lambda: False)
+GONE = Py4JNetworkError("Answer from Java side is empty")
+CALL = Py4JError("An error occurred while calling o1.x")
+ABORTED = PySparkException("Job aborted\n\tat org.apache")
+OWN = [ConnectionRefusedError(111, "refused"), StorageError("no answer"), BatchFailed("a batch failed")]
+
+
+@pytest.mark.parametrize("error", [GONE, CALL, ABORTED, *OWN], ids=repr)
+def test_any_failure_without_a_living_spark_is_spark_gone(error: Exception) -> None:
+    with raises(SparkGone) as caught, translate_spark_errors(lambda: False):
+        raise error
+    assert caught.value.retryable and not is_restartable(caught.value)
+    assert str(error)[:11] in str(caught.value.facts["reason"])
+
+
+@pytest.mark.parametrize("error", [CALL, ABORTED], ids=repr)
+def test_a_failure_of_a_living_spark_is_restartable(error: Exception) -> None:
+    with raises(BatchFailed, reason=str(error).partition("\n")[0]) as caught, translate_spark_errors(lambda: True):
+        raise error
+    assert is_restartable(caught.value)
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "lives"),
     [
-        Py4JNetworkError("Answer from Java side is empty"),
-        Py4JError("An error occurred while calling o1.x"),
-        PySparkException("Job aborted"),
-        ConnectionResetError(104, "reset"),
-        BatchFailed("a batch failed"),
-        StorageError("no answer"),
+        *((error, True) for error in OWN),
+        *(
+            (error, lives)
+            for error in (ConfigError("mine"), Fenced("another"), Interrupted("Ctrl-C"), ValueError("a mistake"))
+            for lives in (True, False)
+        ),
     ],
+    ids=repr,
 )
-def test_whatever_fails_without_a_spark_is_that_spark_is_gone(error: Exception) -> None:
-    with pytest.raises(SparkGone) as told, translate_spark_errors(SPARK_IS_DEAD):
+def test_an_error_that_is_not_of_spark_is_not_translated(error: Exception, lives: bool) -> None:
+    with pytest.raises(type(error)) as caught, translate_spark_errors(lambda: lives):
         raise error
-    assert told.value.retryable and not is_restartable(told.value)
-    assert str(error)[:20] in told.value.facts["reason"]
-
-
-@pytest.mark.parametrize("error", [Py4JError("calling o1.x"), PySparkException("Job aborted\n\tat org.apache")])
-def test_what_spark_fails_at_may_be_tried_again(error: Exception) -> None:
-    with pytest.raises(BatchFailed) as told, translate_spark_errors(LIVES):
-        raise error
-    assert type(told.value) is BatchFailed and is_restartable(told.value)
-    assert told.value.facts["reason"] == str(error).partition("\n")[0]
-
-
-@pytest.mark.parametrize("lives", [LIVES, SPARK_IS_DEAD])
-@pytest.mark.parametrize(
-    "error", [ConfigError("mine"), Fenced("another"), Interrupted("Ctrl-C"), ValueError("a mistake")]
-)
-def test_what_no_spark_would_mend_stays_what_it_is(error: Exception, lives: Any) -> None:
-    with pytest.raises(type(error)) as told, translate_spark_errors(lives):
-        raise error
-    assert told.value is error
-
-
-@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), StorageError("no answer"), BatchFailed("x")])
-def test_a_connection_of_the_job_s_own_is_not_spark_s(error: Exception) -> None:
-    with pytest.raises(type(error)) as told, translate_spark_errors(LIVES):
-        raise error
-    assert told.value is error
+    assert caught.value is error
 
 
 def _session(context: Any) -> SparkSession:
@@ -67,19 +61,19 @@ def _session(context: Any) -> SparkSession:
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_a_stopped_spark_is_gone(stopped: bool) -> None:
+def test_a_session_is_alive_until_its_context_is_stopped(stopped: bool) -> None:
     context = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped))
     assert is_alive(_session(context)) is not stopped
 
 
-def test_nobody_where_spark_was_is_gone() -> None:
+def test_a_session_whose_jvm_does_not_listen_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     spark = ClientServer(JavaParameters(port=port), PythonParameters(port=0))
     try:
         session = _session(SimpleNamespace(sc=lambda: spark.jvm.System.out))
         assert not is_alive(session)
-        with pytest.raises(SparkGone), translate_spark_errors(lambda: is_alive(session)):
+        with raises(SparkGone), translate_spark_errors(lambda: is_alive(session)):
             spark.jvm.System.currentTimeMillis()
     finally:
         spark.shutdown()

@@ -1,4 +1,4 @@
-"""Timers of a whole job without Spark: what functions see, phases, restores, idle sources, ticks, refusals."""
+"""Timers of a job without Spark: watermarks, phases, restores, idle sources, batches without rows, refusals."""
 
 from __future__ import annotations
 
@@ -21,31 +21,25 @@ from stateflow import (
     StateTtlConfig,
     StreamExecutionEnvironment,
     Time,
-    TimeDomain,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
 from stateflow.api.dead_letters import DeadLetters
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.clock import ManualClock
-from stateflow.environment import declare
 from stateflow.errors import StateError, UserCodeError
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult
-from stateflow.runtime.job.loader import create_or_open_job
-from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.local.run_loop import run_local
-from stateflow.runtime.task import store_cache
-from stateflow.storage import open_storage
-from stateflow.testing.sinks import FolderSink
 from stateflow.types.key_groups import key_hash, subtask_of
 from tests.support.errors import raises
-from tests.support.local_jobs import Growing
+from tests.support.local_jobs import Growing, LocalJobs
 
 STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 START = 1_767_225_600_000
 """Where a manual clock begins, in milliseconds."""
+LOW = -(1 << 63)
+"""The watermark before the first one."""
 
 
 class Event(msgspec.Struct):
@@ -65,58 +59,51 @@ class Note(msgspec.Struct):
 SIDE = OutputTag("side", Note)
 
 
-class TimerJobs:
-    """A job root on a clock of its own, and runs of jobs on it."""
+class TimerJobs(LocalJobs):
+    """A job root with a clock that tests move, and runs over two rows of each source at a time."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = ManualClock()
-        self.results: list[BatchResult] = []
+        super().__init__(folder, ManualClock(), source__max_rows_per_batch=2, max_parallelism=8)
 
-    def run(self, build: Any, **settings: Any) -> JobRun:
-        given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": 2, "max_parallelism": 8}
-        given |= {name.replace("__", "."): value for name, value in settings.items()}
-        env, resolved = declare(build, "job", (given,))
-        env.graph.check()
-        job = create_or_open_job(env.graph, resolved, open_storage(str(self.folder / "root")), self.clock)
-        run = JobRun(job, LocalExecutor())
-        self.results = []
-        try:
-            run.start()
-            run_local(run, {n.uid: n.source for n in env.graph.sources}, self.results.append)  # type: ignore[misc]
-        finally:
-            store_cache.close_all()
-        return run
-
-    def events(self, function: Any, *rows: Sequence[Event], **settings: Any) -> JobRun:
-        """A run of a function over one source for each argument, the next batch of each at a time."""
+    def events(
+        self, function: Any, *rows: Sequence[Event], on_error: str | DeadLetters = "fail", **settings: Any
+    ) -> JobRun:
+        """Runs a function over one source for each sequence of rows."""
 
         def build(env: StreamExecutionEnvironment) -> None:
-            first, *others = [
-                env.from_source(Growing(each, Event), uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
-                for at, each in enumerate(rows)
-            ]
+            first, *others = [_source(env, f"s{at}", each) for at, each in enumerate(rows)]
             stream = first.union(*others) if others else first
-            made = stream.key_by("key").process(function, output=Note, uid="op")
-            made.sink_to(FolderSink(self.folder / "out"), uid="out")
-            made.get_side_output(SIDE).sink_to(FolderSink(self.folder / "side"), uid="side")
+            made = stream.key_by("key").process(function, output=Note, uid="op", on_error=on_error)
+            made.sink_to(self.sink("out"), uid="out")
+            made.get_side_output(SIDE).sink_to(self.sink("side"), uid="side")
+            if on_error != "fail":
+                made.get_dead_letters().sink_to(self.sink("letters"), uid="letters")
 
-        return self.run(build, **settings)
+        run = self.prepare(build, **settings)
+        self.execute(run)
+        return run
 
-    def notes(self, table: str = "out") -> list[Note]:
-        return [msgspec.convert(row, Note) for row in FolderSink(self.folder / table).rows()]
+    def notes(self, what: str = "", table: str = "out") -> list[Note]:
+        """The notes of a kind, or all."""
+        notes = [msgspec.convert(row, Note) for row in self.sink(table).rows()]
+        return [note for note in notes if what in ("", note.what)]
+
+    def timers(self) -> list[tuple[str, int]]:
+        """Key and timestamp of the timers that fired."""
+        return [(note.key, note.at) for note in self.notes("timer")]
+
+
+def _source(env: StreamExecutionEnvironment, uid: str, rows: Sequence[Event]) -> DataStream:
+    return env.from_source(Growing(rows, Event), uid=uid).assign_timestamps_and_watermarks(STRATEGY)
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> TimerJobs:
+def jobs(tmp_path: Path) -> TimerJobs:
     return TimerJobs(tmp_path)
 
 
 class Alarm(KeyedProcessFunction[Event, Note]):
-    """Sets a timer for a moment after each row, in event time and in processing time."""
-
-    event: int | None = None
-    processing: int | None = None
+    """Sets a timer some milliseconds after each row, in event time, in processing time, or both."""
 
     def __init__(self, event: int | None = None, processing: int | None = None) -> None:
         self.event, self.processing = event, processing
@@ -145,86 +132,66 @@ class Alarm(KeyedProcessFunction[Event, Note]):
         yield note
 
 
-def _timers(notes: list[Note]) -> list[tuple[str, int]]:
-    return [(note.key, note.at) for note in notes if note.what == "timer"]
+def test_the_watermark_comes_from_the_batches_before_and_from_the_rows_of_the_key(jobs: TimerJobs) -> None:
+    jobs.events(Alarm(), [Event("a", at) for at in (10, 30, 20, 40, 50)], parallelism=1)
+    assert [(n.at, n.watermark) for n in jobs.notes()] == [(10, 9), (30, 29), (20, 29), (40, 39), (50, 49)]
 
 
-def test_a_batch_s_watermark_comes_from_the_batches_before_it_and_from_the_key_s_rows(box: TimerJobs) -> None:
-    box.events(Alarm(), [Event("a", at) for at in (10, 30, 20, 40, 50)], parallelism=1)
-    assert [(n.at, n.watermark) for n in box.notes()] == [(10, 9), (30, 29), (20, 29), (40, 39), (50, 49)]
-
-
-def test_the_last_timers_fire_in_a_batch_without_rows_at_the_same_positions(box: TimerJobs) -> None:
-    run = box.events(Alarm(5), [Event("a", 10), Event("b", 20), Event("a", 30)], parallelism=1)
-    assert [r.rows_in for r in box.results] == [2, 1, 0]
-    assert _timers(box.notes()) == [("a", 15), ("b", 25)]
-    assert _timers(box.notes("side")) == [("a", 15), ("b", 25)]
+def test_the_last_timers_fire_in_a_batch_without_rows_at_the_same_positions(jobs: TimerJobs) -> None:
+    rows = [Event("a", 10), Event("b", 20), Event("a", 30)]
+    run = jobs.events(Alarm(5), rows, parallelism=1)
+    assert [r.rows_in for r in jobs.results] == [2, 1, 0]
+    assert jobs.timers() == [("a", 15), ("b", 25)]
+    assert jobs.notes(table="side") == jobs.notes("timer")
     assert [p.offset for p in run.positions] == ['{"row": 3}']
-    box.events(Alarm(5), [Event("a", 10), Event("b", 20), Event("a", 30)], parallelism=1)
-    assert box.results == []
+    jobs.events(Alarm(5), rows, parallelism=1)
+    assert jobs.results == []
 
 
-def test_ticks_are_bounded_in_number_and_go_on_in_the_next_run(box: TimerJobs) -> None:
+def test_batches_without_rows_are_limited_and_continue_in_the_next_run(jobs: TimerJobs) -> None:
     class Forever(Alarm):
         def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-            # As a clock that moves on while the job works.
-            box.clock.sleep(datetime.timedelta(seconds=1))
+            # As a clock that advances while the job works.
+            jobs.clock.sleep(datetime.timedelta(seconds=1))
             ctx.timer_service().register_processing_time_timer(timestamp + 1000)
             yield from super().on_timer(timestamp, ctx)
 
-    Forever.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+        def __deepcopy__(self, memo: object) -> Forever:
+            return self
+
     forever = Forever(processing=0)
-    box.events(forever, [Event("a", 1)], run__max_tick_batches=3, parallelism=1)
-    assert [r.rows_in for r in box.results] == [1, 0, 0, 0]
-    fired = [START + 1000 * n for n in range(3)]
-    assert [at for _, at in _timers(box.notes())] == fired
-    box.events(forever, [Event("a", 1)], run__max_tick_batches=1, parallelism=1)
-    assert [at for _, at in _timers(box.notes())] == [*fired, START + 3000]
+    jobs.events(forever, [Event("a", 1)], run__max_tick_batches=3, parallelism=1)
+    assert [r.rows_in for r in jobs.results] == [1, 0, 0, 0]
+    fired = [("a", START + 1000 * n) for n in range(3)]
+    assert jobs.timers() == fired
+    jobs.events(forever, [Event("a", 1)], run__max_tick_batches=1, parallelism=1)
+    assert jobs.timers() == [*fired, ("a", START + 3000)]
 
 
-def test_a_timer_that_became_due_while_no_run_was_there_fires_in_the_next_one(box: TimerJobs) -> None:
-    rows = [Event("a", 1), Event("b", 2)]
-    box.events(Alarm(processing=60_000), rows)
-    assert _timers(box.notes()) == []
-    box.clock.sleep(datetime.timedelta(seconds=59))
-    box.events(Alarm(processing=60_000), rows)
-    assert (_timers(box.notes()), box.results) == ([], [])
-    box.clock.sleep(datetime.timedelta(seconds=10))
-    box.events(Alarm(processing=60_000), rows)
-    assert {(n.key, n.at, n.time, n.domain) for n in box.notes() if n.what == "timer"} == {
-        (key, START + 60_000, START + 69_000, "processing") for key in "ab"
-    }
-    assert [r.rows_in for r in box.results] == [0]
-
-
-def test_timers_move_to_another_parallelism_without_rows(box: TimerJobs) -> None:
-    keys = [f"k{n}" for n in range(10)]
-    for parallelism, minutes in ((1, 0), (3, 1), (2, 2)):
-        box.clock.sleep(datetime.timedelta(minutes=minutes))
-        box.events(Alarm(processing=60_000), [Event(k, 1) for k in keys], parallelism=parallelism)
-    assert sorted(_timers(box.notes())) == [(k, START + 60_000) for k in sorted(keys)]
-
-
-def test_of_two_sources_the_one_behind_decides_until_it_has_nothing_more(box: TimerJobs) -> None:
-    fast, slow = ([Event("f", at) for at in (100, 200, 300, 400, 500, 600)], [Event("s", at) for at in (10, 20)])
-    box.events(Alarm(), fast, slow, parallelism=1)
-    assert [(n.at, n.watermark) for n in box.notes() if n.key == "f"] == [
-        (100, -(1 << 63)),
-        (200, -(1 << 63)),
-        (300, 19),
-        (400, 19),
-        (500, 399),
-        (600, 399),
+def test_a_timer_that_is_due_between_runs_fires_in_the_next_one_at_any_parallelism(jobs: TimerJobs) -> None:
+    rows = [Event(f"k{n}", n) for n in range(10)]
+    for seconds, parallelism in ((0, 1), (59, 3)):
+        jobs.clock.sleep(datetime.timedelta(seconds=seconds))
+        jobs.events(Alarm(processing=60_000), rows, parallelism=parallelism)
+        assert jobs.timers() == []
+    assert jobs.results == []
+    jobs.clock.sleep(datetime.timedelta(seconds=10))
+    jobs.events(Alarm(processing=60_000), rows, parallelism=2)
+    assert sorted((n.key, n.at, n.time, n.domain) for n in jobs.notes("timer")) == [
+        (row.key, START + 60_000, START + 69_000, "processing") for row in rows
     ]
+    assert [r.rows_in for r in jobs.results] == [0]
 
 
-def test_a_late_row_can_be_told(box: TimerJobs) -> None:
-    box.events(Alarm(), [Event("a", at) for at in (100, 100, 99, 100, 30, 200)], parallelism=1)
-    assert [n.at for n in box.notes() if n.at <= n.watermark] == [99, 30]
+def test_the_slower_of_two_sources_decides_until_it_has_no_more_rows(jobs: TimerJobs) -> None:
+    fast, slow = ([Event("f", at) for at in (100, 200, 300, 400, 500, 600)], [Event("s", at) for at in (10, 20)])
+    jobs.events(Alarm(), fast, slow, parallelism=1)
+    watermarks = [LOW, LOW, 19, 19, 399, 399]
+    assert [n.watermark for n in jobs.notes() if n.key == "f"] == watermarks
 
 
 class Relay(KeyedProcessFunction[Note, Note]):
-    """Behind `Alarm`: tells what it sees of rows of both phases, and sets timers of its own."""
+    """Follows `Alarm`: reports the rows of both phases, and sets timers of its own."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.seen = ctx.get_state(ValueStateDescriptor("seen", int, default=0))
@@ -245,23 +212,20 @@ class Relay(KeyedProcessFunction[Note, Note]):
         yield Note("end", ctx.get_current_key(), self.seen.value() or 0, 0, watermark)
 
 
-def test_what_timers_emit_comes_before_time_advances_and_rows_after_it_and_a_key_ends_once(box: TimerJobs) -> None:
+def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key_ends_once(jobs: TimerJobs) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
         rows = [Event("a", 10), Event("b", 20), Event("a", 31), Event("b", 40)]
-        events = env.from_source(Growing(rows, Event), uid="s").assign_timestamps_and_watermarks(STRATEGY)
-        alarms = events.key_by("key").process(Alarm(5), output=Note, uid="first")
-        alarms.key_by("key").process(Relay(), output=Note, uid="second").sink_to(
-            FolderSink(box.folder / "out"), uid="out"
-        )
+        alarms = _source(env, "s", rows).key_by("key").process(Alarm(5), output=Note, uid="first")
+        second = alarms.key_by("key").process(Relay(), output=Note, uid="second")
+        second.sink_to(jobs.sink("out"), uid="out")
 
-    box.run(build, parallelism=1)
-    low = -(1 << 63)
-    seen = {key: [(n.what, n.at, n.watermark) for n in box.notes() if n.key == key] for key in "ab"}
+    jobs.run(build, parallelism=1)
+    seen = {key: [(n.what, n.at, n.watermark) for n in jobs.notes() if n.key == key] for key in "ab"}
     assert seen["a"] == [
-        ("row seen", 10, low),
-        ("end", 1, low),
+        ("row seen", 10, LOW),
+        ("end", 1, LOW),
         # Watermark 19: the first level's timer 15, then the second level's 10 and 15, then rows.
-        ("timer seen", 15, low),
+        ("timer seen", 15, LOW),
         ("second timer", 10, 19),
         ("second timer", 15, 19),
         ("row seen", 31, 19),
@@ -273,8 +237,8 @@ def test_what_timers_emit_comes_before_time_advances_and_rows_after_it_and_a_key
         ("end", 4, 39),
     ]
     assert seen["b"] == [
-        ("row seen", 20, low),
-        ("end", 1, low),
+        ("row seen", 20, LOW),
+        ("end", 1, LOW),
         # Watermark 19: the first level's timer 25 fires before its row 40, and comes with the rows.
         ("timer seen", 25, 19),
         ("row seen", 40, 19),
@@ -300,22 +264,20 @@ class Broadcasting(KeyedBroadcastProcessFunction[Event, Event, Note]):
         yield Note("timer", ctx.get_current_key(), timestamp, 0, 0)
 
 
-@pytest.mark.parametrize("key", ["right", "wrong"])
-def test_functions_of_connected_streams_have_timers_and_broadcast_rows_have_none(box: TimerJobs, key: str) -> None:
-    def build(env: StreamExecutionEnvironment) -> None:
-        events = env.from_source(Growing([Event("a", 5), Event("b", 9)], Event), uid="s")
-        rules = env.from_source(Growing([Event(key, 7)], Event), uid="r")
-        timed = [each.assign_timestamps_and_watermarks(STRATEGY) for each in (events, rules)]
-        made = timed[0].key_by("key").connect(timed[1].broadcast())
-        made.process(Broadcasting(), output=Note, uid="op").sink_to(FolderSink(box.folder / "out"), uid="out")
+def test_functions_of_connected_streams_have_timers_but_for_broadcast_rows(jobs: TimerJobs) -> None:
+    def run(key: str) -> None:
+        def build(env: StreamExecutionEnvironment) -> None:
+            rules = _source(env, "r", [Event(key, 7)]).broadcast()
+            made = _source(env, "s", [Event("a", 5), Event("b", 9)]).key_by("key").connect(rules)
+            made.process(Broadcasting(), output=Note, uid="op").sink_to(jobs.sink("out"), uid="out")
 
-    if key == "wrong":
-        with raises(StateError, operator="op") as raised:
-            box.run(build, parallelism=1)
-        assert "key" not in raised.value.facts
-        return
-    box.run(build, parallelism=1)
-    assert [(n.what, n.at, n.time) for n in box.notes()] == [("broadcast", 7, 7), ("timer", 5, 0)]
+        jobs.run(build, parallelism=1)
+
+    with raises(StateError, operator="op") as raised:
+        run("wrong")
+    assert "key" not in raised.value.facts
+    run("right")
+    assert [(n.what, n.at, n.time) for n in jobs.notes()] == [("broadcast", 7, 7), ("timer", 5, 0)]
 
 
 class NoOnTimer(KeyedProcessFunction[Event, Note]):
@@ -332,22 +294,22 @@ class Failing(Alarm):
         raise ValueError("Broken")
 
 
-def test_a_timer_of_a_function_without_on_timer_is_refused(box: TimerJobs) -> None:
+def test_a_timer_of_a_function_without_on_timer_is_refused(jobs: TimerJobs) -> None:
     with raises(StateError, operator="op", key="{'key': 'a'}", row=repr(Event("a", 1))):
-        box.events(NoOnTimer(), [Event("a", 1)])
+        jobs.events(NoOnTimer(), [Event("a", 1)])
 
 
-def test_an_error_in_on_timer_names_the_key_and_leaves_nothing_behind(box: TimerJobs) -> None:
+def test_an_error_in_on_timer_names_the_key_and_leaves_nothing(jobs: TimerJobs) -> None:
     rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
     with raises(UserCodeError, operator="op", key="{'key': 'a'}") as raised:
-        box.events(Failing(0), rows, parallelism=1)
+        jobs.events(Failing(0), rows, parallelism=1)
     assert all(word in raised.value.message for word in ("on_timer", "ValueError", "Broken"))
-    box.events(Alarm(0), rows, parallelism=1)
-    assert _timers(box.notes()) == [("a", 1), ("b", 2)]
+    jobs.events(Alarm(0), rows, parallelism=1)
+    assert jobs.timers() == [("a", 1), ("b", 2)]
 
 
 class Keeping(Alarm):
-    """Has a value that lives for a moment of event time; tells it when the timer fires."""
+    """Has a value that expires after a second of event time; its timers emit it."""
 
     def open(self, ctx: RuntimeContext) -> None:
         ttl = StateTtlConfig.new_builder(Time.milliseconds(1000)).set_ttl_time_characteristic(
@@ -363,46 +325,52 @@ class Keeping(Alarm):
         yield Note("timer", ctx.get_current_key(), timestamp, self.kept.value() or 0, 0)
 
 
-class Picky(KeyedProcessFunction[Event, Note]):
+@pytest.mark.parametrize(("after", "is_kept"), [(900, True), (5000, False)])
+def test_a_timer_that_draining_fires_sees_the_state_of_its_own_time(jobs: TimerJobs, after: int, is_kept: bool) -> None:
+    """Draining advances event time to its end; state does not expire earlier for that."""
+    rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
+    jobs.events(Keeping(after), rows)
+    _request_drain(jobs)
+    jobs.events(Keeping(after), rows)
+    assert {(n.key, n.at, n.time) for n in jobs.notes("timer")} == {
+        (row.key, row.at + after, row.at if is_kept else 0) for row in rows
+    }
+
+
+def test_a_job_that_cannot_be_drained_reports_it_and_continues(jobs: TimerJobs) -> None:
+    rows = [Event("a", 1), Event("b", 2)]
+    jobs.events(Alarm(5), rows)
+    _request_drain(jobs)
+    jobs.events(Failing(5), [*rows, Event("c", 3)], run__max_batches=1)
+    assert [r.rows_in for r in jobs.results] == [1]
+    answer = read_answer(jobs.storage, "r1")
+    assert answer is not None
+    assert (answer.status, answer.code) == ("failed", UserCodeError("").code)
+    assert jobs.timers() == []
+
+
+def _request_drain(jobs: TimerJobs) -> None:
+    request = Request(
+        id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True, at="2026-01-01"
+    )
+    post(jobs.storage, request)
+
+
+class FailsOnOdd(Alarm):
     """Sets a timer with each row, and then fails on some."""
 
     def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
-        ctx.timer_service().register_event_time_timer(row.at)
-        assert ctx.timestamp() == row.at
+        yield from super().process_element(row, ctx)
         if row.at % 2:
             raise ValueError("odd")
-        yield Note("row", row.key, row.at, 0, 0)
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        yield Note("timer", ctx.get_current_key(), timestamp, 0, 0)
 
 
-def test_a_row_that_becomes_a_dead_letter_knew_its_time_and_sets_no_timer(box: TimerJobs) -> None:
+def test_a_row_that_becomes_a_dead_letter_sets_no_timer(jobs: TimerJobs) -> None:
     rows = [Event("a", at) for at in (2, 3, 4, 5, 6)]
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        stream = env.from_source(Growing(rows, Event), uid="s").assign_timestamps_and_watermarks(STRATEGY)
-        made = stream.key_by("key").process(Picky(), output=Note, uid="op", on_error=DeadLetters(budget=10))
-        made.sink_to(FolderSink(box.folder / "out"), uid="out")
-        made.get_dead_letters().sink_to(FolderSink(box.folder / "letters"), uid="letters")
-
-    box.run(build)
-    assert [row["error"] for row in FolderSink(box.folder / "letters").rows()] == ["ValueError: odd"] * 2
-    fired = sorted(note.at for note in box.notes() if note.what == "timer")
-    assert fired and set(fired) <= {2, 4, 6}
-    assert sorted(note.at for note in box.notes() if note.what == "row") == [2, 4, 6]
-
-
-@pytest.mark.parametrize(("after", "lives"), [(900, True), (5000, False)])
-def test_a_timer_that_draining_fires_sees_the_state_of_its_own_time(box: TimerJobs, after: int, lives: bool) -> None:
-    """Draining takes event time to its end: state expires no sooner for that."""
-    rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
-    box.events(Keeping(after), rows)
-    _ask_to_drain(box)
-    box.events(Keeping(after), rows)
-    assert {(n.key, n.at, n.time) for n in box.notes() if n.what == "timer"} == {
-        (row.key, row.at + after, row.at if lives else 0) for row in rows
-    }
+    jobs.events(FailsOnOdd(0), rows, on_error=DeadLetters(budget=10))
+    assert [letter.error for letter in jobs.letters()] == ["ValueError: odd"] * 2
+    assert jobs.timers() == [("a", 2), ("a", 4)]
+    assert sorted(note.at for note in jobs.notes("row")) == [2, 4, 6]
 
 
 class Both(KeyedCoProcessFunction[Note, Event, Note]):
@@ -419,59 +387,30 @@ class Both(KeyedCoProcessFunction[Note, Event, Note]):
         yield Note("timer", ctx.get_current_key(), timestamp, 0, ctx.timer_service().current_watermark())
 
 
-def test_a_source_that_is_first_taken_behind_an_operator_has_a_say_there_only(box: TimerJobs) -> None:
+def test_a_source_that_joins_later_counts_only_for_the_watermark_of_the_later_operators(jobs: TimerJobs) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
-        given = ([Event("a", 10), Event("a", 50)], [Event("a", 20), Event("a", 30)])
-        ahead, behind = [
-            env.from_source(Growing(rows, Event), uid=f"s{at}").assign_timestamps_and_watermarks(STRATEGY)
-            for at, rows in enumerate(given)
-        ]
+        ahead = _source(env, "s0", [Event("a", 10), Event("a", 50)])
+        joining = _source(env, "s1", [Event("a", 20), Event("a", 30)])
         first = ahead.key_by("key").process(Alarm(), output=Note, uid="first")
-        both = first.key_by("key").connect(behind.key_by("key")).process(Both(), output=Note, uid="second")
-        both.sink_to(FolderSink(box.folder / "out"), uid="out")
+        both = first.key_by("key").connect(joining.key_by("key")).process(Both(), output=Note, uid="second")
+        both.sink_to(jobs.sink("out"), uid="out")
 
-    run = box.run(build, parallelism=2)
+    run = jobs.prepare(build, parallelism=2)
+    jobs.execute(run)
     assert run.manifest is not None
     assert [(s.uid, s.watermark) for s in run.manifest.watermarks] == [("s0", 49), ("s1", 29)]
     assert {o.uid: o.watermark for o in run.manifest.operators} == {"first": 49, "second": 29}
-    assert [(n.at, n.watermark) for n in box.notes()] == [(10, 29), (20, 29)]
+    assert [(n.at, n.watermark) for n in jobs.notes()] == [(10, 29), (20, 29)]
 
 
-def test_a_job_that_cannot_be_drained_says_so_and_goes_on(box: TimerJobs) -> None:
-    rows = [Event("a", 1), Event("b", 2)]
-    box.events(Alarm(5), rows)
-    _ask_to_drain(box)
-    box.events(Failing(5), [*rows, Event("c", 3)], run__max_batches=1)
-    assert [r.rows_in for r in box.results] == [1]
-    answer = read_answer(open_storage(str(box.folder / "root")), "r1")
-    assert answer is not None
-    assert (answer.status, answer.code) == ("failed", UserCodeError("").code)
-    assert _timers(box.notes()) == []
-
-
-def test_a_subtask_with_neither_rows_nor_due_timers_does_not_open_its_store(box: TimerJobs) -> None:
+def test_a_subtask_with_neither_rows_nor_due_timers_does_not_open_its_store(jobs: TimerJobs) -> None:
     many = [Event(f"k{n}", n) for n in range(16)]
-    first = box.events(Alarm(100), many, parallelism=4)
-    second = box.events(Alarm(100), [*many, Event("k0", 99), Event("k0", 102)], parallelism=4)
+    first = jobs.events(Alarm(100), many, parallelism=4)
+    second = jobs.events(Alarm(100), [*many, Event("k0", 99), Event("k0", 102)], parallelism=4)
     snapshots = [
         {s.subtask: s.snapshot for s in run.manifest.operators[0].subtasks} for run in (first, second) if run.manifest
     ]
     changed = {at for at in range(4) if snapshots[0][at] != snapshots[1][at]}
-    # Of the rows' key, and in the tick batch those of the timers that were due.
-    assert sorted(_timers(box.notes())) == [("k0", 100), ("k1", 101)]
-    assert changed == {_subtask("k0"), _subtask("k1")}
-
-
-def _ask_to_drain(box: TimerJobs) -> None:
-    asked = Request(
-        id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True, at="2026-01-01"
-    )
-    post(open_storage(str(box.folder / "root")), asked)
-
-
-def _subtask(key: str) -> int:
-    return subtask_of(key_hash((key,), ("string",)) % 8, 4, 8)
-
-
-def test_a_function_sees_both_domains_by_their_names() -> None:
-    assert [domain.value for domain in TimeDomain] == ["event", "processing"]
+    # The subtasks of the rows' key and, in the batch without rows, of the due timers.
+    assert sorted(jobs.timers()) == [("k0", 100), ("k1", 101)]
+    assert changed == {subtask_of(key_hash((key,), ("string",)) % 8, 4, 8) for key in ("k0", "k1")}

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
-from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFile, SourcePosition, SparkPosition
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFile, SparkPosition
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
@@ -26,86 +26,61 @@ class SavepointCopies:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_files_with_equal_bytes_make_a_savepoint_and_a_fork(self, storage: Storage, seed: int) -> None:
-        contents = _Contents(random.Random(seed), storage)
-        root = _committed(storage, contents)
-        head = root.head()
-        assert head.checkpoint is not None
-        made = make_savepoint(root, SavepointSpec(name="mine", checkpoint=head.checkpoint, sinks={}))
+        root = JobRoot.create_or_open(storage, ManualClock(1), NewJob("job", 128, {}), "test")
+        head = root.claim()
+        manifest, expected = _manifest(root, random.Random(seed))
+        handle = write_manifest(storage, data_folder(1, 1, "driver"), manifest)
+        assert isinstance(root.commit(head, Commit(1, handle, []), Retention(1)), Appended)
+        checkpoint = root.head().checkpoint
+        assert checkpoint is not None
+        made = make_savepoint(root, SavepointSpec(name="mine", checkpoint=checkpoint, sinks={}))
         made.verify()
-        assert _read(made.storage, made.document.manifest, made.folder) == contents.expected
+        assert _contents(made.storage, made.document.manifest, made.folder) == expected
         fork = JobRoot.create_or_open(MemoryStorage(), ManualClock(seed), NewJob("other", 128, {}), "test")
         handle = import_state(fork, made.document.manifest, StateLocation(made.storage, made.folder), 0)
         imported = fork.checkpoints.read_manifest(handle)
         check_hashes(fork.storage, files_of(imported))
-        assert _read(fork.storage, imported) == contents.expected
+        assert _contents(fork.storage, imported) == expected
 
 
-class _Contents:
-    """Writes objects under names of their own, of which many have the same bytes."""
+def _manifest(root: JobRoot, dice: random.Random) -> tuple[Manifest, list[bytes]]:
+    """A manifest and the contents of its files, of which many are equal."""
+    choices = [dice.randbytes(size) for size in (0, 1, 5000)]
+    written: list[bytes] = []
 
-    def __init__(self, dice: random.Random, storage: Storage) -> None:
-        self.dice = dice
-        self.expected: list[bytes] = []
-        self._storage = storage
-        self._choices = [dice.randbytes(size) for size in (0, 1, 5000)]
+    def write() -> FileHandle:
+        written.append(dice.choice(choices))
+        return write_bytes(root.storage, f"{data_folder(1, 1, 'task')}{len(written)}", written[-1])
 
-    def write(self) -> FileHandle:
-        data = self.dice.choice(self._choices)
-        self.expected.append(data)
-        key = f"{data_folder(1, 1, 'task')}{len(self.expected)}"
-        return write_bytes(self._storage, key, data)
+    def subtask(number: int) -> SubtaskState:
+        files = [StateFile(handle=write(), local_name=f"{f}.sst") for f in range(dice.randrange(3))]
+        first = 32 * number
+        return SubtaskState(
+            subtask=number, first_group=first, last_group=first + 31, snapshot=f"{number}", files=files
+        )
 
-
-def _committed(storage: Storage, contents: _Contents) -> JobRoot:
-    root = JobRoot.create_or_open(storage, ManualClock(1), NewJob("job", 128, {}), "test")
-    head = root.claim()
-    manifest = _manifest(root, contents)
-    handle = write_manifest(storage, data_folder(1, 1, "driver"), manifest)
-    commit = Commit(ordinal=1, manifest=handle, sources=[])
-    assert isinstance(root.commit(head, commit, Retention(1)), Appended)
-    return root
-
-
-def _manifest(root: JobRoot, contents: _Contents) -> Manifest:
     operators = [
         OperatorState(
             uid=f"operator-{n}",
             parallelism=4,
             key_types=[],
             states=[],
-            subtasks=[
-                SubtaskState(
-                    subtask=s,
-                    first_group=32 * s,
-                    last_group=32 * s + 31,
-                    snapshot=f"{n}-{s}",
-                    files=[
-                        StateFile(handle=contents.write(), local_name=f"{f}.sst")
-                        for f in range(contents.dice.randrange(3))
-                    ],
-                )
-                for s in range(4)
-            ],
-            parts=[OperatorPart(subtask=s, handle=contents.write()) for s in range(4)],
+            subtasks=[subtask(s) for s in range(4)],
+            parts=[OperatorPart(subtask=s, handle=write()) for s in range(4)],
         )
         for n in range(2)
     ]
-    spark = SparkPosition(
-        batch_id=3,
-        offsets=b"",
-        previous_offsets=None,
-        commit=b"",
-        source_files=[SourceFile(path=f"{n}/2", handle=contents.write()) for n in range(3)],
+    files = [SourceFile(path=f"{n}/2", handle=write()) for n in range(3)]
+    spark = SparkPosition(batch_id=3, offsets=b"", previous_offsets=None, commit=b"", source_files=files)
+    manifest = Manifest(
+        job_uuid=root.job.job_uuid, generation=1, ordinal=1, operators=operators, sources=[], spark=spark
     )
-    sources = [SourcePosition(uid="rows", description="rows", offset="3")]
-    return Manifest(
-        job_uuid=root.job.job_uuid, generation=1, ordinal=1, operators=operators, sources=sources, spark=spark
-    )
+    return manifest, written
 
 
-def _read(storage: Storage, manifest: Manifest, folder: str = "") -> list[bytes]:
-    """What each reference of the manifest leads to, in the order in which they were written."""
-    handles = [h for o in manifest.operators for h in o.files]
+def _contents(storage: Storage, manifest: Manifest, folder: str = "") -> list[bytes]:
+    """The content of each file of the manifest, in the order in which they were written."""
     assert manifest.spark is not None
-    handles += [f.handle for f in manifest.spark.source_files if f.handle]
+    handles = [handle for operator in manifest.operators for handle in operator.files]
+    handles += [file.handle for file in manifest.spark.source_files if file.handle]
     return [storage.get(f"{folder}{handle.key}") for handle in handles]

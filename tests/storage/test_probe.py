@@ -1,8 +1,9 @@
-"""The race probe lets only a storage pass whose put-if-absent is one."""
+"""The race probe accepts only a storage that creates a key once."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,18 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root, probe_storage
 from stateflow.clock import ManualClock
 from stateflow.errors import EnvironmentUnsupported, StorageError
-from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
+from stateflow.storage import MemoryStorage, PosixStorage, PutResult
+from stateflow.testing.conformance.storage import at_once
 from tests.support.errors import raises
 
 RACERS = 8
 
 
 class CheckThenWrite(MemoryStorage):
-    """Looks whether the name is free, then writes: everybody who looks in time creates.
+    """Checks whether the key is free, then writes; all racers have checked before the first writes."""
 
-    The barrier makes the race that a slow network makes now and then: all have looked before the first writes.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("memory://check-then-write")
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
         self.together = threading.Barrier(RACERS)
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -38,7 +37,7 @@ class CheckThenWrite(MemoryStorage):
 
 
 class LastWins(MemoryStorage):
-    """Tells one caller that it created, and keeps what another one wrote."""
+    """Reports to one caller that it created the object, and keeps that of another one."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         result = super().put_new(key, data)
@@ -49,46 +48,47 @@ class LastWins(MemoryStorage):
 
 
 class NobodyWins(MemoryStorage):
-    """Writes, and says that somebody else did."""
+    """Writes, and reports that another writer did."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         super().put_new(key, data)
         return PutResult.EXISTS
 
 
-@pytest.mark.parametrize("storage", [CheckThenWrite(), LastWins(), NobodyWins()], ids=lambda s: type(s).__name__)
-def test_a_storage_without_put_if_absent_is_refused(storage: Storage) -> None:
+@pytest.mark.parametrize("kind", [CheckThenWrite, LastWins, NobodyWins])
+def test_a_storage_without_put_if_absent_is_refused(kind: type[MemoryStorage]) -> None:
+    storage = kind("memory://bad")
     with raises(EnvironmentUnsupported, storage=storage.uri) as refused:
-        probe_storage(storage, ManualClock(), 1)
+        probe_job_root(storage, ManualClock())
     assert refused.value.hint
     assert storage.list("") == []
 
 
 class Unsure(MemoryStorage):
-    """Does not hear back."""
+    """Gets no response."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         result = super().put_new(key, data)
         return PutResult.UNKNOWN if result is PutResult.CREATED else result
 
 
-def test_a_storage_that_does_not_answer_is_not_refused_for_ever() -> None:
+def test_a_storage_without_responses_is_a_retryable_error() -> None:
     storage = Unsure()
-    with raises(StorageError) as told:
+    with raises(StorageError) as failed:
         probe_storage(storage, ManualClock(), 1)
-    assert told.value.retryable and storage.list("") == []
+    assert failed.value.retryable and storage.list("") == []
 
 
-def test_a_good_storage_passes_and_keeps_nothing(tmp_path: Path) -> None:
+def test_a_good_storage_passes_and_keeps_nothing_also_when_several_drivers_probe_it(tmp_path: Path) -> None:
     for storage in (MemoryStorage(), PosixStorage(tmp_path / "root")):
         storage.put_new("log/1", b"x")
-        probe_storage(storage, ManualClock(), 1)
+        at_once([partial(probe_storage, storage, ManualClock(n), 1) for n in range(3)])
         assert [blob.key for blob in storage.list("")] == ["log/1"]
         assert storage.get("log/1") == b"x"
 
 
 class Collected(MemoryStorage):
-    """A job root whose next generation another run claims while we probe; a collector takes what we raced for."""
+    """A job root on which another run claims the next generation during the probe, whose key a collector deletes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,23 +103,7 @@ class Collected(MemoryStorage):
         return super().get(key, limit)
 
 
-def test_a_collector_that_takes_what_is_raced_for_does_not_make_a_storage_bad() -> None:
+def test_a_collector_that_deletes_the_key_of_the_race_does_not_fail_the_probe() -> None:
     storage = Collected()
     probe_job_root(storage, ManualClock())
     assert storage.rounds == 1 and next_generation(storage, ManualClock()) == 2
-
-
-def test_a_bad_storage_is_refused_as_a_job_root() -> None:
-    storage = CheckThenWrite()
-    with raises(EnvironmentUnsupported, storage=storage.uri):
-        probe_job_root(storage, ManualClock())
-
-
-def test_two_drivers_may_probe_at_once(tmp_path: Path) -> None:
-    storage = PosixStorage(tmp_path / "root")
-    threads = [threading.Thread(target=probe_storage, args=(storage, ManualClock(n), 1)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert storage.list("") == []

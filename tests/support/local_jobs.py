@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stateflow import DeadLetter
 from stateflow.api.collection import CollectionSource
-from stateflow.clock import SystemClock
-from stateflow.environment import declare
+from stateflow.api.source import LocalSource
+from stateflow.clock import Clock, SystemClock
+from stateflow.environment import StreamExecutionEnvironment, declare
+from stateflow.errors import JobDefinitionError
+from stateflow.observability.metrics import NullRecorder, Recorder
 from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import BatchResult
 from stateflow.runtime.job.loader import create_or_open_job
 from stateflow.runtime.local.executor import LocalExecutor
 from stateflow.runtime.local.run_loop import run_local
-from stateflow.storage import open_storage
+from stateflow.runtime.task import store_cache
+from stateflow.storage import Storage, open_storage
 from stateflow.testing.sinks import FolderSink
+
+Build = Callable[[StreamExecutionEnvironment], object]
 
 
 class Growing(CollectionSource):
@@ -25,26 +34,68 @@ class Growing(CollectionSource):
 
 
 class LocalJobs:
-    """A job root, and runs of jobs that are given as functions."""
+    """A job root, and runs of jobs that are given as functions.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: holds the job root, local files and tables.
+        clock: of the runs.
+        storage: the job root, unless it is a folder.
+        settings: of all runs, with two underscores for each dot.
+
+    Attributes:
+        results: the batches of the newest run.
+        recorder: gets the metrics of later runs.
+    """
+
+    def __init__(
+        self, folder: Path, clock: Clock | None = None, storage: Storage | None = None, **settings: Any
+    ) -> None:
         self.folder = folder
+        self.clock = clock or SystemClock()
+        self.storage = storage or open_storage(str(folder / "root"))
+        self.settings = {"local_dir": folder / "local", "source__max_rows_per_batch": 4, **settings}
         self.results: list[BatchResult] = []
+        self.recorder: Recorder = NullRecorder()
 
-    def run(self, build: Any, **settings: str) -> str:
-        """Runs the job until it ends; returns why it ended."""
-        given = {"local_dir": str(self.folder / "local"), "source.max_rows_per_batch": "4", **settings}
+    def prepare(self, build: Build, executor: Executor | None = None, **settings: Any) -> JobRun:
+        """Returns a run that is not started."""
+        given = {name.replace("__", "."): str(value) for name, value in {**self.settings, **settings}.items()}
         env, resolved = declare(build, "job", (given,))
-        job = create_or_open_job(env.graph, resolved, open_storage(str(self.folder / "root")), SystemClock())
-        run = JobRun(job, LocalExecutor())
-        run.start()
-        sources = {n.uid: n.source for n in env.graph.sources}
-        return run_local(run, sources, self.results.append)  # type: ignore[arg-type]
+        job = create_or_open_job(env.graph, resolved, self.storage, self.clock)
+        return JobRun(replace(job, recorder=self.recorder), executor or LocalExecutor())
+
+    def execute(self, run: JobRun) -> str:
+        """Starts a run and reads its sources until it ends; returns why it ended."""
+        self.results.clear()
+        sources = {node.uid: cast(LocalSource, node.source) for node in run.job.plan.sources}
+        try:
+            run.start()
+            return run_local(run, sources, self.results.append)
+        finally:
+            store_cache.close_all()
+
+    def run(self, build: Build, **settings: Any) -> str:
+        """Runs a job until it ends; returns why it ended."""
+        return self.execute(self.prepare(build, **settings))
+
+    def apply(self, rows: Sequence[Any], operators: Callable[[Any], Any], **settings: Any) -> str:
+        """Runs `operators` on a stream of `rows`: what they emit goes to `out`, dead letters to `letters`."""
+
+        def build(env: StreamExecutionEnvironment) -> None:
+            made = operators(env.from_collection(rows, type(rows[0]), uid="rows"))
+            made.sink_to(self.sink("out"), uid="out")
+            try:
+                letters = made.get_dead_letters()
+            except JobDefinitionError:
+                return
+            letters.sink_to(self.sink("letters"), uid="letters")
+
+        return self.run(build, **settings)
 
     def sink(self, name: str) -> FolderSink:
         return FolderSink(self.folder / name)
 
-    def rows(self, name: str) -> list[tuple[Any, ...]]:
+    def rows(self, name: str = "out") -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in self.sink(name).rows()]
 
     def letters(self, name: str = "letters") -> list[DeadLetter]:

@@ -1,0 +1,193 @@
+"""Metrics and spans of runs, as a recorder, a scraper and an OpenTelemetry collector receive them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow.checkpoint.history import read_records
+from stateflow.clock import ManualClock
+from stateflow.config.settings import TelemetrySettings
+from stateflow.errors import ConfigError
+from stateflow.observability.exporters import telemetry
+from stateflow.observability.metrics import METRICS, Kind, MemoryRecorder
+from stateflow.runtime.driver.checkpointing.record import report_metrics
+from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.local.run_loop import run_local
+from tests.servers.otlp import otlp_collector
+from tests.servers.running import ROOT, free_port
+from tests.support.errors import raises
+from tests.support.graphs import Row
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.local_jobs import Growing, LocalJobs
+
+HOUR = timedelta(hours=1)
+
+
+class Stamped(msgspec.Struct):
+    number: int
+    at: str
+
+
+class Stamp(KeyedProcessFunction[Row, Stamped]):
+    """Emits the processing time of each row and of the end of each key's batch."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Stamped]:
+        yield Stamped(row.number, ctx.current_processing_time().isoformat())
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Stamped]:
+        yield Stamped(-1, ctx.current_processing_time().isoformat())
+
+
+def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_time(tmp_path: Path) -> None:
+    """25 rows of three keys, ten to a batch, with an hour between the batches."""
+    clock, recorder, source = ManualClock(), MemoryRecorder(), Growing([Row(f"k{i % 3}", i) for i in range(25)], Row)
+    jobs = LocalJobs(tmp_path, clock, source__max_rows_per_batch=10, checkpoints__asynchronous=False)
+    jobs.recorder = recorder
+    results: list[BatchResult] = []
+    gauges: list[dict[str, float]] = []
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        stream = env.from_source(source, uid="rows").key_by("key")
+        stream.process(Stamp(), output=Stamped, uid="stamp").sink_to(jobs.sink("out"), uid="out")
+
+    def on_batch(result: BatchResult) -> None:
+        results.append(result)
+        gauges.append(dict(recorder.gauges))
+        clock.sleep(HOUR)
+
+    start = clock.now()
+    run = jobs.prepare(build)
+    run.start()
+    run_local(run, {"rows": source}, on_batch)
+    records = read_records(jobs.storage)
+    assert recorder.counters == {"number_of_completed_checkpoints": 3, "num_records_in": 25, "num_records_out": 25 + 9}
+    assert [r.rows_in for r in results] == [10, 10, 5]
+    assert gauges == [
+        {
+            "last_completed_checkpoint_id": r.checkpoint_id,
+            "last_checkpoint_size": r.increment_bytes,
+            "last_checkpoint_compaction_size": 0,
+            "last_checkpoint_full_size": r.full_bytes,
+            "last_checkpoint_duration": r.seconds,
+            "number_of_in_progress_checkpoints": 0,
+            "last_checkpoint_manifest_size": record.manifest_bytes,
+            "last_checkpoint_files": record.files,
+            "last_checkpoint_new_files": record.new_files,
+            "last_batch_duration": r.seconds,
+            "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
+        }
+        for r, record in zip(results, records, strict=True)
+    ]
+    assert (results[0].checkpoint_id, results[-1].checkpoint_id) == (2, run.head.checkpoint_id)
+    assert all(r.full_bytes >= r.increment_bytes for r in results)
+
+    stamps = sorted((number, at) for number, at in jobs.rows() if number >= 0)
+    assert stamps == [(n, (start + n // 10 * HOUR).isoformat()) for n in range(25)]
+    ends = sorted(at for number, at in jobs.rows() if number < 0)
+    assert ends == [(start + batch * HOUR).isoformat() for batch in range(3) for _ in range(3)]
+
+    # Its size includes what a compaction wrote; tests/recovery/test_checkpoints.py counts it in the storage.
+    report_metrics(recorder, msgspec.structs.replace(records[-1], increment_bytes=30, compaction_bytes=12))
+    assert (recorder.gauges["last_checkpoint_size"], recorder.gauges["last_checkpoint_compaction_size"]) == (42, 12)
+
+
+# -- exporters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
+    made = AccountsJob(tmp_path / "job")
+    yield made
+    made.end_all()
+
+
+_SCRAPED = """
+import sys, urllib.request
+from pathlib import Path
+from stateflow.launch import RunRequest, run_job
+
+job, root, port, *assigned = sys.argv[1:]
+seen = []
+
+def look(result):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        seen.append(answer.read().decode())
+
+settings = dict(each.split("=", 1) for each in assigned) | {"telemetry.prometheus_port": port}
+run_job(RunRequest(Path(job), root, (settings,), "a test", on_batch=look))
+print(seen[-1])
+try:
+    look(None)
+except OSError:
+    print("closed")
+"""
+
+
+def test_a_scraper_sees_metrics_with_the_names_of_flink_while_a_run_lasts(job: AccountsJob) -> None:
+    job.deliver(4 * SLICE)
+    assigned = [f"job.folder={job.folder}", f"local_dir={job.local}", "checkpoints.asynchronous=no"]
+    command = [sys.executable, "-c", _SCRAPED, job.job_file, job.job_root, str(free_port()), *assigned]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    figures = dict(re.findall(r'^([a-z_]+)\{job="accounts"[^}]*\} ([\d.e+]+)$', ended.stdout, re.MULTILINE))
+    names = set()
+    for name, about in METRICS.items():
+        names |= {found for found in figures if found.startswith(name)}
+        assert about.kind is Kind.GAUGE or f"# TYPE {name}_total counter" in ended.stdout or name not in ended.stdout
+    assert names == set(figures)
+    assert float(figures["number_of_completed_checkpoints_total"]) == 4
+    assert float(figures["num_records_in_total"]) == 4 * SLICE
+    assert float(figures["last_checkpoint_size_bytes"]) > 0
+    assert ended.stdout.rstrip().endswith("closed")
+
+
+def test_a_port_in_use_is_a_warning_and_no_failure(job: AccountsJob) -> None:
+    job.deliver(SLICE)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        ended = job.finish(telemetry__prometheus_port=port)
+    [warning] = [line for line in ended.err.splitlines() if " WARNING " in line]
+    assert "telemetry.prometheus_port" in warning and str(port) in warning
+
+
+def test_only_runs_with_telemetry_settings_need_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    with telemetry(TelemetrySettings(), "job") as recorder:
+        recorder.count("num_records_in", 3)
+        recorder.gauge("last_checkpoint_size", 5)
+    with (
+        raises(ConfigError, package="opentelemetry.sdk.metrics") as refused,
+        telemetry(TelemetrySettings(prometheus_port=free_port()), "job"),
+    ):
+        pass
+    assert "stateflow[telemetry]" in refused.value.hint
+
+
+def test_spans_and_metrics_go_to_a_collector(job: AccountsJob) -> None:
+    job.deliver(3 * SLICE)
+    with otlp_collector() as collector:
+        job.finish(telemetry__otlp_endpoint=collector.address, checkpoints__asynchronous="yes")
+        spans, figures = collector.spans(), collector.text("/v1/metrics")
+    assert {"batch", "checkpoint", "upload", "restore"} <= {name for name, _ in spans}
+    assert {facts["stateflow.job"] for name, facts in spans if name == "batch"} == {"accounts"}
+    for name in ("number_of_completed_checkpoints", "last_checkpoint_size", "num_records_in", "num_records_out"):
+        assert name in figures
+
+
+def test_a_run_succeeds_without_an_answer_of_the_collector(job: AccountsJob) -> None:
+    job.deliver(2 * SLICE)
+    ended = job.finish(telemetry__otlp_endpoint=f"http://127.0.0.1:{free_port()}")
+    assert "Traceback" not in ended.err
+    job.check_results()

@@ -1,0 +1,282 @@
+"""Errors of user functions name the operator, the function, the key and the row; those about state, the state."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from stateflow import (
+    DeadLetters,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OutputTag,
+    RichFlatMapFunction,
+    RuntimeContext,
+    ValueStateDescriptor,
+)
+from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
+from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
+from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.runtime.task.operators.input_reader import Input, check_nulls
+from tests.support.errors import raises
+from tests.support.graphs import Row
+from tests.support.local_jobs import LocalJobs
+
+ROWS = [Row("a", 1), Row("b", 2), Row("b", 3), Row("c", 4)]
+OF_ROW_3 = {"operator": "op", "key": "{'key': 'b'}", "row": repr(Row("b", 3))}
+Apply = Callable[[Any], Any]
+
+
+def _keyed(rows: Any) -> Any:
+    return rows.key_by("key", order_by=("number",))
+
+
+def _process(function: Any, **more: Any) -> Apply:
+    return lambda rows: _keyed(rows).process(function, output=Row, uid="op", **more)
+
+
+def _error_of(jobs: LocalJobs, operators: Apply) -> StateflowError:
+    with pytest.raises(StateflowError) as raised:
+        jobs.apply(ROWS, operators)
+    return raised.value
+
+
+# -- state and side outputs -----------------------------------------------------------------------------------------
+
+
+class Failing(KeyedProcessFunction[Row, Row]):
+    """Does something wrong with the row whose number is 3."""
+
+    def __init__(self, wrong: Callable[[Any, Context], None]) -> None:
+        self.wrong = wrong
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.value = ctx.get_state(ValueStateDescriptor("value", int))
+        self.list = ctx.get_list_state(ListStateDescriptor("list", int))
+        self.map = ctx.get_map_state(MapStateDescriptor("map", str, int))
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
+        if row.number == 3:
+            self.wrong(self, ctx)
+        yield row
+
+
+class DeclaredTwice(KeyedProcessFunction[Row, Row]):
+    """Declares one state with two types."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        for type_ in (int, str):
+            ctx.get_state(ValueStateDescriptor("value", type_))
+
+    def process_element(self, row: Row, ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("wrong", "facts"),
+    [
+        # The first is encoded when the next key comes.
+        (lambda f, ctx: f.value.update("x"), {"state": "value"}),
+        (lambda f, ctx: f.list.add("x"), {"state": "list"}),
+        (lambda f, ctx: f.map.put("k", "x"), {"state": "map"}),
+        (lambda f, ctx: f.map.put(5, 1), {"state": "map"}),
+        (lambda f, ctx: ctx.output(None, Row("b", 3)), {"given": repr(None)}),
+        (lambda f, ctx: ctx.output("late", Row("b", 3)), {"given": repr("late")}),
+        (lambda f, ctx: ctx.output(OutputTag, Row("b", 3)), {"given": repr(OutputTag)}),
+    ],
+)
+def test_an_error_about_a_value_or_a_tag_names_operator_key_and_row(
+    jobs: LocalJobs, wrong: Callable[[Any, Context], None], facts: dict[str, str]
+) -> None:
+    error = _error_of(jobs, _process(Failing(wrong)))
+    assert error.code in ("state", "job-definition")
+    assert {**OF_ROW_3, **facts}.items() <= error.facts.items()
+
+
+def test_an_error_about_a_declaration_names_operator_and_state(jobs: LocalJobs) -> None:
+    error = _error_of(jobs, _process(DeclaredTwice()))
+    assert error.code in ("state", "job-definition")
+    assert {"operator": "op", "name": "value"}.items() <= error.facts.items()
+
+
+# -- emitted and read rows ------------------------------------------------------------------------------------------
+
+
+class Largest(msgspec.Struct):
+    key: str
+    largest: float
+
+
+class Forgets(KeyedProcessFunction[Row, Largest]):
+    """Leaves out the largest number of one key."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Largest]:
+        missing: Any = None
+        yield Largest(row.key, missing if row.key == "b" else 1.0)
+
+
+class ForgetsLater(Forgets):
+    """Emits the same at the end of the batch."""
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Largest]:
+        yield Largest(row.key, 1.0)
+
+    def on_batch_end(self, ctx: Context) -> Iterator[Largest]:
+        yield from super().process_element(Row(ctx.get_current_key(), 0), ctx)
+
+
+@pytest.mark.parametrize("function", [Forgets(), ForgetsLater()], ids=["row", "batch end"])
+def test_an_error_about_an_emitted_row_names_operator_key_class_column_and_row(
+    jobs: LocalJobs, function: Forgets
+) -> None:
+    row = "Largest(key='b', largest=None)"
+    with raises(SchemaMismatch, operator="op", key="{'key': 'b'}", row_class="Largest", column="largest", row=row):
+        jobs.apply(ROWS, lambda rows: _keyed(rows).process(function, output=Largest, uid="op"))
+
+
+def test_a_null_in_a_required_column_is_refused_with_its_row_and_the_type_for_time_zones() -> None:
+    chain: Any = SimpleNamespace(uid="count")
+    rows = Input(("key", "time"), slice(0, 2), (0,), (1,), dict, None, None)
+    columns = [pa.array(["a", "b"]), pa.array([0, None], pa.timestamp("us"))]
+    check_nulls(chain, rows, [column[:1] for column in columns])
+    with raises(SchemaMismatch, operator="count", column="time", row=repr({"key": "b", "time": None})) as refused:
+        check_nulls(chain, rows, columns)
+    assert "Annotated[datetime, msgspec.Meta(tz=True)]" in refused.value.hint
+
+
+# -- a row instead of rows ------------------------------------------------------------------------------------------
+
+
+class OneRow(KeyedProcessFunction[Row, Row]):
+    def process_element(self, row: Row, ctx: Context) -> Any:
+        return row if row.number == 2 else [row]
+
+
+class OnTimer(KeyedProcessFunction[Row, Row]):
+    def process_element(self, row: Row, ctx: Context) -> Any:
+        ctx.timer_service().register_processing_time_timer(1)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Any:
+        return Row("a", 1)
+
+
+class AtBatchEnd(KeyedProcessFunction[Row, Row]):
+    def process_element(self, row: Row, ctx: Context) -> Any:
+        return None
+
+    def on_batch_end(self, ctx: Context) -> Any:
+        return Row("a", 1)
+
+
+class FlatMap(RichFlatMapFunction[Row, Row]):
+    def flat_map(self, row: Row) -> Any:
+        return row
+
+
+class Second(KeyedCoProcessFunction[Row, Row, Row]):
+    def process_element1(self, row: Row, ctx: Context) -> Any:
+        return [row]
+
+    def process_element2(self, row: Row, ctx: Context) -> Any:
+        return row
+
+
+class Broadcast(KeyedBroadcastProcessFunction[Row, Row, Row]):
+    def process_element(self, row: Row, ctx: Context) -> Any:
+        return [row]
+
+    def process_broadcast_element(self, row: Row, ctx: Context) -> Any:
+        return row
+
+
+class Columns(VectorizedKeyedFunction):
+    def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> Any:
+        return Row("a", 1)
+
+
+def no_pair(row: Row, value: Any) -> Any:
+    return row
+
+
+def row_and_state(row: Row, value: Any) -> Any:
+    return row, value
+
+
+def one_row(row: Row) -> Any:
+    return row
+
+
+def _connected(function: Any, other: Apply) -> Apply:
+    return lambda rows: _keyed(rows).connect(other(rows)).process(function, output=Row, uid="op")
+
+
+def _names(error: StateflowError, written: Any) -> None:
+    """The error names the function, its line and the class of the returned object."""
+    assert error.facts["where"] == f"{__file__}:{inspect.getsourcelines(written)[1]}"
+    assert written.__qualname__ in error.message and re.search(r"\bRow\b", error.message)
+
+
+@pytest.mark.parametrize(
+    ("operators", "written"),
+    [
+        (_process(OneRow()), OneRow.process_element),
+        (_process(OnTimer()), OnTimer.on_timer),
+        (_process(AtBatchEnd()), AtBatchEnd.on_batch_end),
+        (lambda s: _keyed(s).flat_map(FlatMap(), uid="op"), FlatMap.flat_map),
+        (_connected(Second(), _keyed), Second.process_element2),
+        (_connected(Broadcast(), lambda s: s.broadcast()), Broadcast.process_broadcast_element),
+        (_process(Columns()), Columns.process_batch),
+        (lambda s: _keyed(s).flat_map_with_state(row_and_state, state=int, output=Row, uid="op"), row_and_state),
+        (lambda s: _keyed(s).flat_map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
+        (lambda s: _keyed(s).map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
+        (lambda s: _keyed(s).filter_with_state(no_pair, state=int, uid="op"), no_pair),
+    ],
+)
+def test_an_error_about_a_returned_object_names_the_function_that_returned_it(
+    jobs: LocalJobs, operators: Apply, written: Any
+) -> None:
+    error = _error_of(jobs, operators)
+    assert error.facts["operator"] == "op"
+    _names(error, written)
+
+
+@pytest.mark.parametrize(
+    ("function", "written"), [(one_row, one_row), (FlatMap(), FlatMap.flat_map)], ids=["function", "rich function"]
+)
+def test_an_error_about_an_object_that_a_row_function_returned_names_it(
+    jobs: LocalJobs, function: Any, written: Any
+) -> None:
+    _names(_error_of(jobs, lambda rows: rows.flat_map(function)), written)
+
+
+def test_a_type_error_in_the_function_itself_is_reported_as_such(jobs: LocalJobs) -> None:
+    class Wrong(KeyedProcessFunction[Row, Row]):
+        def process_element(self, row: Row, ctx: Context) -> Any:
+            number: Any = row.number
+            return [row, *number]
+
+    with raises(UserCodeError, operator="op") as raised:
+        jobs.apply(ROWS, _process(Wrong()))
+    assert "TypeError" in raised.value.message
+
+
+POLICY = DeadLetters(budget=9)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [_process(OneRow(), on_error=POLICY), lambda rows: rows.flat_map(one_row, on_error=POLICY)],
+    ids=["operator", "row function"],
+)
+def test_a_dead_letter_names_the_function_and_the_returned_object(jobs: LocalJobs, operators: Apply) -> None:
+    jobs.apply(ROWS, operators)
+    letters = jobs.letters()
+    assert letters
+    assert all(re.search(r"\bRow\b", letter.error) and __file__ in letter.where for letter in letters)
