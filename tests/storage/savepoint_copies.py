@@ -55,9 +55,7 @@ def _manifest(root: JobRoot, dice: random.Random) -> tuple[Manifest, list[bytes]
     def subtask(number: int) -> SubtaskState:
         files = [StateFile(handle=write(), local_name=f"{f}.sst") for f in range(dice.randrange(3))]
         first = 32 * number
-        return SubtaskState(
-            subtask=number, first_group=first, last_group=first + 31, snapshot=f"{number}", files=files
-        )
+        return SubtaskState(subtask=number, first_group=first, last_group=first + 31, snapshot=f"{number}", files=files)
 
     operators = [
         OperatorState(

@@ -1,4 +1,4 @@
-"""Google Cloud Storage: no server of its protocol is to be had, so here is what goes over the wire."""
+"""Google Cloud Storage: the requests that the client sends to a server of this test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stateflow.storage import PutResult, open_storage
 
 
 class Bucket(BaseHTTPRequestHandler):
-    """Creates objects, and replaces none when it is asked not to."""
+    """Creates an object only under the condition that there is none."""
 
     objects: dict[str, bytes]
 

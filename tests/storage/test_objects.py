@@ -1,4 +1,4 @@
-"""Object storage over a real server of its protocol."""
+"""Object storage with real servers of its protocols."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stateflow.storage import Credentials, PutResult, Storage, open_storage
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.servers.azure import azure_server
-from tests.servers.running import careless_s3_server, free_port, hasty_s3_server, s3_server
+from tests.servers.running import CANARY, careless_s3_server, free_port, hasty_s3_server, s3_server
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
 
@@ -29,7 +29,7 @@ _ONCE = {"max_retries": 0}
 
 
 def _use(server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets clients of this process find it."""
+    """Configures the clients of this process for a server."""
     for name, value in server.items():
         monkeypatch.setenv(name, value)
 
@@ -40,17 +40,17 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         yield environment
 
 
+@pytest.fixture(scope="module")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with azure_server(tmp_path_factory.mktemp("azure"), "container") as environment:
+        yield environment
+
+
 class TestS3(SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
         _use(s3, monkeypatch)
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
-
-
-@pytest.fixture(scope="module")
-def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    with azure_server(tmp_path_factory.mktemp("azure"), "container") as environment:
-        yield environment
 
 
 class TestAzure(SavepointCopies, StorageConformance):
@@ -79,7 +79,7 @@ def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
     return open_storage(f"s3://bucket/own/{next(_numbers)}")
 
 
-def test_a_large_file_goes_in_parts_and_takes_no_name_that_is_taken(bucket: Storage, tmp_path: Path) -> None:
+def test_a_large_file_is_stored_in_parts_and_overwrites_nothing(bucket: Storage, tmp_path: Path) -> None:
     large, other = tmp_path / "large", tmp_path / "other"
     large.write_bytes(random.Random(1).randbytes(17 << 20))
     other.write_bytes(random.Random(2).randbytes(17 << 20))
@@ -91,39 +91,37 @@ def test_a_large_file_goes_in_parts_and_takes_no_name_that_is_taken(bucket: Stor
     assert (tmp_path / "fetched").read_bytes() == large.read_bytes()
 
 
-def test_an_object_is_taken_over_without_coming_by_here(bucket: Storage) -> None:
+def test_prefixes_of_a_bucket_are_separate_storages_with_copies_in_the_server(bucket: Storage) -> None:
     bucket.put_new("there", b"x")
     other = open_storage(f"{bucket.uri}-other")
+    assert other.list("") == [] and other.put_new("there", b"yy") is PutResult.CREATED
+    assert [blob.size for blob in bucket.list("")] == [1]
     other.copy_from(bucket, "there", "here")
     assert other.get("here") == b"x"
     with pytest.raises(MissingFile):
         other.copy_from(bucket, "nothing", "nowhere")
 
 
-def test_two_prefixes_of_a_bucket_are_two_storages(bucket: Storage) -> None:
-    bucket.put_new("a", b"x")
-    longer = open_storage(f"{bucket.uri}-longer")
-    assert longer.list("") == [] and longer.put_new("a", b"y") is PutResult.CREATED
-    assert [blob.size for blob in bucket.list("")] == [1]
-
-
-def test_a_bucket_that_is_not_there_is_a_setting_to_mend(bucket: Storage) -> None:
+def test_a_missing_bucket_is_a_configuration_error(bucket: Storage) -> None:
     with raises(ConfigError, bucket="s3://nothing-here", storage="s3://nothing-here/job"):
         open_storage("s3://nothing-here/job").put_new("a", b"x")
 
 
-def test_an_endpoint_that_does_not_answer_says_so_without_credentials(
+def test_an_endpoint_that_does_not_respond_is_an_error_without_credentials(
     bucket: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
     silent = ObjectStorage("s3", "bucket", "job", _ONCE)
     with raises(StorageError, storage="s3://bucket/job") as failed:
         silent.get("a")
-    assert "canary" not in str(failed.value)
+    shown = repr(Credentials.of_process()) + str(Credentials.of_process())
+    assert "AWS_SECRET_ACCESS_KEY" in shown and CANARY not in shown + str(failed.value)
     assert silent.put_new("a", b"x") is PutResult.UNKNOWN
 
 
-def test_without_credentials_the_way_to_set_them_is_told(bucket: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_missing_credentials_names_their_variables(
+    bucket: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
@@ -135,19 +133,13 @@ def test_without_credentials_the_way_to_set_them_is_told(bucket: Storage, monkey
 @pytest.mark.parametrize(
     "uri", ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://bucket/../a", "s3://bucket/a?x=canary"]
 )
-def test_an_address_that_is_not_bucket_and_prefix_is_refused_and_not_shown(uri: str) -> None:
+def test_a_malformed_address_is_refused_and_not_shown(uri: str) -> None:
     with raises(ConfigError, scheme="s3") as refused:
         open_storage(uri)
     assert "canary" not in str(refused.value)
 
 
-def test_credentials_are_never_shown(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _use(s3, monkeypatch)
-    found = Credentials.of_process()
-    assert "AWS_SECRET_ACCESS_KEY" in repr(found) and "canary" not in repr(found) + str(found)
-
-
-def test_behind_a_fork_the_storage_says_so_and_does_not_hang(bucket: Storage) -> None:
+def test_a_forked_process_gets_an_error_and_does_not_hang(bucket: Storage) -> None:
     bucket.put_new("a", b"x")
     read, write = os.pipe()
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Objects as files: what the file system shows of them, also after the writer died."""
+"""Objects as files: names, modes, links and durability, also after the writer was killed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import stat
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,21 @@ def storage(tmp_path: Path) -> PosixStorage:
     return PosixStorage(tmp_path / "root")
 
 
-def _in_child(work: Callable[[], int]) -> int:
-    """Runs `work` in a forked process, which does nothing else; returns its exit code, a signal as a negative one."""
+def _fork(work: Callable[[], int | None]) -> int:
+    """Starts a process that calls `work` and exits with its result; returns its id."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads are no concern of such a child
+        warnings.simplefilter("ignore", DeprecationWarning)  # about other threads, which the child does not need
         child = os.fork()
     if child == 0:
         code = 255
         with contextlib.suppress(BaseException):
-            code = work()
+            code = work() or 0
         os._exit(code)
+    return child
+
+
+def _exit_code(child: int) -> int:
+    """Waits for a process; a signal is a negative code."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -52,30 +58,18 @@ def _everything(folder: Path) -> list[str]:
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
 
 
-# -- races of processes -------------------------------------------------------------------------------------------
+def test_one_of_many_concurrent_processes_creates_an_object(storage: PosixStorage, tmp_path: Path) -> None:
+    gate, opener = os.pipe()
 
-
-def test_of_many_processes_one_gets_a_name(storage: PosixStorage, tmp_path: Path) -> None:
-    def bid(racer: int) -> int:
+    def race(racer: int) -> int:
+        os.close(opener)
         os.read(gate, 1)
         return [PutResult.CREATED, PutResult.EXISTS].index(storage.put_new("log/1", b"%d" % racer * 5000))
 
-    gate, opener = os.pipe()
-    racers = []
-    for racer in range(6):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            code = 255
-            with contextlib.suppress(BaseException):
-                os.close(opener)
-                code = bid(racer)
-            os._exit(code)
-        racers.append(child)
+    racers = [_fork(partial(race, racer)) for racer in range(6)]
     os.close(gate)
-    os.close(opener)  # all that wait for it read an end of file, and run
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in racers]
+    os.close(opener)  # all that wait for it read an end of file, and continue
+    codes = [_exit_code(racer) for racer in racers]
     assert sorted(codes) == [0, 1, 1, 1, 1, 1]
     assert storage.get("log/1") == b"%d" % codes.index(0) * 5000
     assert _everything(tmp_path) == ["root", "root/log", "root/log/1"]
@@ -86,7 +80,7 @@ def test_of_many_processes_one_gets_a_name(storage: PosixStorage, tmp_path: Path
 
 @contextlib.contextmanager
 def _file_size_limit(size: int) -> Iterator[None]:
-    """Whoever writes past `size` fails, or is killed where that signal is not ignored."""
+    """A process that writes more to a file fails, or is killed unless it ignores that signal."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -95,31 +89,29 @@ def _file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_nothing_is_left_of_a_put_whose_process_was_killed_while_it_wrote(storage: PosixStorage) -> None:
-    def die_writing() -> int:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with _file_size_limit(5000):
-            storage.put_new("data/object", b"x" * 10_000)
-        return 0
+def _die_writing(storage: PosixStorage) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with _file_size_limit(5000):
+        storage.put_new("data/object", b"x" * 10_000)
 
-    assert _in_child(die_writing) == -signal.SIGXFSZ
+
+def _die_linking(storage: PosixStorage) -> None:
+    vars(os)["link"] = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    storage.put_new("data/object", b"x")
+
+
+@pytest.mark.parametrize(("put", "killed_by"), [(_die_writing, signal.SIGXFSZ), (_die_linking, signal.SIGKILL)])
+def test_a_process_that_is_killed_during_a_put_leaves_nothing(
+    storage: PosixStorage, put: Callable[[PosixStorage], None], killed_by: int
+) -> None:
+    assert _exit_code(_fork(lambda: put(storage))) == -killed_by
     assert _everything(storage.root) == ["data"]
+    assert storage.list("") == []
     assert storage.put_new("data/object", b"y") is PutResult.CREATED
 
 
-def test_nothing_is_left_of_a_put_whose_process_was_killed_before_the_name(storage: PosixStorage) -> None:
-    def die_linking() -> int:
-        os.link = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        storage.put_new("data/object", b"x")
-        return 0
-
-    assert _in_child(die_linking) == -signal.SIGKILL
-    assert _everything(storage.root) == ["data"]
-    assert storage.list("") == []
-
-
-def test_nothing_is_left_of_a_put_that_failed(storage: PosixStorage) -> None:
+def test_a_put_that_fails_leaves_nothing(storage: PosixStorage) -> None:
     with _file_size_limit(5000), raises(StorageError, errno=errno.EFBIG) as failed:
         storage.put_new("data/object", b"x" * 10_000)
     assert failed.value.retryable
@@ -130,7 +122,7 @@ def test_nothing_is_left_of_a_put_that_failed(storage: PosixStorage) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_modes_are_the_owner_s_alone_whatever_the_umask(storage: PosixStorage, tmp_path: Path, umask: int) -> None:
+def test_only_the_owner_has_access_whatever_the_umask(storage: PosixStorage, tmp_path: Path, umask: int) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
     source.chmod(0o666)
@@ -145,8 +137,8 @@ def test_modes_are_the_owner_s_alone_whatever_the_umask(storage: PosixStorage, t
     assert {stat.S_IMODE(p.stat().st_mode) for p in storage.root.rglob("*") if p.is_file()} == {0o600}
 
 
-def test_a_folder_of_somebody_else_is_a_matter_of_configuration(tmp_path: Path) -> None:
-    """Trying again would not help. Permissions do not stop root, who becomes somebody else for this."""
+def test_a_folder_of_another_user_is_a_configuration_error(tmp_path: Path) -> None:
+    """A retry would not help. Permissions do not stop root, who becomes another user for this."""
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
 
@@ -160,7 +152,7 @@ def test_a_folder_of_somebody_else_is_a_matter_of_configuration(tmp_path: Path) 
             return KEPT_OUT if facts == (True, os.strerror(errno.EACCES)) else 1
         return 0
 
-    assert _in_child(put) == KEPT_OUT
+    assert _exit_code(_fork(put)) == KEPT_OUT
     assert _everything(locked) == []
 
 
@@ -199,7 +191,10 @@ def test_deleting_the_last_object_removes_its_folders_but_not_the_root(storage: 
     assert storage.root.is_dir() and _everything(storage.root) == []
 
 
-def test_links_are_not_followed(storage: PosixStorage, tmp_path: Path) -> None:
+def test_links_are_not_followed_and_reading_creates_nothing(storage: PosixStorage, tmp_path: Path) -> None:
+    assert storage.list("log/") == [] and storage.size("FORMAT") is None
+    storage.delete(["a/b"])
+    assert _everything(tmp_path) == []
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"x")
@@ -210,19 +205,12 @@ def test_links_are_not_followed(storage: PosixStorage, tmp_path: Path) -> None:
     assert storage.size("a/link") is None
 
 
-def test_reading_makes_nothing(storage: PosixStorage, tmp_path: Path) -> None:
-    assert storage.list("log/") == [] and storage.size("FORMAT") is None
-    storage.delete(["a/b"])
-    assert _everything(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["plain", "with space", "100%", "ä#?x", "a:b"])
-def test_an_address_leads_back_to_the_same_folder(tmp_path: Path, name: str) -> None:
+def test_a_uri_and_a_path_lead_to_the_same_folder(tmp_path: Path, name: str) -> None:
     storage = PosixStorage(tmp_path / name)
-    again = open_storage(storage.uri)
-    assert isinstance(again, PosixStorage) and again.root == storage.root
-    by_path = open_storage(str(tmp_path / name))
-    assert isinstance(by_path, PosixStorage) and by_path.uri == storage.uri
+    for address in (storage.uri, str(tmp_path / name)):
+        again = open_storage(address)
+        assert isinstance(again, PosixStorage) and (again.root, again.uri) == (storage.root, storage.uri)
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +222,7 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("address", ["hdfs://host/x", "file://host/x", "http://x", "ftp://host"])
-def test_an_address_of_another_kind_is_refused(address: str) -> None:
+def test_an_unknown_address_is_refused(address: str) -> None:
     with raises(ConfigError, uri=address):
         open_storage(address)
 
@@ -244,7 +232,7 @@ def test_an_address_of_another_kind_is_refused(address: str) -> None:
 def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, seed: int
 ) -> None:
-    """That process has not synced it yet; what this one acknowledges must be there all the same."""
+    """That process has not synced it yet; an acknowledged object must survive all the same."""
     root = tmp_path / "root"
     root.mkdir()
     disk = FaultyDisk(DiskPlan((str(root),), str(tmp_path / "image"), seed))
