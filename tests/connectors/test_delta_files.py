@@ -1,4 +1,4 @@
-"""Data files before they are published: names, durability, rolling."""
+"""Data files: their names, and how they are written."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import gc
 import os
-import stat
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import Writing
@@ -33,16 +32,13 @@ def _writer(folder: Path, limits: Limits | None = None) -> ParquetWriter:
     return ParquetWriter(folder, FileName.first(about, _WRITING), about.schema, limits)
 
 
-@given(uids, numbers, numbers, st.integers(0, 10**4), attempts)
-def test_a_name_says_who_wrote_the_file(uid: str, generation: int, ordinal: int, subtask: int, attempt: str) -> None:
-    name = FileName.first(context(uid=uid), Writing(generation, ordinal, subtask, attempt))
-    later = dataclasses.replace(name, part=12)
-    assert FileName.parse(str(name)) == name
-    assert FileName.parse(str(later)) == later
-
-
-def test_a_uid_that_looks_like_the_rest_of_a_name_is_told_apart() -> None:
-    name = FileName.first(context(uid="x-g1-o2-s3-a-0"), _WRITING)
+@given(uids, numbers, numbers, st.integers(0, 10**4), attempts, st.integers(0, 12))
+@example("x-g1-o2-s3-a-0", 7, 3, 1, "a1b2", 0)
+def test_a_name_contains_who_wrote_the_file(
+    uid: str, generation: int, ordinal: int, subtask: int, attempt: str, part: int
+) -> None:
+    first = FileName.first(context(uid=uid), Writing(generation, ordinal, subtask, attempt))
+    name = dataclasses.replace(first, part=part)
     assert FileName.parse(str(name)) == name
 
 
@@ -57,7 +53,7 @@ def test_a_uid_that_looks_like_the_rest_of_a_name_is_told_apart() -> None:
         f"../stateflow-{JOB}-out-g1-o1-s0-a-0.zstd.parquet",
     ],
 )
-def test_other_files_are_not_taken_for_ours(name: str) -> None:
+def test_a_name_of_another_writer_is_not_parsed(name: str) -> None:
     assert FileName.parse(name) is None
 
 
@@ -65,46 +61,52 @@ def test_other_files_are_not_taken_for_ours(name: str) -> None:
     ("job", "uid", "attempt"),
     [("j" * 64, "u" * 100, "a" * 64), (JOB, "a b", "a"), (JOB, "_a", "a"), (JOB, "a", "x-y"), ("../x", "a", "a")],
 )
-def test_what_does_not_fit_into_a_name_is_refused(job: str, uid: str, attempt: str) -> None:
+def test_an_attempt_without_a_valid_name_is_refused(job: str, uid: str, attempt: str) -> None:
     with raises(ConfigError, limit=255):
         FileName.first(context(uid=uid, job=job), Writing(10**6, 10**6, 100, attempt))
 
 
-def test_no_rows_make_no_file(tmp_path: Path) -> None:
+def _write(writer: ParquetWriter, first: int = 0, count: int = 1) -> None:
+    writer.write(batch(context(), pairs(first, count)))
+
+
+def _ids(file: Path) -> list[int]:
+    found: list[int] = pq.read_table(file).column("id").to_pylist()
+    return found
+
+
+def test_batches_become_one_nullable_row_group_that_is_visible_when_it_is_complete(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
-    writer.write(batch(context(), []))
-    assert writer.close() == []
-    assert os.listdir(tmp_path) == []
-
-
-def test_many_batches_make_one_file_with_one_row_group(tmp_path: Path) -> None:
+    _write(writer, count=0)
+    assert _writer(tmp_path).close() == writer.close() == []
     writer = _writer(tmp_path)
     for first in range(0, 100, 10):
-        writer.write(batch(context(), pairs(first, 10)))
-    assert os.listdir(tmp_path) == [], "visible before it is complete"
+        _write(writer, first, 10)
+    assert os.listdir(tmp_path) == []
     [file] = writer.close()
     assert os.listdir(tmp_path) == [file.path]
     assert (file.rows, file.size) == (100, (tmp_path / file.path).stat().st_size)
-    assert pq.read_table(tmp_path / file.path).column("id").to_pylist() == list(range(100))
+    assert _ids(tmp_path / file.path) == list(range(100))
     assert pq.read_metadata(tmp_path / file.path).num_row_groups == 1
+    assert all(field.nullable for field in pq.read_schema(tmp_path / file.path))
 
 
-def test_a_large_attempt_rolls_to_further_files(tmp_path: Path) -> None:
+def test_a_large_attempt_writes_several_files(tmp_path: Path) -> None:
     writer = _writer(tmp_path, Limits(row_group_bytes=1, file_bytes=1))
     for first in range(3):
-        writer.write(batch(context(), pairs(first, 1)))
+        _write(writer, first)
     files = writer.close()
-    assert [FileName.parse(f.path).part for f in files] == [0, 1, 2]  # type: ignore[union-attr]
-    assert [pq.read_table(tmp_path / f.path).column("id").to_pylist() for f in files] == [[0], [1], [2]]
+    names = [FileName.parse(f.path) for f in files]
+    assert [name.part for name in names if name] == [0, 1, 2]
+    assert [_ids(tmp_path / f.path) for f in files] == [[0], [1], [2]]
 
 
-def test_an_attempt_that_is_dropped_leaves_nothing(tmp_path: Path) -> None:
+def test_an_abandoned_attempt_leaves_nothing(tmp_path: Path) -> None:
     writer = _writer(tmp_path, Limits(row_group_bytes=1))
-    writer.write(batch(context(), pairs(0, 10)))
+    _write(writer, count=10)
     del writer
     gc.collect()
     assert os.listdir(tmp_path) == []
-    # Of this test: what others let go of meanwhile is not counted.
     assert [path for path in _open_files() if path.startswith(str(tmp_path))] == []
 
 
@@ -116,45 +118,19 @@ def _open_files() -> list[str]:
     return found
 
 
-def test_columns_are_optional_in_the_file_whatever_the_row_class_says(tmp_path: Path) -> None:
-    writer = _writer(tmp_path)
-    writer.write(batch(context(), pairs(0, 1)))
-    [file] = writer.close()
-    assert all(field.nullable for field in pq.read_schema(tmp_path / file.path))
-
-
-def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
+def test_rows_of_another_schema_a_used_name_and_a_missing_folder_are_errors(tmp_path: Path) -> None:
     with raises(SchemaMismatch, uid="out"):
         _writer(tmp_path).write(pa.RecordBatch.from_pylist([{"id": 1.5, "text": "x"}]))
-
-
-def test_a_name_is_used_once(tmp_path: Path) -> None:
-    first, second = _writer(tmp_path), _writer(tmp_path)
-    for writer in (first, second):
-        writer.write(batch(context(), pairs(0, 1)))
+    first, second, third = _writer(tmp_path), _writer(tmp_path), _writer(tmp_path / "gone")
+    for writer in (first, second, third):
+        _write(writer)
     [file] = first.close()
     before = (tmp_path / file.path).read_bytes()
     with raises(StorageError, name=file.path):
         second.close()
     assert (tmp_path / file.path).read_bytes() == before
-
-
-def test_a_folder_that_is_gone_is_a_storage_error(tmp_path: Path) -> None:
-    writer = _writer(tmp_path / "gone")
-    writer.write(batch(context(), pairs(0, 1)))
     with raises(StorageError, path=str(tmp_path / "gone")):
-        writer.close()
-
-
-def test_the_umask_decides_who_may_read(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        writer = _writer(tmp_path)
-        writer.write(batch(context(), pairs(0, 1)))
-        [file] = writer.close()
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / file.path).stat().st_mode) == 0o640
+        third.close()
 
 
 def test_every_type_is_written(tmp_path: Path) -> None:

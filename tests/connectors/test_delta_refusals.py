@@ -18,6 +18,7 @@ from tests.support.errors import raises
 
 _ABOUT = context()
 _INVARIANT = json.dumps({"expression": {"expression": "text > 'a'"}})
+_RETENTION = "delta.setTransactionRetentionDuration"
 _PAIR = [pa.field("id", pa.int64()), pa.field("text", pa.string())]
 
 
@@ -37,62 +38,75 @@ def _refused(table: Path, error: type[StateflowError], remedy: str = "", **facts
     return caught.value
 
 
-def test_partitions(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", _PAIR, partition_by="text")
-    _refused(table, SinkRefused, property="PARTITIONED BY", column="text")
+@pytest.mark.parametrize(
+    ("fields", "options", "remedy", "facts"),
+    [
+        (_PAIR, {"partition_by": "text"}, "", {"property": "PARTITIONED BY", "column": "text"}),
+        (
+            [pa.field("id", pa.int64(), nullable=False), _PAIR[1]],
+            {},
+            "DROP NOT NULL",
+            {"property": "NOT NULL", "column": "id"},
+        ),
+        (
+            _PAIR,
+            {"configuration": {_RETENTION: "interval 1 day"}, "raise_if_key_not_exists": False},
+            "UNSET TBLPROPERTIES",
+            {"property": _RETENTION},
+        ),
+        *(
+            (
+                [_PAIR[0], pa.field("text", pa.string(), metadata={key: _INVARIANT})],
+                {},
+                "",
+                {"property": key, "column": "text"},
+            )
+            for key in ("delta.somethingNew", "__SOMETHING", "delta.invariants")
+        ),
+    ],
+)
+def test_a_property_with_an_effect_on_rows_is_refused(
+    tmp_path: Path, fields: list[pa.Field], options: dict[str, Any], remedy: str, facts: dict[str, str]
+) -> None:
+    _refused(_make(tmp_path / "t", fields, **options), SinkRefused, remedy, **facts)
 
 
-def test_not_null(tmp_path: Path) -> None:
-    fields = [pa.field("id", pa.int64(), nullable=False), pa.field("text", pa.string())]
-    _refused(_make(tmp_path / "t", fields), SinkRefused, "DROP NOT NULL", property="NOT NULL", column="id")
-
-
-def test_a_table_that_forgets_tokens(tmp_path: Path) -> None:
-    forgets = {"delta.setTransactionRetentionDuration": "interval 1 day"}
-    table = _make(tmp_path / "t", _PAIR, configuration=forgets, raise_if_key_not_exists=False)
-    _refused(table, SinkRefused, "UNSET TBLPROPERTIES", property="delta.setTransactionRetentionDuration")
-
-
-def test_a_constraint(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", _PAIR)
-    DeltaTable(str(table)).alter.add_constraint({"positive": "id > 0"})
-    _refused(table, SinkRefused, "DROP CONSTRAINT positive", property="delta.constraints.positive")
-
-
-@pytest.mark.parametrize("feature", ["rowTracking", "clustering", "icebergCompatV2", "neverHeardOf"])
-def test_a_feature_that_is_not_known_to_be_harmless(tmp_path: Path, feature: str) -> None:
-    table = _make(tmp_path / "t", _PAIR)
-    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", feature]}
-    entry_path(table, 1).write_text(json.dumps({"protocol": protocol}))
-    _refused(table, SinkRefused, f"DROP FEATURE {feature}", feature=feature)
-
-
-def test_a_feature_that_deltalake_cannot_read(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", _PAIR)
-    features = {"readerFeatures": ["neverHeardOf"], "writerFeatures": ["neverHeardOf"]}
-    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
-    entry_path(table, 1).write_text(json.dumps({"protocol": protocol}))
-    assert "neverHeardOf" in str(_refused(table, SinkRefused).facts["reason"])
-
-
-def test_a_protocol_of_the_future(tmp_path: Path) -> None:
+def test_a_constraint_is_refused_also_after_the_sink_has_opened_the_table(tmp_path: Path) -> None:
     table = _make(tmp_path / "t", _PAIR)
     sink = DeltaSink(table)
     sink.prepare(_ABOUT)
-    entry_path(table, 1).write_text(json.dumps({"protocol": {"minReaderVersion": 1, "minWriterVersion": 8}}))
+    stale = sink.open_table(_ABOUT)
+    DeltaTable(str(table)).alter.add_constraint({"positive": "id > 0"})
+    assert stale.commit(1, []) is None
+    with raises(SinkRefused, property="delta.constraints.positive"):
+        sink.open_table(_ABOUT)
+    _refused(table, SinkRefused, "DROP CONSTRAINT positive", property="delta.constraints.positive")
+
+
+def _set_protocol(table: Path, reader: int, writer: int, **features: list[str]) -> None:
+    protocol = {"minReaderVersion": reader, "minWriterVersion": writer, **features}
+    entry_path(table, 1).write_text(json.dumps({"protocol": protocol}))
+
+
+@pytest.mark.parametrize("feature", ["rowTracking", "clustering", "icebergCompatV2", "neverHeardOf"])
+def test_a_feature_that_is_not_known_to_be_harmless_is_refused(tmp_path: Path, feature: str) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    _set_protocol(table, 1, 7, writerFeatures=["appendOnly", feature])
+    _refused(table, SinkRefused, f"DROP FEATURE {feature}", feature=feature)
+
+
+def test_a_feature_or_a_protocol_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    _set_protocol(table, 1, 8)
     with raises(SinkRefused, minReaderVersion=1, minWriterVersion=8):
         sink.open_table(_ABOUT)
+    _set_protocol(table, 3, 7, readerFeatures=["neverHeardOf"], writerFeatures=["neverHeardOf"])
+    assert "neverHeardOf" in str(_refused(table, SinkRefused).facts["reason"])
 
 
-@pytest.mark.parametrize("key", ["delta.somethingNew", "__SOMETHING", "delta.invariants"])
-def test_a_column_property(tmp_path: Path, key: str) -> None:
-    table = _make(tmp_path / "t", [_PAIR[0], pa.field("text", pa.string(), metadata={key: _INVARIANT})])
-    _refused(table, SinkRefused, property=key, column="text")
-
-
-def test_a_note_on_a_column_is_harmless(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", [_PAIR[0], pa.field("text", pa.string(), metadata={"comment": "x", "owner": "y"})])
-    assert DeltaSink(table).prepare(_ABOUT)
+# -- columns --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,26 +125,16 @@ def test_all_columns_that_differ_are_named(
     _refused(_make(tmp_path / "t", fields), SchemaMismatch, declared=declared, found=found)
 
 
-def test_further_columns_and_another_order_are_fine(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", [pa.field("more", pa.int32()), *reversed(_PAIR)])
+def test_additional_columns_another_order_and_notes_on_columns_are_accepted(tmp_path: Path) -> None:
+    text = pa.field("text", pa.string(), metadata={"comment": "x", "owner": "y"})
+    table = _make(tmp_path / "t", [pa.field("more", pa.int32()), text, _PAIR[0]])
     sink = DeltaSink(table)
     sink.prepare(_ABOUT)
     put(sink, _ABOUT, 1, pairs(3, 1))
     assert visible(table) == [{"id": 3, "text": "row 3"}]
 
 
-def test_a_table_is_checked_again_on_the_publishing_handle(tmp_path: Path) -> None:
-    table = _make(tmp_path / "t", _PAIR)
-    sink = DeltaSink(table)
-    sink.prepare(_ABOUT)
-    stale = sink.open_table(_ABOUT)
-    DeltaTable(str(table)).alter.add_constraint({"positive": "id > 0"})
-    assert stale.commit(1, []) is None, "committed although the table changed behind the check"
-    with raises(SinkRefused, property="delta.constraints.positive"):
-        sink.open_table(_ABOUT)
-
-
-def test_another_row_class_is_refused_by_an_older_table(tmp_path: Path) -> None:
+def test_a_row_class_with_an_additional_column_is_refused_by_an_older_table(tmp_path: Path) -> None:
     DeltaSink(tmp_path / "t").prepare(_ABOUT)
 
     class Wider(Pair):

@@ -1,4 +1,4 @@
-"""Any order of publications, other people's commits and rewinds, compared with a list of what each version held."""
+"""Any order of publications, commits of others and rewinds, compared with a list of the rows of each version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STEPS = st.one_of(
 
 
 class _Model:
-    """A table, and what each of its versions held: rows and token."""
+    """A table, and the rows and the token of each of its versions."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
@@ -65,8 +65,8 @@ class _Model:
         assert handle.rewind(plan.to_version, self._new_token()) == len(self.versions)
         assert self._read() == then
 
-    def look(self) -> None:
-        """Takes down what the newest versions hold, which the table's own log must say as well."""
+    def record(self) -> None:
+        """Records the rows of the newest versions, as the table's log has them."""
         newest = DeltaTable(str(self.table)).version()
         for _ in range(len(self.versions), newest + 1):
             self.versions.append((self._read(), self.sink.open_table(_ABOUT).token))
@@ -91,9 +91,9 @@ class _Model:
 
 
 @given(st.lists(_STEPS, min_size=3, max_size=12))
-def test_a_rewind_gives_what_its_target_held_and_said_so(steps: list[tuple[str, int]]) -> None:
+def test_a_rewind_restores_the_rows_of_its_target_and_counts_them_correctly(steps: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = _Model(Path(folder) / "out")
         for name, argument in steps:
             getattr(model, name)(argument)
-            model.look()
+            model.record()

@@ -1,4 +1,4 @@
-"""Files through Spark: which ones are read, how many at a time, and what is refused beforehand."""
+"""The file source: which files it reads, in which batches, and what it refuses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 
+from stateflow.api.input_files import unreadable_in
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.files.columns import ColumnPolicy
 from stateflow.connectors.files.source import FileSource
@@ -29,7 +31,7 @@ class Row:
 
 
 def _write(folder: Path, name: str, numbers: list[int], age: float = 0) -> None:
-    """A Parquet file that says it was written `age` seconds ago."""
+    """A Parquet file whose timestamp is `age` seconds ago."""
     folder.mkdir(exist_ok=True)
     path = folder / name
     parquet.write_table(pa.table({"number": pa.array(numbers, pa.int64())}), path)
@@ -38,7 +40,7 @@ def _write(folder: Path, name: str, numbers: list[int], age: float = 0) -> None:
 
 
 def _read(spark: SparkSession, source: FileSource, location: Path, limits: SourceSettings) -> list[list[int]]:
-    """The numbers of each micro-batch that is new since the last call."""
+    """The numbers of each micro-batch since the last call."""
     batches: list[list[int]] = []
 
     def take(frame: DataFrame, _: int) -> None:
@@ -56,8 +58,8 @@ def _read(spark: SparkSession, source: FileSource, location: Path, limits: Sourc
 
 
 @pytest.mark.spark
-def test_a_file_that_arrives_late_is_read_whatever_its_time_stamp(spark: SparkSession, tmp_path: Path) -> None:
-    """As after ``cp -p``, or from a backup. Spark alone would leave it out without a word."""
+def test_a_file_that_arrives_late_is_read_whatever_its_timestamp(spark: SparkSession, tmp_path: Path) -> None:
+    """As after ``cp -p``, or from a backup. Spark alone would omit it without a warning."""
     folder, location = tmp_path / "files", tmp_path / "location"
     _write(folder, "new.parquet", [1, 2])
     source = FileSource(folder, schema=Row)
@@ -97,23 +99,64 @@ def test_a_limit_without_effect_is_refused(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("content", [b"", b"not a Parquet file", b"PAR1 cut off"])
-def test_a_file_that_cannot_be_read_is_named_and_permanent(spark: SparkSession, tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_cannot_be_read_is_a_permanent_error(spark: SparkSession, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(CorruptInput) as refused:
+    with raises(CorruptInput) as refused:
         FileSource(tmp_path, schema=Row).check(spark)
     assert not refused.value.retryable
     assert str(tmp_path / "a.parquet") in str(refused.value.facts["file"])
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error_and_a_relative_path_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for path in (tmp_path / "none", (tmp_path / "none").as_uri()):
         with raises(ConfigError, path=str(path)):
             FileSource(path, schema=Row).check_settings(SourceSettings())
-
-
-def test_a_relative_path_is_that_of_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert FileSource("in", schema=Row).description == f"FileSource[parquet:{tmp_path}/in]"
+
+
+# -- timestamps in nanoseconds, which Spark does not read -------------------------------------------------------------
+
+_ILLEGAL = "Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false))."
+
+
+class RefusingSpark:
+    """Fails to load files."""
+
+    @property
+    def read(self) -> RefusingSpark:
+        return self
+
+    def format(self, _: str) -> RefusingSpark:
+        return self
+
+    def options(self, **_: object) -> RefusingSpark:
+        return self
+
+    def load(self, _: object) -> Any:
+        raise RuntimeError(f"[PARQUET_TYPE_ILLEGAL] {_ILLEGAL} SQLSTATE: 42846")
+
+
+def test_timestamps_in_nanoseconds_are_an_error_with_the_file_and_the_remedy(tmp_path: Path) -> None:
+    for name, unit in (("a", "us"), ("b", "ns")):
+        parquet.write_table(pa.table({"number": pa.array([0], pa.timestamp(unit))}), tmp_path / f"{name}.parquet")
+    refusing: Any = RefusingSpark()
+    with raises(ConfigError, file=str(tmp_path / "b.parquet")) as caught:
+        FileSource(tmp_path, schema=Row).check(refusing)
+    assert "datetime64[us]" in caught.value.hint
+    # A file that arrives later fails a batch.
+    text = (
+        "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/b.parquet. SQLSTATE: KD001\n"
+        f"\tat x\nCaused by: org.apache.spark.sql.AnalysisException: {_ILLEGAL}\n"
+    )
+    for cause, has_remedy in ((_ILLEGAL, True), ("not a Parquet file", False)):
+        found = unreadable_in(text.replace(_ILLEGAL, cause))
+        assert found is not None and ("datetime64[us]" in found.error().hint) is has_remedy
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -145,38 +188,33 @@ def test_columns_that_appeared_or_vanished_follow_the_declared_policy(spark: Spa
     source = FileSource(old, schema=WithNote, columns=null)
     source.check(spark)
     assert [row.note for row in spark.read.schema(source.schema.ddl).parquet(str(old)).collect()] == [None]
-
-
-def test_a_column_policy_knows_its_words() -> None:
     with raises(ConfigError, missing="drop"):
-        ColumnPolicy(missing="drop")  # type: ignore[arg-type]
+        ColumnPolicy(missing=cast(Any, "drop"))
 
 
-# -- what is still there ----------------------------------------------------------------------------------------------
+# -- files that were read ----------------------------------------------------------------------------------------------
 
 
 def _noted(*files: tuple[int, str]) -> bytes:
-    """What Spark's file source notes of the files that it read: the batch, and the URI."""
+    """The log of Spark's file source: the batch and the URI of each file that it read."""
     lines = [json.dumps({"path": uri, "timestamp": 1, "batchId": batch}) for batch, uri in files]
     return "\n".join(["v1", *lines]).encode()
 
 
-def test_a_source_holds_what_was_read_since_while_the_files_are_there(tmp_path: Path) -> None:
+def test_a_position_is_held_while_the_files_that_were_read_since_exist(tmp_path: Path) -> None:
     source = FileSource(tmp_path, schema=Row)
     old, new, odd = (tmp_path / name for name in ("old.parquet", "new.parquet", "a b%.parquet"))
     for path in (new, odd):
         path.touch()
     logs = [_noted((3, old.as_uri())), _noted((4, new.as_uri()), (5, odd.as_uri()))]
     at = '{"logOffset": 3}'
-    # The old one is gone, and is not needed: it was read before that position.
+    # The old file is not needed: it was read before that position.
     assert source.holds(at, logs) is True
     assert source.holds('{"logOffset": 2}', logs) is False
     assert source.holds(at, []) is True
     odd.unlink()
     assert source.holds(at, logs) is False
-
-
-def test_files_elsewhere_cannot_be_looked_at(tmp_path: Path) -> None:
+    # Files in other storages are not checked.
     source = FileSource("s3://bucket/in", schema=Row)
     assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,18 +22,18 @@ class Order:
     note: str | None = None
 
 
-JSON = [
-    ('{"order_id": 1, "customer": "a"}\n{"order_id": 2}\n', []),
-    ('{"order_id": 1, "custmer": "a"}\nno json\n', [["customer", "custmer order_id"]]),
-    ('{"note": "x"}\n', [["order_id", "note"], ["customer", "note"]]),
-    ("", []),
-]
-CSV = [
-    ("order_id,customer,note\n1,a,b\n", {"header": True}, []),
-    ("customer,order_id,note\na,1,b\n", {"header": "true"}, [["customer order_id note", "order_id customer note"]]),
-    ("1,a,b\n", {}, []),
-    ("1,a\n", {}, [["2", "3"]]),
-    ("order_id;customer;note\n", {"header": "true", "sep": ";"}, []),
+STRICT: dict[str, Any] = {"mode": "FAILFAST"}
+HEADER: dict[str, Any] = {"header": "true"}
+FILES: list[tuple[str, str, dict[str, Any], list[list[str]]]] = [
+    ("json", '{"order_id": 1, "customer": "a"}\n{"order_id": 2}\n', STRICT, []),
+    ("json", '{"order_id": 1, "custmer": "a"}\nno json\n', STRICT, [["customer", "custmer order_id"]]),
+    ("json", '{"note": "x"}\n', STRICT, [["order_id", "note"], ["customer", "note"]]),
+    ("json", "", STRICT, []),
+    ("csv", "order_id,customer,note\n1,a,b\n", {"header": True}, []),
+    ("csv", "customer,order_id,note\na,1,b\n", HEADER, [["customer order_id note", "order_id customer note"]]),
+    ("csv", "1,a,b\n", {}, []),
+    ("csv", "1,a\n", {}, [["2", "3"]]),
+    ("csv", "order_id;customer;note\n", {**HEADER, "sep": ";"}, []),
 ]
 
 
@@ -45,26 +46,17 @@ def _check(warnings: Sequence[str], file: Path, expected: Sequence[Sequence[str]
 
 
 @pytest.mark.spark
-def test_columns_that_no_record_has_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    for number, (text, expected) in enumerate(JSON):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "a.json").write_text(text)
-        source = FileSource(folder, schema=Order, format="json", mode="FAILFAST")
-        _check(source.warnings(spark), folder / "a.json", expected)
+def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSession, tmp_path: Path) -> None:
+    """JSON is compared by name, CSV by position."""
+    for number, (format, text, options, expected) in enumerate(FILES):
+        file = tmp_path / str(number) / f"a.{format}"
+        file.parent.mkdir()
+        file.write_text(text)
+        source = FileSource(file.parent, schema=Order, format=format, **options)
+        _check(source.warnings(spark), file, expected)
 
 
-@pytest.mark.spark
-def test_csv_is_compared_by_position(spark: SparkSession, tmp_path: Path) -> None:
-    for number, (text, options, expected) in enumerate(CSV):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "a.csv").write_text(text)
-        source = FileSource(folder, schema=Order, format="csv", **options)  # type: ignore[arg-type]
-        _check(source.warnings(spark), folder / "a.csv", expected)
-
-
-def test_what_no_file_shows_is_listed_as_unchecked(tmp_path: Path) -> None:
+def test_columns_that_are_not_compared_are_listed_and_large_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     places = [("json", tmp_path), ("json", tmp_path / "*.json"), ("csv", "s3a://bucket/in"), ("parquet", tmp_path)]
     one_compared, json, csv, parquet = [
@@ -72,9 +64,6 @@ def test_what_no_file_shows_is_listed_as_unchecked(tmp_path: Path) -> None:
     ]
     assert "json" in json and "csv" in csv and not parquet
     assert "json" in one_compared and one_compared != json
-
-
-def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     large, empty, small = (tmp_path / name for name in "abc")
     with large.open("wb") as file:
         file.truncate(LARGEST + 1)

@@ -1,4 +1,4 @@
-"""A file source refuses formats, options and modes that Spark's readers do not have; without Spark."""
+"""A file source refuses formats, options and modes that Spark's readers do not have."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 
-_WRITING = {
-    "compression",
-    "codec",
-    "orc.compress",
-    "parquet.compression",
-    "ignoreNullFields",
-    "pretty",
-    "sortKeys",
-    "writeNonAsciiCharacterAsCodePoint",
-    "quoteAll",
-    "escapeQuotes",
-    "extension",
-}
+_WRITING = set(
+    "compression codec orc.compress parquet.compression ignoreNullFields pretty sortKeys "
+    "writeNonAsciiCharacterAsCodePoint quoteAll escapeQuotes extension".split()
+)
 _CLASSES = {
     "json": "catalyst.json.JSONOptions",
     "csv": "catalyst.csv.CSVOptions",
@@ -74,7 +65,7 @@ def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
         ("text", {"wholetext": "true"}),
     ],
 )
-def test_case_and_hadoop_settings_do_not_matter(format: str, options: dict[str, Any]) -> None:
+def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options: dict[str, Any]) -> None:
     assert FileSource("/data", schema=Row, format=format, **options).format == format.lower()
 
 

@@ -187,7 +187,8 @@ def _rule(jobs: LocalJobs, function: Rules, **settings: Any) -> None:
 def test_broadcast_state_is_kept_and_a_dead_letter_leaves_nothing_in_it(jobs: LocalJobs) -> None:
     _rule(jobs, Rules(), source__max_rows_per_batch=1, parallelism=3)
     assert [number for _, number, _ in jobs.rows()] == [0, 0, 2, 2, 2, 2]
-    assert [letter.error for letter in jobs.letters()] == ["ValueError: odd"] * 6
+    # One letter of each subtask for each odd rule.
+    assert [(letter.key, letter.error) for letter in jobs.letters()] == [("", "ValueError: odd")] * 6
 
 
 def test_the_keyed_side_cannot_change_broadcast_state(jobs: LocalJobs) -> None:

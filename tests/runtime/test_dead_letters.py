@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stateflow import DeadLetters, ListStateDescriptor, OutputTag, RichMapFunction, RuntimeContext
-from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedProcessFunction
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import BatchFailed, JobDefinitionError, UserCodeError
@@ -153,16 +153,6 @@ class Both(KeyedCoProcessFunction[Row, Row, Row]):
         yield row
 
 
-class Rules(KeyedBroadcastProcessFunction[Row, Row, Row]):
-    """Fails on every broadcast row."""
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
-        yield row
-
-    def process_broadcast_element(self, row: Row, ctx: Context) -> None:
-        raise ValueError("no such rule")
-
-
 def test_rows_of_both_connected_streams_can_become_letters(jobs: LocalJobs) -> None:
     def both(rows: Any) -> Any:
         first, second = rows.key_by("key"), rows.map(lambda row: row).key_by("key")
@@ -172,16 +162,6 @@ def test_rows_of_both_connected_streams_can_become_letters(jobs: LocalJobs) -> N
     assert Counter((letter.error, json.loads(letter.row)["number"]) for letter in jobs.letters()) == Counter(
         [("ValueError: odd", 1), ("ValueError: even", 2), ("ValueError: odd", 3), ("ValueError: even", 4)]
     )
-    assert len(jobs.rows()) == 4
-
-
-def test_a_broadcast_row_becomes_a_letter_of_each_subtask(jobs: LocalJobs) -> None:
-    def ruled(rows: Any) -> Any:
-        rules = rows.filter(lambda row: row.number == 1).broadcast()
-        return rows.key_by("key").connect(rules).process(Rules(), output=Row, uid="op", on_error=DeadLetters(9))
-
-    jobs.apply(ROWS[:4], ruled, parallelism=3)
-    assert [(letter.key, letter.error) for letter in jobs.letters()] == [("", "ValueError: no such rule")] * 3
     assert len(jobs.rows()) == 4
 
 

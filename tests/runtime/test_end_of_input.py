@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 
-from stateflow import (
-    Context,
-    FileSource,
-    KeyedProcessFunction,
-    OnTimerContext,
-    StreamExecutionEnvironment,
-    TimerService,
-    WatermarkStrategy,
-)
+from stateflow import FileSource, StreamExecutionEnvironment, TimerService
 from stateflow.api.collection import CollectionSource
 from stateflow.api.sink import SinkContext, SinkTable
 from stateflow.api.source import Source
@@ -31,98 +23,61 @@ from stateflow.runtime.job.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.testing.sinks import FolderSink
+from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, TimerJobs, timed
 from tests.support import root_files
 from tests.support.errors import raises
-from tests.support.local_jobs import Build, Growing, LocalJobs
+from tests.support.local_jobs import Growing
 
-STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 HOUR = 3_600_000
 
 
-class Event(msgspec.Struct):
-    key: str
-    at: int
+@pytest.fixture
+def jobs(tmp_path: Path) -> TimerJobs:
+    return TimerJobs(tmp_path)
 
 
-class Note(msgspec.Struct):
-    what: str
-    key: str
-    at: int
-    watermark: int
+def _run(jobs: TimerJobs, *times: int, kind: type[CollectionSource] = Growing, **settings: Any) -> str:
+    """Runs a job with two timers an hour after each row; returns why it ended."""
+    rows = [Event("a", at) for at in times]
+    jobs.process(partial(timed, uid="rows", rows=rows, kind=kind), Alarm(HOUR, HOUR), **settings)
+    return jobs.reason
 
 
-class Alarm(KeyedProcessFunction[Event, Note]):
-    """Sets a timer of event time an hour after each row, and one of processing time; reports late rows."""
-
-    def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
-        timers = ctx.timer_service()
-        timers.register_event_time_timer(row.at + HOUR)
-        timers.register_processing_time_timer(timers.current_processing_time() + HOUR)
-        if row.at <= timers.current_watermark():
-            yield Note("late", row.key, row.at, timers.current_watermark())
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        yield Note(ctx.time_domain().value, ctx.get_current_key(), timestamp, ctx.timer_service().current_watermark())
-
-
-Streams = Callable[[StreamExecutionEnvironment], DataStream]
-
-
-def _alarms(streams: Streams, sink: FolderSink) -> Build:
-    def build(env: StreamExecutionEnvironment) -> None:
-        streams(env).key_by("key").process(Alarm(), output=Note, uid="alarm").sink_to(sink, uid="out")
-
-    return build
-
-
-def _run(jobs: LocalJobs, streams: Streams, **settings: Any) -> str:
-    return jobs.run(_alarms(streams, jobs.sink("out")), **{"run__max_tick_batches": 3, **settings})
-
-
-def _events(*times: int, source: type[CollectionSource] = Growing) -> Streams:
-    rows = source([Event("a", at) for at in times], Event)
-    return lambda env: env.from_source(rows, uid="rows").assign_timestamps_and_watermarks(STRATEGY)
-
-
-def _bounded(*times: int) -> Streams:
-    return _events(*times, source=CollectionSource)
-
-
-def _watermarks(jobs: LocalJobs) -> set[int | None]:
+def _watermarks(jobs: TimerJobs) -> set[int | None]:
     manifest = root_files.read_manifest(jobs.folder / "root", root_files.head(jobs.folder / "root").doc["manifest"])
     return {operator["watermark"] for operator in manifest["operators"]}
 
 
-def test_the_end_of_a_bounded_source_fires_every_event_time_timer_and_no_other(jobs: LocalJobs) -> None:
-    assert _run(jobs, _bounded(1, 2)) == "caught-up"
-    end = TimerService.MAX_WATERMARK
-    assert jobs.rows() == [("event", "a", HOUR + at, end) for at in (1, 2)]
+def test_the_end_of_a_bounded_source_fires_every_event_time_timer_and_no_other(jobs: TimerJobs) -> None:
+    assert _run(jobs, 1, 2, kind=CollectionSource) == "caught-up"
+    fired = [(note.at, note.watermark, note.domain) for note in jobs.notes("timer")]
+    assert fired == [(HOUR + at, TimerService.MAX_WATERMARK, "event") for at in (1, 2)]
     assert [result.rows_in for result in jobs.results] == [2, 0]
     assert _watermarks(jobs) == {1}
     assert not describe(str(jobs.folder / "root")).drained
 
 
-def test_after_the_end_a_run_without_rows_does_nothing_and_additional_rows_are_not_late(jobs: LocalJobs) -> None:
-    _run(jobs, _bounded(1, 2))
-    _run(jobs, _bounded(1, 2))
+def test_after_the_end_a_run_without_rows_does_nothing_and_additional_rows_are_not_late(jobs: TimerJobs) -> None:
+    _run(jobs, 1, 2, kind=CollectionSource)
+    _run(jobs, 1, 2, kind=CollectionSource)
     assert jobs.results == []
-    _run(jobs, _bounded(1, 2, 2, 3))
-    assert [(what, at) for what, _, at, _ in jobs.rows()] == [("event", HOUR + at) for at in (1, 2, 2, 3)]
+    _run(jobs, 1, 2, 2, 3, kind=CollectionSource)
+    assert jobs.timers() == [("a", HOUR + at) for at in (1, 2, 2, 3)]
+    assert all(note.at > note.watermark for note in jobs.notes("row"))
 
 
-def test_a_growing_source_ends_only_when_a_run_drains(jobs: LocalJobs) -> None:
-    assert _run(jobs, _events(1, 2)) == "caught-up"
-    limits = {"run__max_batches": 1, "source__max_rows_per_batch": 1}
-    assert _run(jobs, _events(1, 2, 3, 4), run__drain=True, **limits) == "batches"
-    assert jobs.rows() == []
-    assert _run(jobs, _events(1, 2), run__drain=True) == "drained"
-    assert [at for _, _, at, _ in jobs.rows()] == [HOUR + 1, HOUR + 2, HOUR + 3]
+def test_a_growing_source_ends_only_when_a_run_drains(jobs: TimerJobs) -> None:
+    assert _run(jobs, 1, 2) == "caught-up"
+    assert _run(jobs, 1, 2, 3, 4, run__drain=True, run__max_batches=1, source__max_rows_per_batch=1) == "batches"
+    assert jobs.timers() == []
+    assert _run(jobs, 1, 2, run__drain=True) == "drained"
+    assert jobs.timers() == [("a", HOUR + at) for at in (1, 2, 3)]
     assert _watermarks(jobs) == {2}
-    assert _run(jobs, _events(1, 2), run__drain=True) == "drained"
+    assert _run(jobs, 1, 2, run__drain=True) == "drained"
     assert jobs.results == []
 
 
-def test_a_drained_checkpoint_is_marked_until_rows_follow_it(jobs: LocalJobs, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drained_checkpoint_is_marked_until_rows_follow_it(jobs: TimerJobs, caplog: pytest.LogCaptureFixture) -> None:
     root = str(jobs.folder / "root")
 
     def warned_of() -> list[object]:
@@ -131,36 +86,37 @@ def test_a_drained_checkpoint_is_marked_until_rows_follow_it(jobs: LocalJobs, ca
         found = [r for r in caplog.records if (r.name, r.levelname) == (name, "WARNING")]
         return [number for record in found for number in record.args or ()]
 
-    _run(jobs, _events(1, 2))
+    _run(jobs, 1, 2)
     assert not describe(root).drained
-    _run(jobs, _events(1, 2), run__drain=True)
+    _run(jobs, 1, 2, run__drain=True)
     drained = describe(root)
-    _run(jobs, _events(1, 2))
+    _run(jobs, 1, 2)
     assert drained.drained and describe(root).drained and warned_of() == []
-    _run(jobs, _events(1, 2, 3))
+    _run(jobs, 1, 2, 3)
     assert not describe(root).drained
-    _run(jobs, _events(1, 2, 3, 4))
+    _run(jobs, 1, 2, 3, 4)
     assert warned_of() == [drained.checkpoint_id]
 
 
-def test_a_source_that_has_ended_does_not_hold_the_watermark_back(jobs: LocalJobs) -> None:
+def test_a_source_that_has_ended_does_not_hold_the_watermark_back(jobs: TimerJobs) -> None:
     def streams(env: StreamExecutionEnvironment) -> DataStream:
         never_idle = STRATEGY.with_idleness(timedelta(days=1))
         ended = env.from_collection([Event("a", 1)], Event, uid="ended")
-        source = Growing([Event("b", at) for at in (2, 5 * HOUR)], Event)
-        growing = env.from_source(source, uid="rows").assign_timestamps_and_watermarks(never_idle)
-        return ended.assign_timestamps_and_watermarks(never_idle).union(growing)
+        growing = env.from_source(Growing([Event("b", at) for at in (2, 5 * HOUR)], Event), uid="rows")
+        first, second = (stream.assign_timestamps_and_watermarks(never_idle) for stream in (ended, growing))
+        return first.union(second)
 
-    _run(jobs, streams)
-    assert jobs.rows() == [("event", key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))]
+    jobs.process(streams, Alarm(HOUR))
+    fired = [(note.key, note.at, note.watermark) for note in jobs.notes("timer")]
+    assert fired == [(key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))]
 
 
-@pytest.mark.parametrize(("source", "fires"), [(CollectionSource, True), (Growing, False)])
+@pytest.mark.parametrize(("kind", "fires"), [(CollectionSource, True), (Growing, False)])
 def test_without_a_watermark_strategy_the_end_gives_the_only_watermark(
-    jobs: LocalJobs, source: type[CollectionSource], fires: bool
+    jobs: TimerJobs, kind: type[CollectionSource], fires: bool
 ) -> None:
-    _run(jobs, lambda env: env.from_source(source([Event("a", 1)], Event), uid="rows"))
-    assert [note[3] for note in jobs.rows()] == [MAX_WATERMARK] * fires
+    jobs.process(lambda env: env.from_source(kind([Event("a", 1)], Event), uid="rows"), Alarm(HOUR))
+    assert [note.watermark for note in jobs.notes("timer")] == [MAX_WATERMARK] * fires
 
 
 def test_a_source_is_bounded_if_it_is_a_collection_or_is_declared_bounded() -> None:
@@ -191,21 +147,23 @@ class UnreliableSink(FolderSink):
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_at_least_once_timers_fire_again_when_their_output_could_not_be_published(
-    jobs: LocalJobs, asynchronous: bool
+    jobs: TimerJobs, asynchronous: bool
 ) -> None:
-    source, sink = Growing([Event(key, 1) for key in "ab"], Event), UnreliableSink(jobs.folder / "out")
-    build = _alarms(lambda env: env.from_source(source, uid="rows").assign_timestamps_and_watermarks(STRATEGY), sink)
+    rows, sink = [Event("a", 1), Event("b", 2)], UnreliableSink(jobs.folder / "out")
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        made = timed(env, "rows", rows).key_by("key").process(Alarm(HOUR), output=Note, uid="op")
+        made.sink_to(sink, uid="out")
+
     run = jobs.prepare(build, checkpoints__mode="at-least-once", checkpoints__asynchronous=asynchronous)
     run.start()
     ((uid, description),) = run.job.sources
-    slice_ = source.read(None, run.job.settings.source)
-    assert slice_ is not None
-    at_end = SourcePosition(uid=uid, description=description, offset=slice_.position)
-    run.run_batch({"rows": slice_.rows}, lambda _: Positions([at_end]))
+    at_end = SourcePosition(uid=uid, description=description, offset='{"row": 2}')
+    run.run_batch({uid: rows}, lambda _: Positions([at_end]))
     sink.is_down = True
     with raises(StorageError):
         run.drain()
     sink.is_down = False
     run.drain()
     run.finish()
-    assert sorted(key for _, key, _, _ in jobs.rows()) == ["a", "b"]
+    assert sorted(jobs.timers()) == [("a", HOUR + 1), ("b", HOUR + 2)]

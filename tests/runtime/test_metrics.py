@@ -91,10 +91,8 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
     assert (results[0].checkpoint_id, results[-1].checkpoint_id) == (2, run.head.checkpoint_id)
     assert all(r.full_bytes >= r.increment_bytes for r in results)
 
-    stamps = sorted((number, at) for number, at in jobs.rows() if number >= 0)
-    assert stamps == [(n, (start + n // 10 * HOUR).isoformat()) for n in range(25)]
-    ends = sorted(at for number, at in jobs.rows() if number < 0)
-    assert ends == [(start + batch * HOUR).isoformat() for batch in range(3) for _ in range(3)]
+    expected = [(-1, batch) for batch in range(3) for _ in range(3)] + [(n, n // 10) for n in range(25)]
+    assert sorted(jobs.rows()) == [(number, (start + batch * HOUR).isoformat()) for number, batch in expected]
 
     # Its size includes what a compaction wrote; tests/recovery/test_checkpoints.py counts it in the storage.
     report_metrics(recorder, msgspec.structs.replace(records[-1], increment_bytes=30, compaction_bytes=12))
@@ -151,15 +149,18 @@ def test_a_scraper_sees_metrics_with_the_names_of_flink_while_a_run_lasts(job: A
     assert ended.stdout.rstrip().endswith("closed")
 
 
-def test_a_port_in_use_is_a_warning_and_no_failure(job: AccountsJob) -> None:
-    job.deliver(SLICE)
+def test_a_port_in_use_and_a_collector_that_does_not_respond_fail_no_run(job: AccountsJob) -> None:
+    job.deliver(2 * SLICE)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        ended = job.finish(telemetry__prometheus_port=port)
-    [warning] = [line for line in ended.err.splitlines() if " WARNING " in line]
-    assert "telemetry.prometheus_port" in warning and str(port) in warning
+        collector = f"http://127.0.0.1:{free_port()}"
+        ended = job.finish(telemetry__prometheus_port=port, telemetry__otlp_endpoint=collector)
+    [warning] = [line for line in ended.err.splitlines() if " WARNING " in line and "prometheus_port" in line]
+    assert str(port) in warning
+    assert "Traceback" not in ended.err
+    job.check_results()
 
 
 def test_only_runs_with_telemetry_settings_need_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,10 +185,3 @@ def test_spans_and_metrics_go_to_a_collector(job: AccountsJob) -> None:
     assert {facts["stateflow.job"] for name, facts in spans if name == "batch"} == {"accounts"}
     for name in ("number_of_completed_checkpoints", "last_checkpoint_size", "num_records_in", "num_records_out"):
         assert name in figures
-
-
-def test_a_run_succeeds_without_an_answer_of_the_collector(job: AccountsJob) -> None:
-    job.deliver(2 * SLICE)
-    ended = job.finish(telemetry__otlp_endpoint=f"http://127.0.0.1:{free_port()}")
-    assert "Traceback" not in ended.err
-    job.check_results()

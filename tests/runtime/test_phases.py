@@ -1,4 +1,4 @@
-"""What a task emits has the phase of the rows that it was applying."""
+"""The output of a task has the phase of the row that it processed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.barriers import Barrier
-from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -47,16 +46,20 @@ class Row(msgspec.Struct):
 
 
 SCHEMA = RowSchema.of(Row)
-OUTPUT = pa.schema(
-    [
-        (OUTPUT_NUMBER, pa.int32()),
-        (TARGET, pa.int64()),
-        (POSITION, pa.int64()),
-        (PHASE, pa.int64()),
-        (CONTROL, pa.binary()),
-        ("u0_number", pa.int64()),
-    ]
+INPUTS = pa.schema(
+    {ORDER: pa.int64(), INPUT: pa.int64(), CONTROL: pa.binary(), "i0_number": pa.int64(), "i1_number": pa.int64()}
 )
+OUTPUT = pa.schema(
+    {
+        OUTPUT_NUMBER: pa.int32(),
+        TARGET: pa.int64(),
+        POSITION: pa.int64(),
+        PHASE: pa.int64(),
+        CONTROL: pa.binary(),
+        "u0_number": pa.int64(),
+    }
+)
+BARRIER = {ORDER: BARRIER_ORDER, INPUT: 0, CONTROL: msgspec.msgpack.encode(Barrier(1, 1))}
 
 
 class Echo(KeyedProcessFunction[Row, Row]):
@@ -82,9 +85,9 @@ def _closed() -> Iterator[None]:
     store_cache.close_all()
 
 
-def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
-    """(number, phase) of what a task emits for rows with (order, input, number)."""
-    keying = Keying(("number",), (), ("bigint",)) if keyed else None
+def _emitted(folder: Path, function: Any, rows: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Number and phase of the rows that a task emits for rows with (order, input, number)."""
+    keying = Keying(("number",), (), ("bigint",)) if function else None
     inputs = [InputSpec("i0_", SCHEMA, keying)]
     if isinstance(function, KeyedBroadcastProcessFunction):
         inputs.append(InputSpec("i1_", SCHEMA, None))
@@ -94,20 +97,10 @@ def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int
         TaskSettings(1),
         TaskEnvironment((folder / "root").as_uri(), folder / "local"),
     )
-    barrier = msgspec.msgpack.encode(Barrier(1, 1))
-    given = {
-        ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER],
-        INPUT: [i for _, i, _ in rows] + [0],
-        CONTROL: [None] * len(rows) + [barrier],
-    }
-    columns = to_batch([Row(n) for _, _, n in rows], SCHEMA).column("number").to_pylist()
-    for at, spec in enumerate(inputs):
-        own = [n if i == at else None for (_, i, _), n in zip(rows, columns, strict=True)]
-        given[spec.columns[0]] = pa.array([*own, None], pa.int64())
-    table = pa.RecordBatch.from_pydict(given)
+    given = [{ORDER: order, INPUT: i, f"i{i}_number": number} for order, i, number in rows]
+    table = pa.RecordBatch.from_pylist([*given, BARRIER], INPUTS)
     made = pa.Table.from_batches(list(run_level(LevelSpec(batch, 1, (chain,), (), 1, OUTPUT), 0, "a", [table])), OUTPUT)
-    emitted = zip(*(made.column(c).to_pylist() for c in (OUTPUT_NUMBER, "u0_number", PHASE)), strict=True)
-    return [(number, phase) for output, number, phase in emitted if output is not None]
+    return [(row["u0_number"], row[PHASE]) for row in made.to_pylist() if row[OUTPUT_NUMBER] is not None]
 
 
 def _order(phase: int, number: int) -> int:
@@ -118,14 +111,14 @@ ROWS = [(_order(0, 1), 0, 1), (_order(0, 2), 0, 2), (_order(1, 1), 0, 1), (_orde
 
 
 @pytest.mark.parametrize("function", [None, Echo()], ids=["relay", "operator"])
-def test_rows_of_both_phases_keep_theirs(tmp_path: Path, function: Any) -> None:
-    emitted = _emitted(tmp_path, function, function is not None, ROWS)
+def test_output_has_the_phase_of_the_input(tmp_path: Path, function: Any) -> None:
+    emitted = _emitted(tmp_path, function, ROWS)
     assert emitted == [(1, 0), (2, 0), (1, 1), (3, 1)]
 
 
-def test_broadcast_rows_come_first_and_what_they_make_is_of_phase_1(tmp_path: Path) -> None:
+def test_broadcast_rows_come_first_and_their_output_is_of_phase_1(tmp_path: Path) -> None:
     rows = [(BROADCAST_ORDER, 1, 7), (BROADCAST_ORDER, 1, 8), *ROWS[1:3]]
-    assert _emitted(tmp_path, EchoBoth(), True, rows) == [(-7, 1), (-8, 1), (2, 0), (1, 1)]
+    assert _emitted(tmp_path, EchoBoth(), rows) == [(-7, 1), (-8, 1), (2, 0), (1, 1)]
 
 
 def test_every_order_is_below_that_of_a_barrier() -> None:

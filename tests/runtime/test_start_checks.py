@@ -13,7 +13,6 @@ import pytest
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.errors import ConfigError, IncompatibleState, JobDefinitionError, SinkDiverged, UserCodeError
-from stateflow.operations import collect_garbage
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job.loader import load_job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
@@ -194,16 +193,7 @@ def test_an_open_that_fails_in_the_driver_does_not_prevent_a_start(caplog: pytes
     assert "only workers reach this" in refused.value.message
 
 
-# -- files ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_dry_run_of_retention_reports_what_retention_then_does(jobs: CountJobs) -> None:
-    jobs.count("a")
-    root = str(jobs.folder / "root")
-    preview = collect_garbage(root, retain=1, dry_run=True)
-    done = collect_garbage(root, retain=1)
-    assert preview.files > 0
-    assert (preview.files, preview.bytes_freed, preview.retained) == (done.files, done.bytes_freed, done.retained)
+# -- job files ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["json", "msgspec"])

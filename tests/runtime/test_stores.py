@@ -19,7 +19,7 @@ from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, Tas
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
-from tests.runtime.test_timers import Event, Note, TimerJobs
+from tests.runtime.timer_jobs import Event, Note, TimerJobs
 
 KEY = store_cache.StoreKey("0" * 32, "op", 0)
 ENTRIES = {b"\0\1a": b"1", b"\0\2b": b"2"}

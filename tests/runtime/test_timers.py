@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
 from stateflow import (
@@ -16,120 +14,24 @@ from stateflow import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     OnTimerContext,
-    OutputTag,
     RuntimeContext,
     StateTtlConfig,
     StreamExecutionEnvironment,
     Time,
     ValueStateDescriptor,
-    WatermarkStrategy,
 )
 from stateflow.api.dead_letters import DeadLetters
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.requests.mailbox import post, read_answer
-from stateflow.clock import ManualClock
 from stateflow.errors import StateError, UserCodeError
-from stateflow.runtime.driver.job_run import JobRun
 from stateflow.types.key_groups import key_hash, subtask_of
+from tests.runtime.timer_jobs import LOW, START, Alarm, Event, Note, TimerJobs, timed
 from tests.support.errors import raises
-from tests.support.local_jobs import Growing, LocalJobs
-
-STRATEGY = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
-START = 1_767_225_600_000
-"""Where a manual clock begins, in milliseconds."""
-LOW = -(1 << 63)
-"""The watermark before the first one."""
-
-
-class Event(msgspec.Struct):
-    key: str
-    at: int
-
-
-class Note(msgspec.Struct):
-    what: str
-    key: str
-    at: int
-    time: int
-    watermark: int
-    domain: str = ""
-
-
-SIDE = OutputTag("side", Note)
-
-
-class TimerJobs(LocalJobs):
-    """A job root with a clock that tests move, and runs over two rows of each source at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, ManualClock(), source__max_rows_per_batch=2, max_parallelism=8)
-
-    def events(
-        self, function: Any, *rows: Sequence[Event], on_error: str | DeadLetters = "fail", **settings: Any
-    ) -> JobRun:
-        """Runs a function over one source for each sequence of rows."""
-
-        def build(env: StreamExecutionEnvironment) -> None:
-            first, *others = [_source(env, f"s{at}", each) for at, each in enumerate(rows)]
-            stream = first.union(*others) if others else first
-            made = stream.key_by("key").process(function, output=Note, uid="op", on_error=on_error)
-            made.sink_to(self.sink("out"), uid="out")
-            made.get_side_output(SIDE).sink_to(self.sink("side"), uid="side")
-            if on_error != "fail":
-                made.get_dead_letters().sink_to(self.sink("letters"), uid="letters")
-
-        run = self.prepare(build, **settings)
-        self.execute(run)
-        return run
-
-    def notes(self, what: str = "", table: str = "out") -> list[Note]:
-        """The notes of a kind, or all."""
-        notes = [msgspec.convert(row, Note) for row in self.sink(table).rows()]
-        return [note for note in notes if what in ("", note.what)]
-
-    def timers(self) -> list[tuple[str, int]]:
-        """Key and timestamp of the timers that fired."""
-        return [(note.key, note.at) for note in self.notes("timer")]
-
-
-def _source(env: StreamExecutionEnvironment, uid: str, rows: Sequence[Event]) -> DataStream:
-    return env.from_source(Growing(rows, Event), uid=uid).assign_timestamps_and_watermarks(STRATEGY)
 
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> TimerJobs:
     return TimerJobs(tmp_path)
-
-
-class Alarm(KeyedProcessFunction[Event, Note]):
-    """Sets a timer some milliseconds after each row, in event time, in processing time, or both."""
-
-    def __init__(self, event: int | None = None, processing: int | None = None) -> None:
-        self.event, self.processing = event, processing
-
-    def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
-        timers = ctx.timer_service()
-        if self.event is not None:
-            timers.register_event_time_timer(row.at + self.event)
-        if self.processing is not None:
-            timers.register_processing_time_timer(timers.current_processing_time() + self.processing)
-        assert ctx.timestamp() == row.at
-        yield Note("row", row.key, row.at, timers.current_processing_time(), timers.current_watermark())
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        timers = ctx.timer_service()
-        assert ctx.timestamp() == timestamp
-        note = Note(
-            "timer",
-            ctx.get_current_key(),
-            timestamp,
-            timers.current_processing_time(),
-            timers.current_watermark(),
-            ctx.time_domain().value,
-        )
-        ctx.output(SIDE, note)
-        yield note
 
 
 def test_the_watermark_comes_from_the_batches_before_and_from_the_rows_of_the_key(jobs: TimerJobs) -> None:
@@ -215,7 +117,7 @@ class Relay(KeyedProcessFunction[Note, Note]):
 def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key_ends_once(jobs: TimerJobs) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
         rows = [Event("a", 10), Event("b", 20), Event("a", 31), Event("b", 40)]
-        alarms = _source(env, "s", rows).key_by("key").process(Alarm(5), output=Note, uid="first")
+        alarms = timed(env, "s", rows).key_by("key").process(Alarm(5), output=Note, uid="first")
         second = alarms.key_by("key").process(Relay(), output=Note, uid="second")
         second.sink_to(jobs.sink("out"), uid="out")
 
@@ -267,8 +169,8 @@ class Broadcasting(KeyedBroadcastProcessFunction[Event, Event, Note]):
 def test_functions_of_connected_streams_have_timers_but_for_broadcast_rows(jobs: TimerJobs) -> None:
     def run(key: str) -> None:
         def build(env: StreamExecutionEnvironment) -> None:
-            rules = _source(env, "r", [Event(key, 7)]).broadcast()
-            made = _source(env, "s", [Event("a", 5), Event("b", 9)]).key_by("key").connect(rules)
+            rules = timed(env, "r", [Event(key, 7)]).broadcast()
+            made = timed(env, "s", [Event("a", 5), Event("b", 9)]).key_by("key").connect(rules)
             made.process(Broadcasting(), output=Note, uid="op").sink_to(jobs.sink("out"), uid="out")
 
         jobs.run(build, parallelism=1)
@@ -389,8 +291,8 @@ class Both(KeyedCoProcessFunction[Note, Event, Note]):
 
 def test_a_source_that_joins_later_counts_only_for_the_watermark_of_the_later_operators(jobs: TimerJobs) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
-        ahead = _source(env, "s0", [Event("a", 10), Event("a", 50)])
-        joining = _source(env, "s1", [Event("a", 20), Event("a", 30)])
+        ahead = timed(env, "s0", [Event("a", 10), Event("a", 50)])
+        joining = timed(env, "s1", [Event("a", 20), Event("a", 30)])
         first = ahead.key_by("key").process(Alarm(), output=Note, uid="first")
         both = first.key_by("key").connect(joining.key_by("key")).process(Both(), output=Note, uid="second")
         both.sink_to(jobs.sink("out"), uid="out")

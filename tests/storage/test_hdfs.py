@@ -155,31 +155,6 @@ def test_missing_permission_is_an_error_that_names_the_variable_for_the_user(
     assert "HADOOP_USER_NAME" in refused.value.hint
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "webhdfs://host/jobs",
-        "webhdfs://host:1",
-        "webhdfs://host:1/",
-        "webhdfs://u:canary@host:1/jobs",
-        "webhdfs://host:1/../a",
-        "webhdfs://host:1/a?user.name=canary",
-        "webhdfs:///jobs",
-        "webhdfs://a:1,/jobs",
-    ],
-)
-def test_a_malformed_address_is_refused_and_not_shown(uri: str) -> None:
-    with raises(ConfigError, scheme="webhdfs") as refused:
-        open_storage(uri)
-    assert "canary" not in str(refused.value)
-
-
-def test_the_error_about_an_rpc_address_has_the_webhdfs_address() -> None:
-    with raises(ConfigError, uri="hdfs://namenode:8020/jobs") as refused:
-        open_storage("hdfs://namenode:8020/jobs")
-    assert "webhdfs://namenode:9870" in refused.value.hint
-
-
 def test_a_forked_process_opens_its_own_connections(address: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Noted(requests.Session):
         def request(self, *arguments: Any, **options: Any) -> requests.Response:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import ConfigError, StorageError
-from stateflow.storage import PosixStorage, PutResult, Storage, open_storage, posix
+from stateflow.storage import PosixStorage, PutResult, Storage, posix
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk, _Calls
 from tests.storage.savepoint_copies import SavepointCopies
@@ -203,28 +203,6 @@ def test_links_are_not_followed_and_reading_creates_nothing(storage: PosixStorag
     (storage.root / "folder").symlink_to(outside)
     assert [blob.key for blob in storage.list("")] == ["a/object"]
     assert storage.size("a/link") is None
-
-
-@pytest.mark.parametrize("name", ["plain", "with space", "100%", "ä#?x", "a:b"])
-def test_a_uri_and_a_path_lead_to_the_same_folder(tmp_path: Path, name: str) -> None:
-    storage = PosixStorage(tmp_path / name)
-    for address in (storage.uri, str(tmp_path / name)):
-        again = open_storage(address)
-        assert isinstance(again, PosixStorage) and (again.root, again.uri) == (storage.root, storage.uri)
-
-
-def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for given, wanted in (("root", tmp_path / "root"), ("~/root", tmp_path / "home/root")):
-        storage = open_storage(given)
-        assert isinstance(storage, PosixStorage) and storage.root == wanted
-
-
-@pytest.mark.parametrize("address", ["hdfs://host/x", "file://host/x", "http://x", "ftp://host"])
-def test_an_unknown_address_is_refused(address: str) -> None:
-    with raises(ConfigError, uri=address):
-        open_storage(address)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -18,7 +18,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import SinkContext, Writing
+from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
 from stateflow.checkpoint.log.job_format import NewJob
@@ -70,14 +70,14 @@ def pairs(first: int, count: int) -> list[Pair]:
 
 
 def write(
-    sink: DeltaSink, about: SinkContext, rows: Iterable[msgspec.Struct], writing: Writing | None = None
+    sink: Sink, about: SinkContext, rows: Iterable[msgspec.Struct], writing: Writing | None = None
 ) -> list[Committable]:
     writer = sink.writer(about, writing or Writing(1, 1, 0, SystemClock().new_id()))
     writer.write(batch(about, rows))
     return writer.close()
 
 
-def put(sink: DeltaSink, about: SinkContext, token: int, rows: Iterable[msgspec.Struct]) -> list[Committable]:
+def put(sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struct]) -> list[Committable]:
     """Writes and commits rows as checkpoint `token`."""
     files = write(sink, about, rows, Writing(1, token, 0, SystemClock().new_id()))
     assert sink.open_table(about).commit(token, files) is not None
@@ -173,6 +173,13 @@ class Process:
             stderr=subprocess.PIPE,
         )
         self._read(self._process.stdout)
+
+    @staticmethod
+    def race(*processes: Process) -> list[tuple[int, str, str]]:
+        """Lets processes begin at once; returns their ends."""
+        for process in processes:
+            process.go()
+        return [process.end() for process in processes]
 
     def go(self) -> None:
         self._input.write("go\n")

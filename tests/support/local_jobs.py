@@ -44,6 +44,7 @@ class LocalJobs:
 
     Attributes:
         results: the batches of the newest run.
+        reason: why the newest run ended.
         recorder: gets the metrics of later runs.
     """
 
@@ -55,6 +56,7 @@ class LocalJobs:
         self.storage = storage or open_storage(str(folder / "root"))
         self.settings = {"local_dir": folder / "local", "source__max_rows_per_batch": 4, **settings}
         self.results: list[BatchResult] = []
+        self.reason = ""
         self.recorder: Recorder = NullRecorder()
 
     def prepare(self, build: Build, executor: Executor | None = None, **settings: Any) -> JobRun:
@@ -70,9 +72,10 @@ class LocalJobs:
         sources = {node.uid: cast(LocalSource, node.source) for node in run.job.plan.sources}
         try:
             run.start()
-            return run_local(run, sources, self.results.append)
+            self.reason = run_local(run, sources, self.results.append)
         finally:
             store_cache.close_all()
+        return self.reason
 
     def run(self, build: Build, **settings: Any) -> str:
         """Runs a job until it ends; returns why it ended."""
