@@ -19,25 +19,16 @@ pytestmark = pytest.mark.spark
 
 _EVERY = context(Every)
 _PAIR = context()
-_naive = datetime.fromisoformat
 
 
-def _utc(text: str) -> datetime:
-    return _naive(text).replace(tzinfo=UTC)
+def _dated(row: int, day: str, time: str, **columns: Any) -> Every:
+    local = datetime.fromisoformat(time)
+    return Every(id=row, day=date.fromisoformat(day), local=local, instant=local.replace(tzinfo=UTC), **columns)
 
 
 _FILES = [
     [
-        Every(
-            id=1,
-            amount=1.5,
-            text="a",
-            flag=True,
-            raw=b"\x00\xff",
-            day=date(2013, 1, 1),
-            local=_naive("2013-01-01T05:00:00.123456"),
-            instant=_utc("2013-01-01T05:00:00.123456"),
-        ),
+        _dated(1, "2013-01-01", "2013-01-01T05:00:00.123456", amount=1.5, text="a", flag=True, raw=b"\x00\xff"),
         Every(id=2, amount=-2.0, text="b"),
     ],
     [Every(id=3), Every(id=4)],
@@ -49,23 +40,11 @@ _FILES = [
     [Every(id=14, text="é" * 40), Every(id=15, text="x" * 32 + "\U0010ffff" * 3)],
     [Every(id=16, text="q" * 5000), Every(id=17, text='"quoted"\\ \n\0')],
     [
-        Every(id=-(2**63), day=date(1, 1, 1), local=_naive("0001-01-01T00:00:00"), instant=_utc("0001-01-01T00:00:00")),
-        Every(
-            id=2**63 - 1,
-            day=date(9999, 12, 31),
-            local=_naive("9999-12-31T23:59:59.999999"),
-            instant=_utc("9999-12-31T23:59:59.999999"),
-        ),
+        _dated(-(2**63), "0001-01-01", "0001-01-01T00:00:00"),
+        _dated(2**63 - 1, "9999-12-31", "9999-12-31T23:59:59.999999"),
     ],
-    [
-        Every(
-            id=18,
-            day=date(1500, 2, 28),
-            local=_naive("1500-03-01T00:00:00.000001"),
-            instant=_utc("1899-12-31T23:59:59.999999"),
-        )
-    ],
-    [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
+    [_dated(18, "1500-02-28", "1899-12-31T23:59:59.999999")],
+    [Every(id=19, flag=False, raw=b""), Every(id=20, local=datetime.fromisoformat("2013-01-01T05:00:00.124"))],
 ]
 
 _LONG = "x" * 31 + "yz" + "tail"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -90,19 +89,10 @@ def test_a_table_is_rewound_and_published_to_again_and_again(sink: AnySink) -> N
     assert _ids(sink) == []
 
 
-def _recreate(sink: AnySink) -> None:
-    shutil.rmtree(_folder(sink))
-    type(sink)(_folder(sink)).prepare(_ABOUT)
-
-
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda sink: put(sink, _OTHER, 50, pairs(50, 1)),
-        lambda sink: sink.open_table(_ABOUT).rewind(2, token=7),
-        _recreate,
-    ],
-    ids=["commit", "rewind", "recreation"],
+    [lambda sink: put(sink, _OTHER, 50, pairs(50, 1)), lambda sink: sink.open_table(_ABOUT).rewind(2, token=7)],
+    ids=["commit", "rewind"],
 )
 def test_a_handle_of_an_older_version_changes_nothing(sink: AnySink, change: Callable[[Any], object]) -> None:
     stale = sink.open_table(_ABOUT)

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 
 from stateflow.api.input_files import UnreadableFile
-from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.errors import BatchFailed, CorruptInput
 from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
@@ -32,7 +31,7 @@ def _failure(file: str, cause: str) -> RuntimeError:
     )
 
 
-class FakeSource(Source):
+class FakeSource:
     """A file source.
 
     Args:
@@ -40,23 +39,15 @@ class FakeSource(Source):
         broken: files whose ends show that they are corrupt.
     """
 
-    def __init__(self, policy: Any, fails: dict[str, str], broken: Sequence[str] = ()) -> None:
+    has_files = True
+
+    def __init__(self, policy: str, fails: dict[str, str], broken: Sequence[str] = ()) -> None:
         self.on_corrupt_file = policy
         self.fails = fails
         self.broken = broken
         self.read: list[str] = []
 
-    @property
-    def description(self) -> str:
-        return "fake"
-
-    def check(self, spark: Any) -> None:
-        raise NotImplementedError
-
-    def stream(self, spark: Any, limits: Any) -> Any:
-        raise NotImplementedError
-
-    def read_files(self, spark: Any, files: Sequence[str]) -> Any:
+    def read_files(self, _: object, files: Sequence[str]) -> Any:
         (file,) = files
         self.read.append(file)
 
@@ -70,9 +61,9 @@ class FakeSource(Source):
         return {file: "no footer" for file in files if file in self.broken}
 
 
-def _input(source: Source, **others: Any) -> BatchInput:
-    frame = cast(Any, SimpleNamespace(sparkSession=None))
-    return BatchInput([], {"rows": source, **others}, lambda: {"rows": FILES, **{uid: [] for uid in others}}, frame)
+def _input(source: FakeSource, **others: Any) -> BatchInput:
+    sources, frame = cast(Any, {"rows": source, **others}), cast(Any, SimpleNamespace(sparkSession=None))
+    return BatchInput([], sources, lambda: {"rows": FILES, **{uid: [] for uid in others}}, frame)
 
 
 def test_a_file_that_also_fails_alone_is_skipped_with_all_truncated_files() -> None:
@@ -101,7 +92,7 @@ def test_a_failure_of_the_storage_or_one_that_does_not_recur_is_retryable(
 
 def test_a_corrupt_file_ends_the_run_unless_the_sources_of_the_batch_can_skip_it() -> None:
     corrupt = {FILES[0]: GARBLED}
-    stream = cast(Any, SimpleNamespace(has_files=False))
+    stream = SimpleNamespace(has_files=False)
     for given, facts in (
         (_input(FakeSource("fail", corrupt)), {"file": "/in/a 1.parquet"}),
         (_input(FakeSource("quarantine", corrupt), stream=stream), {"sources": ["stream"]}),

@@ -92,7 +92,7 @@ def test_the_slower_of_two_sources_decides_until_it_has_no_more_rows(jobs: Timer
     assert [n.watermark for n in jobs.notes() if n.key == "f"] == watermarks
 
 
-class Relay(KeyedProcessFunction[Note, Note]):
+class Counted(KeyedProcessFunction[Note, Note]):
     """Follows `Alarm`: reports the rows of both phases, and sets timers of its own."""
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -118,8 +118,11 @@ def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key
     def build(env: StreamExecutionEnvironment) -> None:
         rows = [Event("a", 10), Event("b", 20), Event("a", 31), Event("b", 40)]
         alarms = timed(env, "s", rows).key_by("key").process(Alarm(5), output=Note, uid="first")
-        second = alarms.key_by("key").process(Relay(), output=Note, uid="second")
+        second = alarms.key_by("key").process(Counted(), output=Note, uid="second")
         second.sink_to(jobs.sink("out"), uid="out")
+        # Rows of the first level reach the third one by a relay.
+        third = second.union(alarms).key_by("key").process(Watermarks(), output=Note, uid="third")
+        third.sink_to(jobs.sink("third"), uid="third")
 
     jobs.run(build, parallelism=1)
     seen = {key: [(n.what, n.at, n.watermark) for n in jobs.notes() if n.key == key] for key in "ab"}
@@ -148,6 +151,18 @@ def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key
         ("second timer", 20, 39),
         ("second timer", 25, 39),
     ]
+    relayed = [note for note in jobs.notes(table="third") if note.what in ("row", "timer")]
+    assert {key: [(n.what, n.at, n.watermark) for n in relayed if n.key == key] for key in "ab"} == {
+        "a": [("row", 10, LOW), ("timer", 15, LOW), ("row", 31, 19), ("timer", 36, 19)],
+        "b": [("row", 20, LOW), ("timer", 25, 19), ("row", 40, 19)],
+    }
+
+
+class Watermarks(KeyedProcessFunction[Note, Note]):
+    """Emits the watermark with which it receives a row."""
+
+    def process_element(self, row: Note, ctx: Context) -> Iterator[Note]:
+        yield Note(row.what, row.key, row.at, row.time, ctx.timer_service().current_watermark())
 
 
 class Broadcasting(KeyedBroadcastProcessFunction[Event, Event, Note]):
@@ -169,9 +184,11 @@ class Broadcasting(KeyedBroadcastProcessFunction[Event, Event, Note]):
 def test_functions_of_connected_streams_have_timers_but_for_broadcast_rows(jobs: TimerJobs) -> None:
     def run(key: str) -> None:
         def build(env: StreamExecutionEnvironment) -> None:
-            rules = timed(env, "r", [Event(key, 7)]).broadcast()
-            made = timed(env, "s", [Event("a", 5), Event("b", 9)]).key_by("key").connect(rules)
-            made.process(Broadcasting(), output=Note, uid="op").sink_to(jobs.sink("out"), uid="out")
+            rules = timed(env, "r", [Event(key, at) for at in (7, 8, 50)]).broadcast()
+            events = timed(env, "s", [Event("a", at) for at in (5, 9, 40)]).key_by("key")
+            made = events.connect(rules).process(Broadcasting(), output=Note, uid="op")
+            down = made.key_by("key").process(Watermarks(), output=Note, uid="down")
+            down.sink_to(jobs.sink("out"), uid="out")
 
         jobs.run(build, parallelism=1)
 
@@ -179,7 +196,9 @@ def test_functions_of_connected_streams_have_timers_but_for_broadcast_rows(jobs:
         run("wrong")
     assert "key" not in raised.value.facts
     run("right")
-    assert [(n.what, n.at, n.time) for n in jobs.notes()] == [("broadcast", 7, 7), ("timer", 5, 0)]
+    # Output for broadcast rows arrives after time advances, as that for other rows does; that of timers before.
+    assert [(n.at, n.time, n.watermark) for n in jobs.notes("broadcast")] == [(7, 7, LOW), (8, 8, LOW), (50, 50, 7)]
+    assert [(n.at, n.watermark) for n in jobs.notes("timer")] == [(5, LOW), (9, 7)]
 
 
 class NoOnTimer(KeyedProcessFunction[Event, Note]):
