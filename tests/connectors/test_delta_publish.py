@@ -104,7 +104,7 @@ def test_commits_of_others_do_not_prevent_publishing(job: Job) -> None:
     _pending(job)
     paused = _paused_before_publishing(job)
     for i in range(3):
-        commit_elsewhere(job.sink.table, pairs(1000 + i, 1), "somebody else", i)
+        commit_elsewhere(job.sink.table, pairs(1000 + i, 1), "other", i)
     paused.resume()
     assert paused.end()[0] == 0
     assert ids(job.sink.table) == [0, 1, 2, 1000, 1001, 1002]

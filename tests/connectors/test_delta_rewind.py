@@ -233,7 +233,7 @@ _UNKNOWN = (None, None)
             (10, 3),
             [-1, -1, -1, 0],
         ),
-        # Rows that were copied from files before and after the target cannot be told apart.
+        # Rows that were copied from files before and after the target cannot be distinguished.
         ([*_TENS, ("update", "id = 13"), ("delete", "id in (11, 21)")], 5, _UNKNOWN, [0, -2]),
         ([*_TENS, ("update", "id = 13"), ("delete", "id = 12")], 5, _UNKNOWN, [0, -1]),
         ([("publish", 5, 10), ("overwrite", "id = 90")], 4, (1, 4), [-13]),

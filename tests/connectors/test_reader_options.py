@@ -1,14 +1,17 @@
-"""A file source refuses formats, options and modes that Spark's readers do not have."""
+"""Formats, options and columns of a file source: what it refuses, and what it warns of."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from stateflow.connectors.files.first_file import LARGEST, first_small_file
 from stateflow.connectors.files.reader_options import MODES, READER_OPTIONS
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError
@@ -28,8 +31,10 @@ _CLASSES = {
 
 
 @dataclass
-class Row:
-    number: int
+class Order:
+    order_id: int
+    customer: str
+    note: str | None = None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
     format: str, options: dict[str, Any], fact: dict[str, Any], closest: str | None
 ) -> None:
     with raises(ConfigError, **fact) as raised:
-        FileSource("/data", schema=Row, format=format, **options)
+        FileSource("/data", schema=Order, format=format, **options)
     known = {"format": READER_OPTIONS, "mode": MODES}.get(*fact, READER_OPTIONS.get(format, ()))
     named = set(re.findall(r"\w+", raised.value.hint)) & set(known)
     assert named == ({closest} if closest else set(known))
@@ -66,7 +71,7 @@ def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
     ],
 )
 def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options: dict[str, Any]) -> None:
-    assert FileSource("/data", schema=Row, format=format, **options).format == format.lower()
+    assert FileSource("/data", schema=Order, format=format, **options).format == format.lower()
 
 
 @pytest.mark.spark
@@ -77,3 +82,56 @@ def test_each_option_that_sparks_reader_declares_is_known(spark: SparkSession, f
         declared = getattr(declared, part)
     names = set(declared.getAllOptions().mkString(" ").split()) - _WRITING
     assert names <= READER_OPTIONS[format]
+
+
+# -- columns that the first file lacks --------------------------------------------------------------------------------
+
+STRICT: dict[str, Any] = {"mode": "FAILFAST"}
+HEADER: dict[str, Any] = {"header": "true"}
+FILES: list[tuple[str, str, dict[str, Any], list[list[str]]]] = [
+    ("json", '{"order_id": 1, "customer": "a"}\n{"order_id": 2}\n', STRICT, []),
+    ("json", '{"order_id": 1, "custmer": "a"}\nno json\n', STRICT, [["customer", "custmer order_id"]]),
+    ("json", '{"note": "x"}\n', STRICT, [["order_id", "note"], ["customer", "note"]]),
+    ("json", "", STRICT, []),
+    ("csv", "order_id,customer,note\n1,a,b\n", {"header": True}, []),
+    ("csv", "customer,order_id,note\na,1,b\n", HEADER, [["customer order_id note", "order_id customer note"]]),
+    ("csv", "1,a,b\n", {}, []),
+    ("csv", "1,a\n", {}, [["2", "3"]]),
+    ("csv", "order_id;customer;note\n", {**HEADER, "sep": ";"}, []),
+]
+
+
+def _check(warnings: Sequence[str], file: Path, expected: Sequence[Sequence[str]]) -> None:
+    """Each warning has the file, and these rows of column names and these numbers."""
+    for warning, lists in zip(warnings, expected, strict=True):
+        before, after = warning.split(str(file))
+        names = " ".join(re.findall(r"\b(?:order_id|custo?mer|note|\d+)\b", f"{before} {after}"))
+        assert all(names_in_order in names for names_in_order in lists), warning
+
+
+@pytest.mark.spark
+def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSession, tmp_path: Path) -> None:
+    """JSON is compared by name, CSV by position."""
+    for number, (format, text, options, expected) in enumerate(FILES):
+        file = tmp_path / str(number) / f"a.{format}"
+        file.parent.mkdir()
+        file.write_text(text)
+        source = FileSource(file.parent, schema=Order, format=format, **options)
+        _check(source.warnings(spark), file, expected)
+
+
+def test_columns_that_are_not_compared_are_listed_and_large_files_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    places = [("json", tmp_path), ("json", tmp_path / "*.json"), ("csv", "s3a://bucket/in"), ("parquet", tmp_path)]
+    one_compared, json, csv, parquet = [
+        FileSource(path, schema=Order, format=format).unchecked for format, path in places
+    ]
+    assert "json" in json and "csv" in csv and not parquet
+    assert "json" in one_compared and one_compared != json
+    large, empty, small = (tmp_path / name for name in "abc")
+    with large.open("wb") as file:
+        file.truncate(LARGEST + 1)
+    empty.touch()
+    small.write_text("x")
+    assert first_small_file([large, empty]) is None
+    assert first_small_file([large, empty, small]) == small

@@ -71,7 +71,7 @@ def test_a_watch_survives_storage_errors_interrupts_once_and_then_reports_the_fe
     assert not watch.is_fenced()
     watch.check()
     _other(root, "two:2").claim()
-    storage.errors = [ValueError("a 403 that nobody translated"), StorageError("no answer")]
+    storage.errors = [ValueError("an untranslated 403"), StorageError("no answer")]
     watch.begin()
     assert interrupted.wait(_LONG)
     watch.end()

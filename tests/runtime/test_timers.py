@@ -144,7 +144,7 @@ def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key
     assert seen["b"] == [
         ("row seen", 20, LOW),
         ("end", 1, LOW),
-        # Watermark 19: the first level's timer 25 fires before its row 40, and comes with the rows.
+        # Watermark 19: the first level's timer 25 fires before its row 40, and arrives with the rows.
         ("timer seen", 25, 19),
         ("row seen", 40, 19),
         ("end", 3, 19),

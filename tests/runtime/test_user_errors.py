@@ -82,7 +82,7 @@ class DeclaredTwice(KeyedProcessFunction[Row, Row]):
 @pytest.mark.parametrize(
     ("wrong", "facts"),
     [
-        # The first is encoded when the next key comes.
+        # The first is encoded when the key changes.
         (lambda f, ctx: f.value.update("x"), {"state": "value"}),
         (lambda f, ctx: f.list.add("x"), {"state": "list"}),
         (lambda f, ctx: f.map.put("k", "x"), {"state": "map"}),

@@ -132,7 +132,7 @@ def test_the_next_name_node_is_used_when_the_first_does_not_respond(address: str
 
 
 def test_without_a_name_node_the_error_names_the_address_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HADOOP_USER_NAME", "somebody")
+    monkeypatch.setenv("HADOOP_USER_NAME", "ada")
     monkeypatch.setenv("WEBHDFS_TOKEN", CANARY)
     passed_on = Credentials.of_process()
     assert {"HADOOP_USER_NAME", "WEBHDFS_TOKEN"} <= dict(passed_on.variables).keys()
@@ -190,18 +190,18 @@ def shaken(address: str, folder: str, faults: Faults) -> Iterator[Callable[..., 
 def test_an_answer_that_is_not_of_the_name_node_is_an_error_and_no_empty_folder(
     shaken: Callable[[], Storage], storage: Storage, faults: Faults
 ) -> None:
-    """A LIST that omits existing files would let a run begin anew."""
+    """A LIST that omits existing files would let a run begin again."""
     storage.put_new("log/1", b"x")
-    behind = shaken()
-    assert behind.size("log/1") == 1
+    remote = shaken()
+    assert remote.size("log/1") == 1
     faults.kinds, faults.share = ANSWERS, 1.0
     for use in (
-        lambda: behind.list(""),
-        lambda: behind.list("log/"),
-        lambda: behind.size("log/1"),
-        lambda: behind.get("log/1"),
-        lambda: behind.delete(["log/1"]),
-        behind.remove_abandoned_files,
+        lambda: remote.list(""),
+        lambda: remote.list("log/"),
+        lambda: remote.size("log/1"),
+        lambda: remote.get("log/1"),
+        lambda: remote.delete(["log/1"]),
+        remote.remove_abandoned_files,
     ):
         with pytest.raises(StorageError) as failed:
             use()
@@ -224,13 +224,13 @@ def test_requests_are_retried_while_the_name_node_is_not_ready(
 ) -> None:
     faults.kinds, faults.share = NOT_READY, 0.4
     (tmp_path / "file").write_bytes(b"y" * 100)
-    behind = shaken(Retry(total=50, backoff_factor=0.001, backoff_max=0.01))
+    remote = shaken(Retry(total=50, backoff_factor=0.001, backoff_max=0.01))
     for number in range(5):
-        assert behind.put_new(f"log/{number}", b"x") is PutResult.CREATED
-        behind.put_file(f"data/{number}", tmp_path / "file")
-        assert behind.get(f"data/{number}") == b"y" * 100
-    behind.delete(["log/0"])
-    assert [blob.key for blob in behind.list("log/")] == [f"log/{n}" for n in range(1, 5)]
+        assert remote.put_new(f"log/{number}", b"x") is PutResult.CREATED
+        remote.put_file(f"data/{number}", tmp_path / "file")
+        assert remote.get(f"data/{number}") == b"y" * 100
+    remote.delete(["log/0"])
+    assert [blob.key for blob in remote.list("log/")] == [f"log/{n}" for n in range(1, 5)]
     assert {*faults.injected} == {*NOT_READY}
     faults.kinds, faults.share = ["SafeModeException"], 1.0
     with raises(StorageError, key="a", exception="SafeModeException"):

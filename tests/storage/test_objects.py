@@ -1,15 +1,19 @@
-"""Object storage with real servers of its protocols."""
+"""Object storage with real servers of its protocols; for Google Cloud Storage, with a server of this test."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -147,3 +151,59 @@ def test_a_forked_process_gets_an_error_and_does_not_hang(bucket: Storage) -> No
     os.waitpid(child, 0)
     assert os.read(read, 100) == b"refused"
     os.close(read)
+
+
+# -- Google Cloud Storage ---------------------------------------------------------------------------------------------
+
+
+class GoogleBucket(BaseHTTPRequestHandler):
+    """Creates an object only under the condition that there is none."""
+
+    objects: dict[str, bytes]
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["x-goog-if-generation-match"] != "0":
+            self._answer(400)
+        elif self.path in self.objects:
+            self._answer(412)
+        else:
+            self.objects[self.path] = data
+            self._answer(200, {"ETag": '"1"', "x-goog-generation": "1"})
+
+    def _answer(self, status: int, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": "0"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
+    objects: dict[str, bytes] = {}
+    handler = type("OneBucket", (GoogleBucket,), {"objects": objects})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        account = {
+            "gcs_base_url": f"http://127.0.0.1:{server.server_port}",
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
+        monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+        yield objects
+        server.shutdown()
+        thread.join()
+
+
+def test_google_creates_an_object_once_and_never_replaces_it(google: dict[str, bytes]) -> None:
+    storage = open_storage("gs://bucket/jobs")
+    assert storage.put_new("log/1", b"one") is PutResult.CREATED
+    assert storage.put_new("log/1", b"two") is PutResult.EXISTS
+    assert {unquote(path): data for path, data in google.items()} == {"/bucket/jobs/log/1": b"one"}

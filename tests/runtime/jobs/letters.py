@@ -30,7 +30,7 @@ BAD = [n for n in range(60) if n % 7 == 0 or n % 11 == 10]
 
 
 def expected() -> Counter[tuple[str, int]]:
-    """What must come out."""
+    """The correct output: keys and sums."""
     sums: Counter[str] = Counter()
     result: Counter[tuple[str, int]] = Counter()
     for row in ROWS:
@@ -41,7 +41,7 @@ def expected() -> Counter[tuple[str, int]]:
 
 
 class Tally(KeyedProcessFunction[Row, Row]):
-    """Adds up; fails behind that on what 7 divides."""
+    """Adds up the numbers of a key, then fails on multiples of 7."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.sum = ctx.get_state(ValueStateDescriptor("sum", int))
@@ -55,7 +55,7 @@ class Tally(KeyedProcessFunction[Row, Row]):
 
 
 def refuse_tens(row: Row) -> bool:
-    """Fails on some more."""
+    """Fails on further numbers."""
     if row.number % 11 == 10:
         raise ValueError("ten")
     return True
