@@ -140,3 +140,9 @@ def test_a_run_is_retried_until_it_succeeds_or_no_restart_is_left_or_can_help(
             with_restarts(attempt, restart_strategy(_TWICE, clock.random), clock)
         assert raised.value is errors[-1]
     assert (attempt.numbers, clock.monotonic()) == ([*range(attempts)], waited)
+
+
+def test_random_numbers_of_a_clock_are_below_1_and_differ() -> None:
+    clock = ManualClock(seed=3)
+    drawn = [clock.random() for _ in range(200)]
+    assert min(drawn) >= 0 and max(drawn) < 1 and len(set(drawn)) == 200 and 0.4 < sum(drawn) / 200 < 0.6
