@@ -1,10 +1,11 @@
-"""Rewinds of Delta tables to which Spark writes as well, as Spark reads them."""
+"""Going back in Delta tables that Spark writes to as well, and what Spark reads then."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from deltalake import DeltaTable
@@ -41,7 +42,7 @@ def _made(spark: SparkSession, table: Path, properties: str = "") -> DeltaSink:
 
 
 def _do(spark: SparkSession, table: Path, *statements: str) -> list[Any]:
-    """Returns the result of the last statement."""
+    """What the last statement gives."""
     found: list[Any] = []
     for statement in statements:
         found = spark.sql(statement.format(t=f"delta.`{table}`")).collect()
@@ -55,7 +56,7 @@ def _rows(spark: SparkSession, table: Path, version: int | None = None) -> Count
 
 
 def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: int) -> SinkRewind:
-    """Rewinds, and compares the plan and the rows with what Spark reads of both versions."""
+    """Rewinds, and compares what was said, and what is there, with what Spark reads of both versions."""
     table = Path(sink.table)
     handle = sink.open_table(_ABOUT)
     plan = handle.plan_rewind(checkpoint_id)
@@ -89,7 +90,7 @@ def _others(plan: SinkRewind) -> list[tuple[int, str, int | None]]:
         ),
     ],
 )
-def test_later_changes_of_spark_are_undone(spark: SparkSession, table: Path, properties: str) -> None:
+def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)
     _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
     put(sink, _ABOUT, 2, pairs(20, 2))
@@ -107,14 +108,14 @@ def test_later_changes_of_spark_are_undone(spark: SparkSession, table: Path, pro
     put(sink, _ABOUT, 6, pairs(70, 1))
     _do(spark, table, "INSERT INTO {t} VALUES (80, 'x')")
     assert _rows(spark, table).total() == 9 + 2 + 2
-    # Checkpoint 2, which was undone, with the changes of others until then.
+    # Checkpoint 2, which was undone, with all that others did until then.
     assert _go_back(spark, sink, 2, token=7).to_version == 8
     checkpoint(table)
     found = _do(spark, table, "SELECT id FROM {t} WHERE id > 2 AND id < 30 ORDER BY id")
     assert [row.id for row in found] == [4, 5, 6, 7, 8, 9, 21]
 
 
-def test_deletion_vectors_are_rewound(spark: SparkSession, table: Path) -> None:
+def test_rows_deleted_with_vectors_stay_deleted_or_come_back(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table, _VECTORS)
     _do(spark, table, "DELETE FROM {t} WHERE id = 2")
     put(sink, _ABOUT, 2, pairs(20, 1))
@@ -128,7 +129,7 @@ def test_deletion_vectors_are_rewound(spark: SparkSession, table: Path) -> None:
     assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
 
 
-def test_a_missing_deletion_vector_cannot_be_restored(spark: SparkSession, table: Path) -> None:
+def test_a_vector_that_is_gone_does_not_come_back(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table, _VECTORS)
     _do(spark, table, "DELETE FROM {t} WHERE id = 2")
     [vector] = table.glob("deletion_vector_*")
@@ -156,22 +157,48 @@ def test_compaction_by_spark_is_neither_listed_nor_counted(spark: SparkSession, 
     assert (plan.to_version, plan.rows_removed, plan.rows_returned, plan.others) == (3, 0, 2, ())
 
 
-def test_spark_shows_a_rewind_in_its_change_data_feed_and_history_and_keeps_columns(
-    spark: SparkSession, table: Path
-) -> None:
-    sink = _made(spark, table, "delta.enableChangeDataFeed = true")
+def test_vacuumed_by_spark_is_gone(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    then = {unquote(uri.rpartition("/")[2]) for uri in DeltaTable(str(table), version=1).file_uris()}
+    _do(spark, table, "OPTIMIZE {t}")
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    try:
+        _do(spark, table, "VACUUM {t} RETAIN 0 HOURS")
+    finally:
+        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
+    before = snapshot(table)
+    with raises(SinkDiverged, files=sorted(then), missing=len(then)):
+        sink.open_table(_ABOUT).plan_rewind(1)
+    assert snapshot(table) == before
+
+
+def test_an_added_column_stays_and_is_null(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
     put(sink, _ABOUT, 2, pairs(20, 2))
     _do(spark, table, "ALTER TABLE {t} ADD COLUMN more INT", "INSERT INTO {t} VALUES (30, 'x', 1)")
     handle = sink.open_table(_ABOUT)
     plan = handle.plan_rewind(1)
     assert _others(plan) == [(plan.from_version, "WRITE", 1)]
     assert handle.rewind(plan.to_version, token=5) is not None
-    rows = _do(spark, table, "SELECT id, more FROM {t}")
+    rows = spark.sql(f"SELECT id, more FROM delta.`{table}`").collect()
     assert sorted(tuple(row) for row in rows) == [(i, None) for i in range(10)]
+
+
+def test_the_change_data_feed_tells_of_the_rewind(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table, "delta.enableChangeDataFeed = true")
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    plan = _go_back(spark, sink, 1, token=5)
     options = {"readChangeFeed": "true", "startingVersion": str(plan.from_version + 1)}
     changes = spark.read.format("delta").options(**options).load(str(table)).collect()
-    assert sorted((row.id, row._change_type) for row in changes) == [(n, "delete") for n in (20, 21, 30)]
-    [newest] = _do(spark, table, "DESCRIBE HISTORY {t} LIMIT 1")
-    assert (newest.operation, newest.operationParameters["version"]) == ("RESTORE", str(plan.to_version))
+    assert sorted((row.id, row._change_type) for row in changes) == [(20, "delete"), (21, "delete")]
+
+
+def test_spark_and_deltalake_show_the_rewind_in_the_history(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table)
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _go_back(spark, sink, 1, token=5)
+    [newest] = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()
+    assert (newest.operation, newest.operationParameters["version"]) == ("RESTORE", "1")
     assert newest.userMetadata == DeltaTable(str(table)).history(1)[0]["userMetadata"]
-    assert (newest.operationMetrics["numRemovedFiles"], newest.isBlindAppend) == ("2", False)
+    assert (newest.operationMetrics["numRemovedFiles"], newest.isBlindAppend) == ("1", False)

@@ -19,18 +19,7 @@ from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
-from stateflow.runtime.task_spec import (
-    BARRIER_ORDER,
-    CONTROL,
-    GROUP_SHIFT,
-    INPUT,
-    ORDER,
-    PHASE_SHIFT,
-    POSITION,
-    TARGET,
-    ChainSpec,
-    InputSpec,
-)
+from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
 from tests.support.errors import raises
 
 MUCH = 1 << 30
@@ -152,12 +141,6 @@ def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     made = sorted_input(_chain(), _space(tmp_path, memory), came)
     expected = sorted(_many(80_000), key=lambda s: (s.order, s.position))
     assert _positions(made) == [s.position for s in expected]
-
-
-def test_every_order_is_below_that_of_a_barrier() -> None:
-    highest = 1 << PHASE_SHIFT | ((1 << 15) - 1) << GROUP_SHIFT | ((1 << GROUP_SHIFT) - 1)
-    assert highest < BARRIER_ORDER
-    assert highest.bit_length() == PHASE_SHIFT + 1
 
 
 def test_barriers_come_last_and_unneeded_columns_are_dropped(tmp_path: Path) -> None:
