@@ -1,4 +1,4 @@
-"""A proxy in front of a storage server that does to requests what networks and overloaded servers do."""
+"""A proxy in front of a storage server that injects the faults of networks and of overloaded servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUT_ANSWER, SLOW_ANSWER = "cut answer", "slow answer"
 BUSY = ("503", "429")
 ANSWERS = ("500", "408", "409", *BUSY)
 NOT_READY = ("RetriableException", "SafeModeException", "StandbyException")
-"""What a NameNode of HDFS answers that has just started, or is not the active one."""
+"""The answers of an HDFS NameNode that has just started, or is not the active one."""
 KINDS = (LOST_REQUEST, LOST_ANSWER, LATE_REQUEST, CUT_ANSWER, SLOW_ANSWER, *ANSWERS)
 _LATEST_SECONDS, _PIECES = 0.3, 20
 _RESET = struct.pack("ii", 1, 0)
@@ -29,12 +29,12 @@ _RESET = struct.pack("ii", 1, 0)
 
 @dataclass
 class Faults:
-    """What is done to how many of the requests.
+    """Which faults are injected into which share of the requests.
 
     Attributes:
         share: of all requests; may be changed at any time.
-        injected: how often what was done.
-        late: requests that are still on their way, or were.
+        injected: number of faults of each kind.
+        late: timers of late requests.
     """
 
     dice: random.Random
@@ -45,7 +45,7 @@ class Faults:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def draw(self) -> str:
-        """What happens to the next request; empty when nothing does."""
+        """The fault of the next request; empty for none."""
         with self._lock:
             if self.dice.random() >= self.share:
                 return ""
@@ -56,7 +56,7 @@ class Faults:
 
 @contextlib.contextmanager
 def fault_proxy(upstream: str, faults: Faults) -> Iterator[str]:
-    """Listens on loopback in front of ``http://host:port``; gives its own address."""
+    """Listens on loopback in front of ``http://host:port``; yields its own address."""
     handler = type("Handler", (_Handler,), {"upstream": upstream.removeprefix("http://"), "faults": faults})
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -76,7 +76,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: Any) -> None:
-        """Clients that are killed go away in the midst of anything."""
+        """Ignores clients that were killed during a request."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     faults: Faults
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -101,17 +101,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_Answer(int(kind), [], b"<Error><Code>SlowDown</Code></Error>"))
         elif kind in NOT_READY:
             self._send(_Answer(403, [("content-type", "application/json")], _remote_exception(kind)))
-        elif kind == LOST_REQUEST:
-            self._reset()
-        elif kind == LATE_REQUEST:
-            # Also what a client's own network does: the request is on its way when the client has given it up.
-            delay = self.faults.dice.uniform(0, _LATEST_SECONDS)
-            timer = threading.Timer(delay, self._ask, (body,))
-            self.faults.late.append(timer)
-            timer.start()
+        elif kind in (LOST_REQUEST, LATE_REQUEST):
+            if kind == LATE_REQUEST:
+                # A client's own network does so, too: the request arrives when the client has given it up.
+                delay = self.faults.dice.uniform(0, _LATEST_SECONDS)
+                timer = threading.Timer(delay, self._forward, (body,))
+                self.faults.late.append(timer)
+                timer.start()
             self._reset()
         else:
-            self._deliver(kind, self._ask(body))
+            self._deliver(kind, self._forward(body))
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
 
@@ -124,25 +123,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
         elif kind == SLOW_ANSWER:
             self._head(answer)
-            for piece in _cut(answer.body):
-                self.wfile.write(piece)
+            size = max(1, len(answer.body) // _PIECES)
+            for start in range(0, len(answer.body), size):
+                self.wfile.write(answer.body[start : start + size])
                 time.sleep(0.005)
         else:
             self._send(answer)
 
-    def _ask(self, body: bytes) -> _Answer:
-        host, _, port = self.upstream.partition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=60)
-        try:
-            # The signature is over the host that the client knows.
+    def _forward(self, body: bytes) -> _Answer:
+        with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=60)) as connection:
+            # The signature covers the host that the client knows.
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 connection.putheader(name, value)
             connection.endheaders(body or None)
             found = connection.getresponse()
             return _Answer(found.status, found.getheaders(), found.read())
-        finally:
-            connection.close()
 
     def _send(self, answer: _Answer) -> None:
         self._head(answer)
@@ -151,16 +147,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, answer: _Answer) -> None:
         self.send_response_only(answer.status)
-        headers = {name.lower(): value for name, value in answer.headers}
-        headers.setdefault("content-length", str(len(answer.body)))
-        headers.pop("connection", None)
-        headers.pop("transfer-encoding", None)
+        headers = {"content-length": str(len(answer.body))} | {name.lower(): value for name, value in answer.headers}
         for name, value in headers.items():
-            self.send_header(name, value)
+            if name not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
         self.end_headers()
 
     def _reset(self) -> None:
-        """The connection ends by RST, as one to a host that is gone does."""
+        """Ends the connection by RST, as if the host had disappeared."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.close_connection = True
         with contextlib.suppress(OSError):
@@ -169,10 +163,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _remote_exception(name: str) -> bytes:
-    told = {"exception": name, "javaClassName": f"org.apache.hadoop.{name}", "message": "not now"}
-    return json.dumps({"RemoteException": told}).encode()
-
-
-def _cut(body: bytes) -> list[bytes]:
-    size = max(1, len(body) // _PIECES)
-    return [body[at : at + size] for at in range(0, len(body), size)]
+    exception = {"exception": name, "javaClassName": f"org.apache.hadoop.{name}", "message": "not now"}
+    return json.dumps({"RemoteException": exception}).encode()

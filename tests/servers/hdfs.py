@@ -1,4 +1,4 @@
-"""An HDFS: a NameNode and a DataNode as processes on loopback, of the JARs that the set-up has fetched."""
+"""An HDFS: a NameNode and a DataNode as processes on loopback, from the JARs of the set-up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pyspark
@@ -19,44 +19,36 @@ from tests.servers.running import ROOT, free_port, running
 _JARS = ROOT / ".venv" / "hdfs"
 _SPARK_JARS = Path(pyspark.__file__).parent / "jars"
 _STARTS_WITHIN = 60.0
-_NAME_NODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
-_DATA_NODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
+_SERVERS = "org.apache.hadoop.hdfs.server"
 
 
-@dataclass(frozen=True)
-class Hdfs:
-    """One that runs.
-
-    Attributes:
-        address: of its root, as stateflow takes it.
-    """
+class Hdfs(NamedTuple):
+    """An HDFS by the address of its root, as stateflow takes it."""
 
     address: str
 
 
 @contextlib.contextmanager
 def hdfs_server(folder: Path) -> Iterator[Hdfs]:
-    """An empty HDFS, for as long as the context; a test is skipped where there is none."""
+    """An empty HDFS; the test is skipped if its JARs are not installed."""
     if not _JARS.exists():
-        pytest.skip("no HDFS is installed: make setup fetches it where Maven Central can be reached")
+        pytest.skip("no HDFS is installed: make setup downloads it if Maven Central can be reached")
     folder.mkdir(parents=True, exist_ok=True)
     rpc, http, data, data_http = (free_port() for _ in range(4))
-    _configure(
-        folder,
-        {
-            "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
-            "dfs.namenode.http-address": f"127.0.0.1:{http}",
-            "dfs.namenode.name.dir": str(folder / "names"),
-            "dfs.datanode.data.dir": str(folder / "data"),
-            "dfs.datanode.hostname": "localhost",
-            "dfs.datanode.address": f"127.0.0.1:{data}",
-            "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
-            "dfs.datanode.ipc.address": "127.0.0.1:0",
-            "dfs.replication": "1",
-        },
-    )
-    subprocess.run(_java(folder, _NAME_NODE, "-format", "-nonInteractive"), check=True, capture_output=True)
-    name_node, data_node = _java(folder, _NAME_NODE), _java(folder, _DATA_NODE)
+    settings = {
+        "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
+        "dfs.namenode.http-address": f"127.0.0.1:{http}",
+        "dfs.namenode.name.dir": str(folder / "names"),
+        "dfs.datanode.data.dir": str(folder / "data"),
+        "dfs.datanode.hostname": "localhost",
+        "dfs.datanode.address": f"127.0.0.1:{data}",
+        "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
+        "dfs.datanode.ipc.address": "127.0.0.1:0",
+        "dfs.replication": "1",
+    }
+    _write_settings(folder, settings)
+    name_node, data_node = _java(folder, "namenode.NameNode"), _java(folder, "datanode.DataNode")
+    subprocess.run([*name_node, "-format", "-nonInteractive"], check=True, capture_output=True)
     with (
         running(name_node, http, folder / "names.log", folder),
         running(data_node, data_http, folder / "data.log", folder),
@@ -66,7 +58,7 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
 
 
 def _wait_until_operational(port: int) -> None:
-    """Until the NameNode knows its DataNode and takes files: each look waits for its answer."""
+    """Waits until the NameNode knows its DataNode and accepts files."""
     url = f"http://127.0.0.1:{port}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     ends = time.monotonic() + _STARTS_WITHIN
     while True:
@@ -77,13 +69,14 @@ def _wait_until_operational(port: int) -> None:
         time.sleep(0.05)
 
 
-def _java(folder: Path, program: str, *arguments: str) -> Sequence[str]:
+def _java(folder: Path, program: str) -> list[str]:
     java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
-    return [java, "-Xmx256m", "-cp", f"{folder}:{_JARS}/*:{_SPARK_JARS}/*", program, *arguments]
+    return [java, "-Xmx256m", "-cp", f"{folder}:{_JARS}/*:{_SPARK_JARS}/*", f"{_SERVERS}.{program}"]
 
 
-def _configure(folder: Path, settings: dict[str, str]) -> None:
-    lines = (f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items())
-    text = f"<configuration>{''.join(lines)}</configuration>"
+def _write_settings(folder: Path, settings: Mapping[str, str]) -> None:
+    text = "".join(
+        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
+    )
     for name in ("core-site.xml", "hdfs-site.xml"):
-        (folder / name).write_text(text)
+        (folder / name).write_text(f"<configuration>{text}</configuration>")

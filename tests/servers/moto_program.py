@@ -1,7 +1,7 @@
-"""What `tests.servers.running.hasty_s3_server` starts: moto, on a machine that stops threads at the worst moment.
+"""The program of `tests.servers.running.hasty_s3_server`: moto, with another thread scheduled at the worst time.
 
-moto looks whether a name is taken and then writes: two requests can both find it free. Its window is small, and Python
-switches threads rarely; here a thread always gives way behind the look.
+moto checks whether a name is free and then writes: two requests can both find it free. The window is small, and Python
+switches threads rarely; here a thread always yields after the check.
 """
 
 from __future__ import annotations
@@ -13,20 +13,15 @@ from typing import Any
 from moto.s3.models import S3Backend
 from moto.server import main
 
-_SECONDS = 0.02
+_get_object = S3Backend.get_object
 
 
-def _give_way_behind_the_look() -> None:
-    real = S3Backend.get_object
-
-    def looked(self: Any, *arguments: Any, **named: Any) -> Any:
-        found = real(self, *arguments, **named)
-        time.sleep(_SECONDS)
-        return found
-
-    S3Backend.get_object = looked
+def _get_object_and_yield(self: Any, *arguments: Any, **named: Any) -> Any:
+    found = _get_object(self, *arguments, **named)
+    time.sleep(0.02)
+    return found
 
 
 if __name__ == "__main__":
-    _give_way_behind_the_look()
+    S3Backend.get_object = _get_object_and_yield
     main(["--host", "127.0.0.1", "--port", sys.argv[1]])

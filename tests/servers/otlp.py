@@ -1,4 +1,4 @@
-"""A collector on loopback that takes what is sent to it by OTLP over HTTP."""
+"""A collector on loopback that receives OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -13,45 +13,43 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector(HTTPServer):
-    """Keeps what was sent, by path."""
+    """Keeps the bodies of requests, by path."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taker)
-        self.taken: list[tuple[str, bytes]] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[tuple[str, bytes]] = []
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def text(self, path: str) -> str:
-        """All that was sent there; protocol buffers have text as it is."""
-        return b"".join(body for sent_to, body in self.taken if sent_to == path).decode(errors="replace")
+        """All bodies of a path; texts in protocol buffers are readable."""
+        return b"".join(body for sent_to, body in self.received if sent_to == path).decode(errors="replace")
 
     def spans(self) -> list[tuple[str, dict[str, Any]]]:
-        """Name and attributes of each span that was sent."""
-        found = []
-        for path, body in list(self.taken):
-            if path == "/v1/traces":
-                for group in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    found += [span for scope in group.scope_spans for span in scope.spans]
-        return [(span.name, {each.key: _value(each.value) for each in span.attributes}) for span in found]
+        """Name and attributes of each span."""
+        requests = [ExportTraceServiceRequest.FromString(body) for path, body in self.received if path == "/v1/traces"]
+        scopes = [scope for request in requests for group in request.resource_spans for scope in group.scope_spans]
+        return [
+            (span.name, {a.key: _value(a.value) for a in span.attributes}) for scope in scopes for span in scope.spans
+        ]
 
 
 def _value(value: Any) -> Any:
     return getattr(value, value.WhichOneof("value"))
 
 
-class _Taker(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     server: Collector
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers.get("Content-Encoding") == "gzip":
-            body = gzip.decompress(body)
-        self.server.taken.append((self.path, body))
+        is_compressed = self.headers.get("Content-Encoding") == "gzip"
+        self.server.received.append((self.path, gzip.decompress(body) if is_compressed else body))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -59,7 +57,7 @@ class _Taker(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def otlp_collector() -> Iterator[Collector]:
-    """One that listens, for as long as the context."""
+    """A collector that listens while the context is open."""
     server = Collector()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,30 +18,41 @@ import pytest
 _STARTS_WITHIN = 60.0
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-secret-key"
-"""A secret that no test writes down: wherever it is found in a file, somebody has told it."""
+"""A secret that no test writes to a file: a file that contains it has it from the product."""
 
 
 def files_with(secret: str, folder: Path) -> list[str]:
-    """Files below a folder that have it; read as bytes, and in any number."""
+    """Files below a folder that contain the secret."""
     command = ["grep", "--recursive", "--files-with-matches", "--fixed-strings", "--", secret, str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    # A file may go while it is looked for.
-    return found.stdout.splitlines()
+    # A file may be deleted during the search, which grep reports by its exit code.
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
+
+
+def options(**values: object) -> list[str]:
+    """Long options of a command line."""
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def node_program(package: str, script: str) -> list[str]:
+    """The command of a script from npm (``tests/servers/package.json``); the test is skipped if it is not installed."""
+    node, path = shutil.which("node"), ROOT / ".venv" / "node" / "node_modules" / package / script
+    if node is None or not path.exists():
+        pytest.skip(f"{package} is not installed: make setup installs it if Node is available")
+    return [node, str(path)]
 
 
 @contextlib.contextmanager
 def running(
     command: Sequence[str], port: int, log: Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A program that listens on `port`, for as long as the context."""
+    """Runs a program that listens on `port`."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environment)
     try:
@@ -52,7 +65,7 @@ def running(
 
 @contextlib.contextmanager
 def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """An S3 server with one bucket; gives the environment by which clients find it."""
+    """An S3 server with one bucket; yields the environment variables of its clients."""
     port = free_port()
     (folder / "data" / bucket).mkdir(parents=True)
     command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port)]
@@ -62,37 +75,25 @@ def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def careless_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """s3rver, from npm: it takes the condition of a put, and does not heed it."""
-    from tests.servers.node import command
-
-    port = free_port()
-    options = [
-        "--directory",
-        str(folder / "data"),
-        "--address",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--silent",
-        "--configure-bucket",
-        bucket,
-    ]
-    (folder / "data").mkdir(parents=True)
-    with running([*command("s3rver", "bin/s3rver.js"), *options], port, folder / "log.txt"):
+    """s3rver, from npm, which accepts the condition of a put and ignores it."""
+    port, data = free_port(), folder / "data"
+    given = options(directory=data, address="127.0.0.1", port=port, configure_bucket=bucket)
+    command = [*node_program("s3rver", "bin/s3rver.js"), "--silent", *given]
+    data.mkdir(parents=True)
+    with running(command, port, folder / "log.txt"):
         yield {**_variables(port), "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER"}
 
 
 @contextlib.contextmanager
 def hasty_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """moto, from PyPI: it looks whether a name is free, and then writes."""
+    """moto, from PyPI, which checks whether a name is free and then writes, in two steps."""
     modules = ROOT / ".venv" / "moto"
     if not modules.exists():
-        pytest.skip("moto is not installed: make setup installs it where PyPI can be reached")
+        pytest.skip("moto is not installed: make setup installs it if PyPI can be reached")
     port = free_port()
     command = [sys.executable, str(ROOT / "tests" / "servers" / "moto_program.py"), str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(modules)}
-    with running(command, port, folder / "log.txt", environment=environment):
-        # No request needs a signature there.
+    with running(command, port, folder / "log.txt", environment={**os.environ, "PYTHONPATH": str(modules)}):
+        # Its requests need no signature.
         httpx.put(f"http://127.0.0.1:{port}/{bucket}").raise_for_status()
         yield _variables(port)
 
@@ -108,9 +109,6 @@ def _variables(port: int) -> dict[str, str]:
 
 
 def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Until it takes connections: each try waits for itself."""
-    import time
-
     ends = time.monotonic() + _STARTS_WITHIN
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):

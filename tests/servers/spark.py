@@ -1,21 +1,20 @@
-"""A standalone Spark cluster of processes on loopback: a master and workers, stopped by their processes."""
+"""A standalone Spark cluster of processes on loopback: a master and workers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pyspark
 
-from tests.servers.running import free_port, running
+from tests.servers.running import free_port, options, running
 
 HOME = Path(pyspark.__file__).parent
-_MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
@@ -30,76 +29,46 @@ class Cluster:
 
     folder: Path
     url: str
-    port: int
     variables: Mapping[str, str]
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def add_worker(self) -> None:
-        """One more, with one core."""
+        """Adds a worker with one core."""
         home = self.folder / f"worker-{len(self.workers)}"
         home.mkdir()
-        command = [
-            str(HOME / "bin" / "spark-class"),
-            _WORKER,
-            self.url,
-            "--cores",
-            "1",
-            "--memory",
-            "1g",
-            "--host",
-            "127.0.0.1",
-            "--webui-port",
-            "0",
-            "--work-dir",
-            str(home),
-        ]
-        with (self.folder / f"worker-{len(self.workers)}.log").open("wb") as log:
-            self.workers.append(subprocess.Popen(command, env=self._environment(), stdout=log, stderr=log, cwd=home))
+        given = options(cores=1, memory="1g", host="127.0.0.1", webui_port=0, work_dir=home)
+        environment = {**_environment(self.folder), **self.variables}
+        with home.with_suffix(".log").open("wb") as log:
+            command = [*_spark_class("worker.Worker"), self.url, *given]
+            self.workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=home))
 
     def executors(self) -> list[psutil.Process]:
         """The processes that run tasks now."""
-        return [p for p in _below(self.workers) if any(_EXECUTOR in part for part in _command_of(p))]
+        return list(filter(_is_executor, _descendants(self.workers)))
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL of a worker; what it has started sees that it is gone."""
+        """Kills a worker by SIGKILL; its executors end by themselves."""
         self.workers[number].kill()
         self.workers[number].wait()
 
     def stop(self) -> None:
-        """Ends all workers and what is below them."""
-        below = _below(self.workers)
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
+        """Ends all workers and their descendants."""
+        below = _descendants(self.workers)
+        for number in range(len(self.workers)):
+            self.kill_worker(number)
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def _environment(self) -> dict[str, str]:
-        return {**_base(self.folder), **self.variables}
-
 
 @contextlib.contextmanager
 def spark_cluster(folder: Path, variables: Mapping[str, str] = {}, workers: int = 2) -> Iterator[Cluster]:
-    """A cluster for as long as the context.
-
-    Args:
-        variables: added to the environment of workers.
-    """
+    """A cluster; `variables` are added to the environment of its workers."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    command = [
-        str(HOME / "bin" / "spark-class"),
-        _MASTER,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--webui-port",
-        "0",
-    ]
-    with running(command, port, folder / "master.log", environment=_base(folder)):
-        cluster = Cluster(folder, f"spark://127.0.0.1:{port}", port, variables)
+    command = [*_spark_class("master.Master"), *options(host="127.0.0.1", port=port, webui_port=0)]
+    with running(command, port, folder / "master.log", environment=_environment(folder)):
+        cluster = Cluster(folder, f"spark://127.0.0.1:{port}", variables)
         try:
             for _ in range(workers):
                 cluster.add_worker()
@@ -109,11 +78,15 @@ def spark_cluster(folder: Path, variables: Mapping[str, str] = {}, workers: int 
 
 
 def executor_of(task: psutil.Process) -> psutil.Process:
-    """The executor that a Python process of a task belongs to."""
-    return next(p for p in task.parents() if any(_EXECUTOR in part for part in _command_of(p)))
+    """The executor of a Python process of a task."""
+    return next(filter(_is_executor, task.parents()))
 
 
-def _base(folder: Path) -> dict[str, str]:
+def _spark_class(name: str) -> list[str]:
+    return [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "SPARK_HOME": str(HOME),
@@ -124,7 +97,7 @@ def _base(folder: Path) -> dict[str, str]:
     }
 
 
-def _below(processes: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
+def _descendants(processes: Sequence[subprocess.Popen[bytes]]) -> list[psutil.Process]:
     found = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -132,8 +105,8 @@ def _below(processes: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
     return found
 
 
-def _command_of(process: psutil.Process) -> list[str]:
+def _is_executor(process: psutil.Process) -> bool:
     try:
-        return process.cmdline()
+        return any(_EXECUTOR in part for part in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
+        return False
