@@ -42,10 +42,10 @@ ui: setup  ## the same with Airflow's web interface
 
 # Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
 # and pytest has the last word.
-test: setup  ## lint, then the tests that are not marked slow
+test: setup  ## lint, then the tests that are not marked slow or setup
 	@$(MAKE) lint; lint=$$?; \
 	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests all the same"; fi; \
-	$(PYTEST) -m "not slow"; tests=$$?; \
+	$(PYTEST) -m "not slow and not setup"; tests=$$?; \
 	exit $$((lint || tests))
 
 test-all: setup  ## lint, then every test
