@@ -1,4 +1,4 @@
-"""The wheel: what is in it, and what an installation without extras can do."""
+"""The wheel: its files, and what installations without extras and with the extra `airflow` can do."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def copy_sources(folder: Path) -> None:
 
 
 def run(command: Sequence[str], **environment: str) -> str:
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment} if environment else None
-    )
+    given = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -66,23 +65,18 @@ def test_the_metadata_names_licence_versions_and_extras(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(name).decode())
         assert any(n.endswith(".dist-info/licenses/LICENSE") for n in archive.namelist())
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra") or ()) == {
-        "airflow",
-        "azure",
-        "delta",
-        "gcs",
-        "hdfs",
-        "s3",
-        "spark",
-        "telemetry",
-    }
+    extras = {"airflow", "azure", "delta", "gcs", "hdfs", "s3", "spark", "telemetry"}
+    assert set(metadata.get_all("Provides-Extra") or ()) == extras
     required = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert not [line for line in required for heavy in HEAVY if line.startswith(heavy)]
 
 
+# -- installations: they need the package index -----------------------------------------------------------------------
+
+
 @pytest.mark.slow
 def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
-    """Needs the package index: pip builds the wheel, and an empty environment gets it and what it requires."""
+    """Pip builds the wheel, and an empty environment gets it with its requirements."""
     box = AccountsJob(tmp_path / "job")
     box.deliver(20)
     box.finish()
@@ -102,13 +96,65 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     assert [path.name.rpartition("-")[0] for path in (box.root / "savepoints").iterdir()] == ["kept"]
     job = tmp_path / "job.py"
     job.write_text("from stateflow import FileSource\n")
-    refused = subprocess.run(
-        [command, "run", str(job), f"--job-root={tmp_path / 'new'}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **clean},
-    )
+    new = [command, "run", str(job), f"--job-root={tmp_path / 'new'}"]
+    refused = subprocess.run(new, capture_output=True, text=True, check=False, env={**os.environ, **clean})
     assert refused.returncode == 2
     error = reported_error(refused.stderr)
     assert (error.code, error.facts["package"]) == ("environment-unsupported", "pyspark")
+
+
+SUBMIT = """
+import sys
+from pathlib import Path
+
+from airflow.dag_processing.dagbag import DagBag
+
+from stateflow_airflow.hooks import StateflowSubmitHook
+from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.operators.run import StateflowRunOperator
+
+bag = DagBag(sys.argv[1])
+assert not bag.import_errors, bag.import_errors
+(task,) = (task for task in bag.dags["flights"].tasks if isinstance(task, StateflowRunOperator))
+command = StateflowSubmitHook(task.spark).command("stateflow flights", ["run", task.job, "--job-root", "/jobs"])
+launcher = Launcher(Path(sys.argv[2]))
+with launcher.locked():
+    launch = launcher.start(launcher.next_folder(), command)
+while not launcher.wait(launch, 1):
+    pass
+assert launch.exit_code() == 0
+print("submitted", launch.log_file.read_text().strip())
+"""
+
+
+@pytest.mark.slow
+def test_with_the_extra_airflow_and_without_pyspark_a_run_of_a_dag_is_submitted(wheel: Path, tmp_path: Path) -> None:
+    """A `spark-submit` on the PATH, such as that of a Spark distribution, receives the command; a fake prints it."""
+    programs = tmp_path / "venv" / "bin"
+    python = str(programs / "python")
+    run(["uv", "venv", "--quiet", "--python", sys.executable, str(programs.parent)])
+    pip = ["uv", "pip", "--quiet"]
+    pins = ["--constraint", str(ROOT / "requirements.txt")]
+    run([*pip, "install", "--python", python, *pins, f"stateflow[airflow] @ {wheel.as_uri()}"], UV_SYSTEM_CERTS="1")
+    installed = {each["name"] for each in json.loads(run([*pip, "list", "--python", python, "--format=json"]))}
+    assert "apache-airflow" in installed and "pyspark" not in installed
+    assert not (programs / "spark-submit").exists()
+    spark_submit = tmp_path / "spark" / "spark-submit"
+    spark_submit.parent.mkdir()
+    spark_submit.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    spark_submit.chmod(0o755)
+    environment = {
+        "PYTHONPATH": "",
+        "PATH": f"{spark_submit.parent}:{os.environ['PATH']}",
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "spark://master", "port": 7077}),
+    }
+    program = tmp_path / "submit.py"
+    program.write_text(SUBMIT)
+    dags = ROOT / "dags"
+    lines = run([python, str(program), str(dags), str(tmp_path / "launches")], **environment).splitlines()
+    (site,) = programs.parent.glob("lib/*/site-packages")
+    program_and_job = [str(site / "stateflow" / "__main__.py"), "run", str(dags / "jobs" / "flights.py")]
+    assert lines[lines.index("submitted --master") + 1] == "spark://master:7077"
+    assert lines[-5:] == [*program_and_job, "--job-root", "/jobs"]
