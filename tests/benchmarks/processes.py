@@ -1,4 +1,4 @@
-"""Measuring where nothing else is."""
+"""A benchmark in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _R = TypeVar("_R")
 
 
 def alone(measure: Callable[_P, _R], *arguments: _P.args, **more: _P.kwargs) -> _R:
-    """What a benchmark that starts Spark finds, in a process of its own: a process has one Spark, and the benchmark's
-    has no Delta JARs for the tests that come next."""
+    """The figures of a benchmark that starts Spark: a process has one Spark, and that of the benchmark lacks the Delta
+    JARs that later tests need."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(measure, *arguments, **more).result()

@@ -1,4 +1,4 @@
-"""Every benchmark's code runs, at a size at which its figures mean nothing."""
+"""Every benchmark runs, at a size at which its figures have no meaning."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
     assert harness.figures(tmp_path, size)["harness_row"] > 0
 
 
+@pytest.mark.slow
 def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
     path = savepoints.run(tmp_path, savepoints.Size(keys=400, slice=200, rows=5))
     assert json.loads(path.read_text())["keys"] == 400
@@ -51,6 +52,7 @@ def test_the_cleaning_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["files_40_s"] > 0
 
 
+@pytest.mark.slow
 def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
     size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
     assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
@@ -70,6 +72,7 @@ def test_the_restoring_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypat
 _SHORT = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)
 
 
+@pytest.mark.slow
 def test_the_soak_benchmark_runs(tmp_path: Path) -> None:
     figures = json.loads(soak.run(tmp_path, _SHORT).read_text())["without_spark"]
     assert (figures["batches"], figures["restarts"], figures["restores"]) == (61, 3, 1)
@@ -84,7 +87,7 @@ def test_the_soak_benchmark_runs_on_spark(tmp_path: Path) -> None:
     assert figures["rss_mib"].keys() == {"driver", "workers", "jvm", "heap"}
 
 
-def test_memory_that_grows_is_told_from_memory_that_comes_and_goes() -> None:
+def test_memory_that_grows_is_distinguished_from_peaks() -> None:
     def run(*resident: float) -> list[Sample]:
         return [Sample(10 * n, 1.0, 1.0, 1.0, {"driver": mib}, {}) for n, mib in enumerate(resident, 1)]
 
@@ -96,7 +99,7 @@ def test_memory_that_grows_is_told_from_memory_that_comes_and_goes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_killed_driver_is_away_for_a_while(tmp_path: Path) -> None:
+def test_a_killed_driver_recovers_after_a_measured_time(tmp_path: Path) -> None:
     figures = killed_driver.measure(tmp_path, kills=1, events=Events(files=300, rows_per_file=10, keys=5))
     assert figures["recovery_s"] > 0
 
@@ -108,7 +111,7 @@ def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
 
 
 _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
-"""One needs an environment of its own, whose set-up takes minutes; the other's function runs in the harness."""
+"""The first two need an environment of their own, whose set-up takes minutes; the third runs in the harness."""
 _TINY = Cell(rows_per_batch=200, keys=20, distribution=ZIPF, events=800)
 
 
@@ -156,7 +159,7 @@ def test_a_zipf_cell_has_its_first_key_n_times_as_often_as_its_nth(tmp_path: Pat
     assert counts[0] / counts.sum() == pytest.approx(1 / sum(1 / n for n in range(1, 1001)), rel=0.05)
 
 
-def test_cells_are_chosen_by_name_and_the_goals_cell_is_one() -> None:
+def test_cells_are_selected_by_name_and_the_goal_is_one_of_them() -> None:
     assert GOAL in CELLS and len(CELLS) == 8
     assert selected(["1m-100k-uniform"], 2_000_000) == [Cell(1_000_000, 100_000, UNIFORM, 2_000_000)]
     assert selected([]) == CELLS
@@ -172,7 +175,7 @@ def test_a_cell_that_is_not_measured_stays_in_the_results() -> None:
     assert document["row_vs_spark_agg"] == 2
 
 
-def test_cpu_time_between_two_moments_is_that_of_the_samples_between() -> None:
+def test_cpu_time_between_two_times_is_that_of_the_samples_between() -> None:
     usage = Usage(times=[0.0, 1.0, 2.0, 4.0], cpu=[0.0, 1.0, 3.0, 3.0])
     assert usage.cpu_between(1.0, 2.0) == 2
     assert usage.cpu_between(0.5, 1.5) == 1.5

@@ -1,4 +1,4 @@
-"""The memory benchmark, tiny: that it finds the workers and their peaks, and that the sum holds from the beginning."""
+"""The memory benchmark at a small size: it finds the workers and their peaks, which stay below the sum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp
     figures = alone(memory.measure, tmp_path, _TINY)
     assert figures["state_mib"] > 4000 * 4096 / MIB
     assert figures["workers"] >= 2
-    # Less than that would not be a worker.
+    # A worker has at least that much.
     assert 50 < figures["peak_mib"] < figures["bound_mib"]
 
 

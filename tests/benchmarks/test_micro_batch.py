@@ -1,4 +1,4 @@
-"""The micro-batch benchmark, tiny: that it measures what it says, not how fast that is."""
+"""The micro-batch benchmark at a small size: its figures are consistent, whatever the speed."""
 
 from __future__ import annotations
 
