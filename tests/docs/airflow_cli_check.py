@@ -1,7 +1,7 @@
-"""What an `airflow` command of a guide means for the DAGs of `dags/`; nothing is carried out.
+"""What an `airflow` command of a guide would do with the DAGs of `dags/`; nothing is run.
 
-Run as ``python -m tests.docs.airflow_cli_check dags trigger …`` it ends with 0 when Airflow would do it, and prints the
-reason otherwise: no such DAG, a key that the form has not, a value that it refuses.
+``python -m tests.docs.airflow_cli_check dags trigger …`` exits with 0 if Airflow would accept the command, and prints
+the reason otherwise: no such DAG, a key that is not in the form, a value that it refuses.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 WITHOUT_A_DAG = ("connections", "plugins", "pools")
-"""Commands that are right when Airflow can parse them."""
+"""Commands that are right if Airflow can parse them."""
 
 
 class WouldFail(Exception):
-    """Airflow would refuse the command, or silently do something else.
+    """Airflow would refuse the command, or ignore a part of it.
 
     Args:
-        wrong: what is: the command, the DAG, a key of the form, or a value.
-        reason: for people.
+        wrong: the command, the DAG, a key of the form, or a value.
     """
 
     def __init__(self, wrong: str, reason: str) -> None:
@@ -34,7 +33,7 @@ class WouldFail(Exception):
 
 
 def load_dags(folder: Path = REPOSITORY / "dags") -> dict[str, Any]:
-    """The DAGs of a folder by id; by default those of `dags/`."""
+    """The DAGs of a folder by id."""
     from airflow.dag_processing.dagbag import DagBag
 
     with warnings.catch_warnings():
@@ -46,20 +45,19 @@ def load_dags(folder: Path = REPOSITORY / "dags") -> dict[str, Any]:
 
 def check(arguments: Sequence[str], dags: Mapping[str, Any]) -> None:
     """Raises WouldFail unless Airflow knows the command, and it fits the DAGs."""
-    asked = _parsed(arguments)
+    parsed = _parsed(arguments)
     if arguments[0] in WITHOUT_A_DAG:
         return
-    if asked.dag_id not in dags:
-        raise WouldFail("dag", f"no DAG {asked.dag_id}, there are {sorted(dags)}")
-    if asked.subcommand == "trigger":
-        check_form(dags[asked.dag_id], json.loads(asked.conf or "{}"))
+    if parsed.dag_id not in dags:
+        raise WouldFail("dag", f"no DAG {parsed.dag_id}, there are {sorted(dags)}")
+    if parsed.subcommand == "trigger":
+        check_form(dags[parsed.dag_id], json.loads(parsed.conf or "{}"))
 
 
 def check_form(dag: Any, conf: Mapping[str, Any]) -> dict[str, Any]:
     """The params of a DAG run with that ``--conf``."""
-    # Airflow takes keys that the form has not, and nothing reads them: a typing error would go unseen.
-    unknown = sorted(conf.keys() - dag.params.keys())
-    if unknown:
+    # Airflow accepts keys that are not in the form, and nothing reads them.
+    if unknown := sorted(conf.keys() - dag.params.keys()):
         raise WouldFail("key", f"{dag.dag_id} has no params {unknown}, but {sorted(dag.params)}")
     params = copy.deepcopy(dag.params)
     try:
@@ -73,12 +71,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     from airflow.cli.cli_parser import get_parser
 
     try:
-        asked = get_parser().parse_args(arguments)
+        parsed = get_parser().parse_args(arguments)
     except SystemExit as e:
         raise WouldFail("command", f"airflow has no such command: {' '.join(arguments)}") from e
-    if arguments[0] not in WITHOUT_A_DAG and asked.subcommand not in ("pause", "unpause", "trigger"):
-        raise WouldFail("not known here", f"nothing here knows what this does: {' '.join(arguments)}")
-    return asked
+    if arguments[0] not in WITHOUT_A_DAG and parsed.subcommand not in ("pause", "unpause", "trigger"):
+        raise WouldFail("not supported", f"this check does not know the command: {' '.join(arguments)}")
+    return parsed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The guide about changing state: its code runs, its command is typed, and what it shows is what is printed."""
+"""The guide about changing state: its code runs, its command is typed, and its output is what is printed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from stateflow.runtime.task import store_cache
 from stateflow.testing.sinks import FolderSink
 from stateflow.types.arrow_types import SUPPORTED
 from stateflow.types.serializers import value_serializer
+from tests.docs.pages import blocks, read
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "change-state.md"
+GUIDE = read("change-state")
+FIRST, SECOND, SERIALIZER = blocks(GUIDE, "python")
+ACCEPTED, REFUSED = blocks(GUIDE, "text")
 HEAD = """
 from pathlib import Path
 
@@ -60,15 +63,13 @@ def build(env):
 """
 
 
-def _blocks(language: str) -> list[str]:
-    text = GUIDE.read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[CliFixture]:
+    """The job with the first version of the state, after a run."""
     bench = CliFixture(tmp_path)
     bench.settings["job.rows"] = "12"
+    bench.write(BUILD, HEAD + FIRST)
+    bench.run()
     yield bench
     store_cache.close_all()
 
@@ -77,7 +78,7 @@ def _check(bench: CliFixture) -> tuple[int, str]:
     """Types the guide's command."""
     settings = bench.folder / "job.toml"
     settings.write_text(f'local_dir = "{bench.folder}/scratch"\nmax_parallelism = 128\n[job]\nrows = "12"\n')
-    (command,) = [line for block in _blocks("") for line in block.splitlines() if "stateflow check" in line]
+    (command,) = [line for block in blocks(GUIDE) for line in block.splitlines() if "stateflow check" in line]
     for name, value in (("JOB", bench.job), ("ROOT", bench.root), ("SETTINGS", settings)):
         command = command.replace(f'"${name}"', str(value))
     shown = invoke(*command.split()[1:])
@@ -86,41 +87,33 @@ def _check(bench: CliFixture) -> tuple[int, str]:
 
 
 def test_the_example_migrates_as_the_guide_shows(bench: CliFixture) -> None:
-    first, second, _ = _blocks("python")
-    shown, _ = _blocks("text")
-    bench.write(BUILD, HEAD + first)
-    bench.run()
-    bench.write(BUILD, HEAD + second)
-    assert _check(bench) == (0, shown)
+    bench.write(BUILD, HEAD + SECOND)
+    assert _check(bench) == (0, ACCEPTED)
     bench.settings["job.rows"] = "24"
     bench.run()
     counts = sorted(row["count"] for row in FolderSink(bench.folder / "table").rows() if row["key"] == "a")
     assert counts == list(range(1, 9))
 
 
-def test_what_is_refused_is_printed_as_the_guide_shows(bench: CliFixture) -> None:
-    first, second, _ = _blocks("python")
-    _, refused = _blocks("text")
-    bench.write(BUILD, HEAD + first)
-    bench.run()
-    third = second.replace('rows: int = msgspec.field(name="count")', 'rows: str = msgspec.field(name="count")')
-    assert third != second
+def test_a_change_that_is_refused_is_printed_as_the_guide_shows(bench: CliFixture) -> None:
+    third = SECOND.replace('rows: int = msgspec.field(name="count")', 'rows: str = msgspec.field(name="count")')
+    assert third != SECOND
     bench.write(BUILD, HEAD + third)
-    assert _check(bench) == (20, refused)
+    assert _check(bench) == (20, REFUSED)
 
 
 def test_the_serializer_reads_both_of_its_versions() -> None:
-    names = {"Serializer": Serializer, "Compatibility": Compatibility, "ValueStateDescriptor": ValueStateDescriptor}
-    exec(_blocks("python")[2], names)
-    codec = value_serializer(list, names["WORDS"].serializer)  # type: ignore[attr-defined]
+    names: dict[str, typing.Any] = {each.__name__: each for each in (Serializer, Compatibility, ValueStateDescriptor)}
+    exec(SERIALIZER, names)
+    codec = value_serializer(list, names["WORDS"].serializer)
     assert codec.decode(codec.encode(["a b", "c"])) == ["a b", "c"]
     assert codec.decode(b"\x01" + msgspec.msgpack.encode((1, b"a b"))) == ["a", "b"]
 
 
-def test_the_guide_has_the_types_that_the_error_has() -> None:
-    text = " ".join(GUIDE.read_text(encoding="utf-8").replace("`", "").split())
-    # Of the words, those that name a type.
+def test_the_guide_has_the_types_of_the_error() -> None:
+    text = " ".join(GUIDE.replace("`", "").split()).lower()
+    # Of the words of the error, those that name a type.
     homes = (builtins, datetime, decimal, enum, msgspec, np, pa, typing, uuid)
     types = [word for word in re.findall(r"\w+", SUPPORTED) if any(hasattr(home, word) for home in homes)]
     assert len(types) > 30
-    assert [name for name in types if name.lower() not in text.lower()] == []
+    assert [name for name in types if name.lower() not in text] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,34 +14,26 @@ from stateflow.api.input_files import unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.source import FileSource
 from stateflow.runtime.task.row_conversion import row_maker, to_rows
+from tests.docs.pages import blocks, code, read, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "read-files.md"
+GUIDE = read("read-files")
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 NAMES = {"datetime": datetime, "date": date, "Annotated": Annotated, "msgspec": msgspec}
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
-
-
-def _types() -> list[list[str]]:
-    text = GUIDE.read_text(encoding="utf-8")
-    table = text.partition("| Python type |")[2].partition("\n\n")[0].splitlines()[2:]
-    return [re.findall(r"`([^`]+)`", line.split("|")[1] + line.split("|")[2]) for line in table]
-
-
 def test_the_types_of_the_guide_are_those_of_columns() -> None:
-    rows = _types()
-    assert len(rows) == 8
-    for python, spark in rows:
-        of = msgspec.defstruct("Row", [("value", eval(python, NAMES))])
-        assert RowSchema.of(of).column("value").spark_type == spark
+    (_, *table) = rows(GUIDE[GUIDE.index("| Python type |") :].partition("\n\n")[0])
+    assert len(table) == 8
+    for row in table:
+        (python,), (spark,) = map(code, row[:2])
+        row_class = msgspec.defstruct("Row", [("value", eval(python, NAMES))])
+        assert RowSchema.of(row_class).column("value").spark_type == spark
 
 
-# -- on Spark -----------------------------------------------------------------------------------------------------
+# -- on Spark ---------------------------------------------------------------------------------------------------------
 
 
 class Values(msgspec.Struct):
@@ -59,23 +50,23 @@ class Values(msgspec.Struct):
 
 
 NOON = datetime(2026, 1, 31, 12)  # noqa: DTZ001 - without a zone, as its column
-
+NOON_UTC = NOON.replace(tzinfo=UTC)
 JSON = [
     ('{"whole": 5, "number": 5, "text": 5}', Values(whole=5, number=5.0, text="5")),
     ('{"text": [1, {"a": 2.50}], "number": 1.5}', Values(text='[1, {"a": 2.50}]', number=1.5)),
     ('{"text": 12.50, "flag": true, "data": "aGk="}', Values(text="12.50", flag=True, data=b"hi")),
     ('{"day": "2026-01-31", "local": "2026-01-31T12:00:00"}', Values(day=date(2026, 1, 31), local=NOON)),
-    ('{"instant": "2026-01-31T12:00:00Z"}', Values(instant=NOON.replace(tzinfo=UTC))),
-    ('{"instant": "2026-01-31T14:00:00+02:00"}', Values(instant=NOON.replace(tzinfo=UTC))),
-    ('{"instant": "2026-01-31T12:00:00"}', Values(instant=NOON.replace(tzinfo=UTC))),
+    ('{"instant": "2026-01-31T12:00:00Z"}', Values(instant=NOON_UTC)),
+    ('{"instant": "2026-01-31T14:00:00+02:00"}', Values(instant=NOON_UTC)),
+    ('{"instant": "2026-01-31T12:00:00"}', Values(instant=NOON_UTC)),
     ('{"Whole": 5, "other": 1}', Values()),
 ]
 CSV = [
     (
         "5,1.5,x,true,hi,2026-01-31,2026-01-31T12:00:00,2026-01-31T14:00:00+02:00",
-        Values(5, 1.5, "x", True, b"hi", date(2026, 1, 31), NOON, NOON.replace(tzinfo=UTC)),
+        Values(5, 1.5, "x", True, b"hi", date(2026, 1, 31), NOON, NOON_UTC),
     ),
-    ('5,NaN,"a, b",,,,,', None),
+    ('5,NaN,"a, b",,,,,', Values(5, float("nan"), "a, b")),
     (",,,,,,,", Values()),
 ]
 CORRUPT = [
@@ -90,10 +81,11 @@ CORRUPT = [
 ]
 
 
-def _read(spark: SparkSession, folder: Path, format: str, text: str, row_class: type[Any], mode: str) -> list[Any]:
-    path = folder / f"file.{format}"
+def _read(
+    spark: SparkSession, path: Path, text: str, row_class: type[Any] = Values, mode: str = "FAILFAST"
+) -> list[Any]:
     path.write_text(text + "\n")
-    source = FileSource(folder, schema=row_class, format=format, mode=mode)
+    source = FileSource(path.parent, schema=row_class, format=path.suffix[1:], mode=mode)
     table = source.read_files(spark, [path.as_uri()]).toArrow()
     (batch,) = table.combine_chunks().to_batches()
     return list(to_rows(batch.columns, row_maker(source.schema)))
@@ -102,26 +94,20 @@ def _read(spark: SparkSession, folder: Path, format: str, text: str, row_class: 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_spark_reads_values_as_the_guide_describes(spark_session: SparkSession, tmp_path: Path) -> None:
-    for format, cases in (("json", JSON), ("csv", CSV)):
-        text = "\n".join(line for line, _ in cases)
-        found = _read(spark_session, tmp_path, format, text, Values, mode="FAILFAST")
+    for name, cases in (("values.json", JSON), ("values.csv", CSV)):
+        found = _read(spark_session, tmp_path / name, "\n".join(line for line, _ in cases))
         for (line, expected), row in zip(cases, found, strict=True):
-            assert expected is None or row == expected, line
-    for format, text in CORRUPT:
+            assert repr(row) == repr(expected), line
+    for suffix, text in CORRUPT:
         with pytest.raises(Exception, match="FAILED_READ_FILE") as refused:
-            _read(spark_session, tmp_path, format, text, Values, mode="FAILFAST")
+            _read(spark_session, tmp_path / f"corrupt.{suffix}", text)
         unreadable = unreadable_in(str(refused.value))
         assert unreadable is not None and unreadable.is_corrupt, text
-    silent = _read(spark_session, tmp_path, "json", '{"whole": 5.0, "text": "x"}\n{"wh', Values, mode="PERMISSIVE")
+    silent = _read(spark_session, tmp_path / "values.json", '{"whole": 5.0, "text": "x"}\n{"wh', mode="PERMISSIVE")
     assert silent == [Values(text="x"), Values()]
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_the_example_of_the_guide_is_read_and_decoded(spark_session: SparkSession, tmp_path: Path) -> None:
     names: dict[str, Any] = {}
-    exec(compile("\n".join(_blocks("python")), str(GUIDE), "exec", dont_inherit=True), names)
-    (text,) = _blocks("json")
-    (order,) = _read(spark_session, tmp_path, "json", text.strip(), names["Order"], mode="FAILFAST")
+    exec(compile("\n".join(blocks(GUIDE, "python")), "read-files.md", "exec", dont_inherit=True), names)
+    (text,) = blocks(GUIDE, "json")
+    (order,) = _read(spark_session, tmp_path / "orders.json", text.strip(), names["Order"])
     assert order.time == datetime(2026, 1, 31, 10, tzinfo=UTC) and order.note is None
     assert names["price_per_piece"](order) == Decimal("6.25")

@@ -9,22 +9,23 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.pages import ROOT
 
 
-def run(*command: str) -> None:
+def _run(*command: str) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     """MkDocs is strict: a broken link, a missing page or an unknown parameter in a docstring fails."""
-    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))
+    _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))
     assert (tmp_path / "index.html").is_file()
     assert "stateflow run" in (tmp_path / "reference" / "cli.html").read_text()
 
 
 @pytest.mark.parametrize("script", ["reference.py", "pictures.py"])
 def test_generated_pages_agree_with_the_code(script: str) -> None:
-    run(sys.executable, f"scripts/{script}", "--check")
+    _run(sys.executable, f"scripts/{script}", "--check")
