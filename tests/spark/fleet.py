@@ -1,6 +1,6 @@
-"""What dags/jobs/fleet.py must come to, by loops over dictionaries that know nothing of Spark or stateflow.
+"""The expected output of dags/jobs/fleet.py, by loops over dictionaries that share no code with Spark or stateflow.
 
-Moments here are bounds that event time has reached: a day is over when the midnight at its end is.
+A timestamp here is a bound that event time has reached: a day is over when the midnight at its end is reached.
 """
 
 from __future__ import annotations
@@ -36,18 +36,16 @@ def deliveries(flights: Iterable[Flight]) -> list[list[Flight]]:
 
 @dataclass
 class Figures:
-    """Of an aircraft and a day, or of a carrier and a day."""
+    """The flights of an aircraft on a day."""
 
     flights: int = 0
     arrived: int = 0
     delay: float = 0.0
-    aircraft: int = 0
-    newcomers: int = 0
 
 
 @dataclass
 class Service:
-    """How long an aircraft has been flying; `written` is when that was last noted, the end of the last day."""
+    """How long an aircraft has been flying; `written` is the end of the last day."""
 
     since: date
     last: date
@@ -57,20 +55,23 @@ class Service:
 
 @dataclass
 class Oracle:
-    """The three tables after some files, each of them one batch."""
+    """The three tables after some files, each of them one batch.
+
+    Attributes:
+        returned: number of times that an aircraft came back after it had been away.
+    """
 
     aircraft_days: Counter[Row] = field(default_factory=Counter)
     carrier_days: Counter[Row] = field(default_factory=Counter)
     late_flights: Counter[Row] = field(default_factory=Counter)
     reached: datetime = datetime(1970, 1, 1)  # noqa: DTZ001 - the flights' times have no zone
     returned: int = 0
-    """How many times an aircraft came back after it had been away."""
     _open: dict[date, dict[Aircraft, Figures]] = field(default_factory=dict)
     _service: dict[Aircraft, Service] = field(default_factory=dict)
 
     @property
     def state(self) -> dict[tuple[str, Aircraft, date | None], list[Any]]:
-        """What is known of the aircraft, but for those that are forgotten; dates in it as they are stored."""
+        """The state of all aircraft that are not forgotten, with dates as they are stored."""
         open_days = {
             ("days", aircraft, day): [figures.flights, figures.arrived, figures.delay]
             for day, found in self._open.items()
@@ -84,55 +85,43 @@ class Oracle:
 
     @property
     def forgotten(self) -> int:
-        """How many aircraft have been here that must not be known any more."""
+        """The number of aircraft whose state has expired."""
         return sum(known.written + FORGOTTEN <= self.reached for known in self._service.values())
 
     def take(self, file: Sequence[Flight]) -> None:
-        """A batch: its rows are judged by how far event time was before it, and then move it on."""
+        """A batch: its rows are late or not by the event time before it, and then advance it."""
         known = [flight for flight in file if flight["tailnum"] != UNKNOWN]
         for flight in known:
-            if self._is_over(flight["time"].date(), self.reached):
-                self.late_flights[_late_row(flight)] += 1
-            else:
-                self._count(flight)
+            day = flight["time"].date()
+            if _end(day) <= self.reached:
+                late = (flight[name] for name in ("time", "carrier", "flight", "origin", "tailnum", "arr_delay"))
+                self.late_flights[tuple(late)] += 1
+                continue
+            figures = self._open.setdefault(day, {}).setdefault((flight["carrier"], flight["tailnum"]), Figures())
+            figures.flights += 1
+            if flight["arr_delay"] is not None:
+                figures.arrived += 1
+                figures.delay += flight["arr_delay"]
         self.reached = max([self.reached, *(flight["time"] - LATENESS for flight in known)])
-        self._close([day for day in self._open if self._is_over(day, self.reached)])
+        self._close([day for day in self._open if _end(day) <= self.reached])
 
     def drain(self) -> None:
-        """All days are closed; event time stays where it is."""
+        """Closes all days; event time stays where it is."""
         self._close(list(self._open))
-
-    @staticmethod
-    def _is_over(day: date, reached: datetime) -> bool:
-        return _end(day) <= reached
-
-    def _count(self, flight: Flight) -> None:
-        day = self._open.setdefault(flight["time"].date(), {})
-        figures = day.setdefault((flight["carrier"], flight["tailnum"]), Figures())
-        figures.flights += 1
-        if flight["arr_delay"] is not None:
-            figures.arrived += 1
-            figures.delay += flight["arr_delay"]
 
     def _close(self, days: list[date]) -> None:
         for day in sorted(days):
-            carriers: dict[str, Figures] = {}
-            for (carrier, tailnum), figures in self._open.pop(day).items():
+            carriers: dict[str, list[tuple[Figures, bool]]] = {}
+            for (carrier, tailnum), of in self._open.pop(day).items():
                 service = self._served((carrier, tailnum), day)
-                self.aircraft_days[
-                    carrier, tailnum, day, figures.flights, figures.arrived, figures.delay, service.since, service.days
-                ] += 1
-                total = carriers.setdefault(carrier, Figures())
-                total.aircraft += 1
-                total.newcomers += service.days == 1
-                total.flights += figures.flights
-                total.arrived += figures.arrived
-                total.delay += figures.delay
-            for carrier, total in carriers.items():
-                mean = total.delay / total.arrived if total.arrived else None
-                self.carrier_days[
-                    carrier, day, total.aircraft, total.newcomers, total.flights, total.arrived, mean
-                ] += 1
+                row = (carrier, tailnum, day, of.flights, of.arrived, of.delay, service.since, service.days)
+                self.aircraft_days[row] += 1
+                carriers.setdefault(carrier, []).append((of, service.days == 1))
+            for carrier, found in carriers.items():
+                arrived, delay = sum(of.arrived for of, _ in found), sum(of.delay for of, _ in found)
+                newcomers, flights = sum(is_new for _, is_new in found), sum(of.flights for of, _ in found)
+                mean = delay / arrived if arrived else None
+                self.carrier_days[carrier, day, len(found), newcomers, flights, arrived, mean] += 1
 
     def _served(self, aircraft: Aircraft, day: date) -> Service:
         before = self._service.get(aircraft)
@@ -140,14 +129,9 @@ class Oracle:
         self.returned += away
         if before is None or away:
             before = Service(day, day, 0, _end(day))
-        service = Service(before.since, day, before.days + 1, _end(day))
-        self._service[aircraft] = service
-        return service
+        self._service[aircraft] = Service(before.since, day, before.days + 1, _end(day))
+        return self._service[aircraft]
 
 
 def _end(day: date) -> datetime:
     return datetime.combine(day + timedelta(days=1), time())
-
-
-def _late_row(flight: Flight) -> Row:
-    return tuple(flight[name] for name in ("time", "carrier", "flight", "origin", "tailnum", "arr_delay"))

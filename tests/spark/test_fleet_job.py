@@ -29,16 +29,18 @@ _FIRST_MTIME = 1_700_000_000
 
 
 class FleetJob(JobFixture):
-    """The job, what has arrived for it, and what must have come of that."""
+    """The job with its input and its expected output."""
 
     def __init__(self, folder: Path, flights: list[Flight], files_per_batch: int) -> None:
-        landing = {
+        settings = {
             "job__flights": folder / "landing",
             "job__tables": folder / "tables",
             "source__max_files_per_batch": files_per_batch,
+            "spark__conf__spark.local.dir": folder / "spark",
+            "requests__interval": "20ms",
         }
-        scratch = {"spark__conf__spark.local.dir": folder / "spark", "requests__interval": "20ms"}
-        super().__init__(folder, landing | scratch, launcher=spawn)
+        super().__init__(folder, settings, launcher=spawn)
+        (folder / "landing").mkdir()
         self.oracle = Oracle()
         self._files = deliveries(flights)
         self._files_per_batch = files_per_batch
@@ -49,25 +51,21 @@ class FleetJob(JobFixture):
         return str(ROOT / "dags" / "jobs" / "fleet.py")
 
     def deliver(self, batches: int) -> None:
-        """Makes files arrive for so many more batches, and the oracle take them."""
+        """Delivers the files of so many more batches to the job and to the oracle."""
         for _ in range(batches):
             numbers = range(self._arrived, self._arrived + self._files_per_batch)
             for number in numbers:
-                self._arrive(number)
+                unknown = [
+                    {**row, "tailnum": None} if row["tailnum"] == UNKNOWN else row for row in self._files[number]
+                ]
+                path = self.folder / "landing" / f"{number:02d}.parquet"
+                pq.write_table(pa.Table.from_pylist(unknown, SCHEMA), path)
+                os.utime(path, (_FIRST_MTIME + number, _FIRST_MTIME + number))
             self.oracle.take([row for number in numbers for row in self._files[number]])
             self._arrived = numbers.stop
 
-    def _arrive(self, number: int) -> None:
-        known = [
-            {**row, "tailnum": None if row["tailnum"] == UNKNOWN else row["tailnum"]} for row in self._files[number]
-        ]
-        path = self.folder / "landing" / f"{number:02d}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(known, SCHEMA), path)
-        os.utime(path, (_FIRST_MTIME + number, _FIRST_MTIME + number))
-
     def drain(self, failpoint: str, **settings: Any) -> None:
-        """A run that stands still at a failpoint when somebody stops it with a savepoint after all timers."""
+        """A run that is stopped with a savepoint after all timers; it waits for the request at a failpoint."""
         self.marker.unlink(missing_ok=True)
         run = self.start(f"{failpoint}:stop", **settings)
         run.wait_stopped(run.family)
@@ -81,11 +79,10 @@ class FleetJob(JobFixture):
         self.oracle.drain()
 
     def check(self) -> None:
-        """Tables and state are the oracle's: every row as often as it should be there, and no others."""
+        """Tables and state are the oracle's, with every row once; a failure shows a few of the differences."""
         for name in TABLES:
             rows = Counter(tuple(row.values()) for row in delta_rows(self.table(name)))
             expected: Counter[tuple[Any, ...]] = getattr(self.oracle, name)
-            # A few of each: a comparison of all would print all.
             wrong, missing = [*(rows - expected)], [*(expected - rows)]
             assert (name, wrong[:3], missing[:3]) == (name, [], [])
         state = {(e.state, e.key, e.map_key): e.value for e in read_state(str(self.root), "aircraft-days")}
@@ -108,7 +105,7 @@ def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetJob]:
 def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drained(fleet: FleetJob) -> None:
     fleet.deliver(4)
     fleet.reach("batch.reported:2", -9)
-    # It has three batches to go, and then one without rows for the days that are over by then.
+    # Three batches remain, and one without rows for the days that are over by then.
     fleet.drain("batch.reported:4", parallelism=3)
     fleet.check()
     assert fleet.oracle.returned and fleet.oracle.late_flights and fleet.oracle.forgotten
@@ -116,11 +113,11 @@ def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drain
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleet", [((), 2)], indirect=True, ids=["all"])
-def test_the_whole_year_is_right_whoever_is_killed_and_at_whatever_parallelism(fleet: FleetJob) -> None:
+def test_the_whole_year_is_right_with_kills_and_at_any_parallelism(fleet: FleetJob) -> None:
     fleet.deliver(6)
     fleet.reach("commit.after:4", -9)
     fleet.deliver(6)
-    # A worker: Spark tries its task again.
+    # A worker: Spark repeats its task.
     fleet.reach("task.fired:5", 0, parallelism=3)
     fleet.check()
     fleet.deliver(6)

@@ -1,4 +1,4 @@
-# ruff: noqa: DTZ001 - moments without a zone are a type of their own
+# ruff: noqa: DTZ001 - timestamps without a zone are a type of their own
 """Key groups of Python and of Spark are equal to the bit: rows are placed by one, and looked up by the other."""
 
 from __future__ import annotations
@@ -16,34 +16,27 @@ from hypothesis import strategies as st
 
 from stateflow.types.key_groups import key_group, key_hash
 
-pytestmark = pytest.mark.spark
-
 M = 128
-UTC = datetime.UTC
 ROWS = 300
 
 
 def _ints(bits: int) -> st.SearchStrategy[int]:
-    return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1)
+    return st.integers(-(1 << bits - 1), (1 << bits - 1) - 1) | st.sampled_from([-1, -(1 << bits - 1)])
 
 
 def _decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
-    exact = decimal.Context(prec=100)
-    largest = 10**precision - 1
+    exact, largest = decimal.Context(prec=100), 10**precision - 1
     unscaled = st.integers(-largest, largest) | st.sampled_from([-largest, -1, 0, largest // 7, largest])
     return unscaled.map(lambda n: decimal.Decimal(n).scaleb(-scale, exact))
 
 
 _nan = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
 _specials = [0.0, -0.0, math.nan, -math.nan, _nan, math.inf, -math.inf]
-_moments = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)) | st.sampled_from(
-    [
-        datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999),
-        datetime.datetime(1970, 1, 1),
-        datetime.datetime(1582, 10, 10),
-    ]
+_early = [datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime.datetime(1582, 10, 10)]
+_times = st.datetimes(datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31)) | st.sampled_from(
+    [*_early, datetime.datetime(1970, 1, 1)]
 )
-# XXH64 goes different ways below 4, 8 and 32 bytes, and above.
+# XXH64 treats lengths below 4, 8 and 32 bytes, and above, differently.
 _lengths = [n for base in (0, 4, 8, 32, 64, 1000) for n in (base, base + 1, base + 31)]
 
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -52,23 +45,24 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "boolean": (pa.bool_(), st.booleans()),
     "tinyint": (pa.int8(), _ints(8)),
     "smallint": (pa.int16(), _ints(16)),
-    "int": (pa.int32(), _ints(32) | st.sampled_from([-1, -(1 << 31), (1 << 31) - 1])),
-    "bigint": (pa.int64(), _ints(64) | st.sampled_from([-1, -(1 << 63), (1 << 63) - 1])),
+    "int": (pa.int32(), _ints(32)),
+    "bigint": (pa.int64(), _ints(64)),
     "float": (pa.float32(), st.floats(width=32) | st.sampled_from(_specials)),
     "double": (pa.float64(), st.floats() | st.sampled_from(_specials)),
-    "date": (pa.date32(), st.dates() | st.sampled_from([datetime.date(1969, 12, 31), datetime.date(1582, 10, 10)])),
-    "timestamp": (pa.timestamp("us", tz="UTC"), _moments.map(lambda at: at.replace(tzinfo=UTC))),
-    "timestamp_ntz": (pa.timestamp("us"), _moments),
+    "date": (pa.date32(), st.dates() | st.sampled_from([each.date() for each in _early])),
+    "timestamp": (pa.timestamp("us", tz="UTC"), _times.map(lambda at: at.replace(tzinfo=datetime.UTC))),
+    "timestamp_ntz": (pa.timestamp("us"), _times),
     "decimal(9,2)": (pa.decimal128(9, 2), _decimals(9, 2)),
     "decimal(18,4)": (pa.decimal128(18, 4), _decimals(18, 4)),
     "decimal(19,0)": (pa.decimal128(19, 0), _decimals(19, 0)),
     "decimal(38,10)": (pa.decimal128(38, 10), _decimals(38, 10) | _decimals(20, 10)),
 }
 NAMES = list(TYPES)
+SEVERAL = ["string", "bigint", "string"]
 
 
 def _generated() -> list[tuple[Any, ...]]:
-    """Rows with one value of each type."""
+    """Rows with one value of each type; special values are among them."""
     rows: list[tuple[Any, ...]] = []
 
     @settings(max_examples=ROWS, phases=[Phase.generate])
@@ -77,58 +71,43 @@ def _generated() -> list[tuple[Any, ...]]:
         rows.append(row)
 
     collect()
+    column = {name: [row[n] for row in rows] for n, name in enumerate(NAMES)}
+    assert len(rows) >= ROWS // 2
+    for name in ("float", "double"):
+        assert any(v != v for v in column[name]) and any(math.copysign(1, v) < 0 and v == 0 for v in column[name])
+    assert any(v.year < 1970 for v in column["date"]) and any(v.year < 1970 for v in column["timestamp"])
+    assert max(len(v.encode()) for v in column["string"]) > 1000
+    assert max(len(v.as_tuple().digits) for v in column["decimal(38,10)"]) > 28
     return rows
 
 
-@pytest.fixture(scope="module")
-def hashed(spark_session: Any) -> tuple[list[tuple[Any, ...]], list[dict[str, int]]]:
-    """The rows, and what Spark makes of them, in one job."""
+@pytest.mark.spark
+def test_hashes_and_key_groups_of_each_type_and_of_several_columns_are_equal(spark_session: Any) -> None:
     rows = _generated()
     arrays = [pa.array([row[n] for row in rows], kind) for n, (kind, _) in enumerate(TYPES.values())]
-    table = pa.table(arrays, names=[f"c{n}" for n in range(len(TYPES))])
-    frame = spark_session.createDataFrame(table, ", ".join(f"c{n} {name}" for n, name in enumerate(NAMES)))
-    found = [kind for _, kind in frame.dtypes]
-    assert found == NAMES
-    wanted = [f"xxhash64(c{n}) AS h{n}" for n in range(len(TYPES))]
-    wanted += [f"pmod(xxhash64(c{n}), {M}L) AS g{n}" for n in range(len(TYPES))]
-    wanted += [f"xxhash64({', '.join(f'c{n}' for n in range(len(TYPES)))}) AS every", "xxhash64(c0, c6, c0) AS three"]
-    # As a run computes them: in compiled code, which the tests' session otherwise goes without.
+    columns = [f"c{n}" for n in range(len(TYPES))]
+    schema = ", ".join(map(" ".join, zip(columns, NAMES, strict=True)))
+    frame = spark_session.createDataFrame(pa.table(arrays, names=columns), schema)
+    assert [kind for _, kind in frame.dtypes] == NAMES
+    keys = [*([name] for name in NAMES), NAMES, SEVERAL]
+    hashes = [f"xxhash64({', '.join(columns[NAMES.index(name)] for name in key)})" for key in keys]
+    groups = [f"pmod({expression}, {M}L)" for expression in hashes]
+    # A run evaluates them in compiled code, which the session of tests does not use.
     compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
     usual = {name: spark_session.conf.get(name) for name in compiled}
     try:
         for name, value in compiled.items():
             spark_session.conf.set(name, value)
-        return rows, frame.selectExpr(*wanted).toArrow().to_pylist()
+        found = frame.selectExpr(*(f"{each} AS e{n}" for n, each in enumerate(hashes + groups))).toArrow()
     finally:
         for name, value in usual.items():
             spark_session.conf.set(name, value)
-
-
-Hashed = tuple[list[tuple[Any, ...]], list[dict[str, int]]]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_column_of_each_type(hashed: Hashed, name: str) -> None:
-    at = NAMES.index(name)
-    for row, by_spark in zip(*hashed, strict=True):
-        assert key_hash((row[at],), [name]) == by_spark[f"h{at}"], row[at]
-        assert key_group((row[at],), [name], M) == by_spark[f"g{at}"], row[at]
-
-
-def test_several_columns_are_chained(hashed: Hashed) -> None:
-    for row, by_spark in zip(*hashed, strict=True):
-        assert key_hash(row, NAMES) == by_spark["every"]
-        assert key_hash((row[0], row[6], row[0]), ["string", "bigint", "string"]) == by_spark["three"]
-
-
-def test_the_rows_are_worth_it(hashed: Hashed) -> None:
-    """Special values are among them."""
-    rows, _ = hashed
-    assert len(rows) >= ROWS // 2
-    column = {name: [row[n] for row in rows] for n, name in enumerate(NAMES)}
-    for name in ("float", "double"):
-        assert any(v != v for v in column[name]) and any(math.copysign(1, v) < 0 and v == 0 for v in column[name])
-    assert any(v.year < 1970 for v in column["date"]) and any(v.year < 1970 for v in column["timestamp"])
-    assert max(len(v.encode()) for v in column["string"]) > 1000
-    assert min(column["bigint"]) < 0 and any(not v.isascii() for v in column["string"])
-    assert max(len(v.as_tuple().digits) for v in column["decimal(38,10)"]) > 28
+    for n, key in enumerate(keys):
+        values = [tuple(row[NAMES.index(name)] for name in key) for row in rows]
+        by_spark = zip(found.column(n).to_pylist(), found.column(len(keys) + n).to_pylist(), strict=True)
+        wrong = [
+            (value, spark)
+            for value, spark in zip(values, by_spark, strict=True)
+            if (key_hash(value, key), key_group(value, key, M)) != spark
+        ]
+        assert (key, wrong[:3]) == (key, [])

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from stateflow import KeyedBroadcastProcessFunction
-from stateflow.api.graph.nodes import Keying, Node
-from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.graph.nodes import Keying
 from stateflow.runtime.local.executor import _key_hashes, _LocatedRow
 from stateflow.runtime.planning.physical_plan import Level, plan_job
 from stateflow.runtime.planning.routing import (
@@ -39,20 +38,18 @@ class _Broadcast(KeyedBroadcastProcessFunction[Row, Row, Row]):
 
 
 def _routes() -> list[tuple[Level, Route]]:
-    """The routes of a job with keyed and unkeyed inputs, a sink without operator, and a relay."""
+    """The routes of a job with keyed, unkeyed and broadcast inputs, a sink without operator, and a relay."""
     env = environment()
     rows = env.from_source(Nothing(), uid="rows")
     rows.sink_to(Nowhere(), uid="raw")
     first = rows.key_by("key").process(Pass(), output=Row, uid="first")
     second = first.key_by("number").process(Pass(), output=Row, uid="second")
-    both: DataStream = second.union(first)
-    joined = both.key_by("key", "number").connect(rows.broadcast())
+    joined = second.union(first).key_by("key", "number").connect(rows.broadcast())
     joined.process(_Broadcast(), output=Row, uid="third").sink_to(Nowhere(), uid="end")
-    plan = plan_job(env.graph, PARALLELISM)
-    inputs: list[tuple[Level, Node]] = [(level, node) for level in plan.levels for node in level.inputs]
     return [
         (level, route)
-        for level, node in inputs
+        for level in plan_job(env.graph, PARALLELISM).levels
+        for node in level.inputs
         for route in LevelRouting(level, MAX_PARALLELISM).routes(node, POSITION_SHIFT)
     ]
 
@@ -60,13 +57,8 @@ def _routes() -> list[tuple[Level, Route]]:
 def _fields() -> dict[Field, Numbers]:
     dice = random.Random(7)
     hashes = [*EDGES, *(dice.randrange(-(1 << 63), 1 << 63) for _ in range(500))]
-    positions = [abs(h) >> 1 for h in hashes]
-    phases = [n % 2 for n in range(len(hashes))]
-    return {
-        ROW_POSITION: np.array(positions, np.int64),
-        ROW_PHASE: np.array(phases, np.int64),
-        KEY_HASH: np.array(hashes, np.int64),
-    }
+    numbers = {ROW_POSITION: [abs(h) >> 1 for h in hashes], ROW_PHASE: [n % 2 for n in range(len(hashes))]}
+    return {field: np.array(values, np.int64) for field, values in {**numbers, KEY_HASH: hashes}.items()}
 
 
 def test_the_job_has_a_route_of_each_kind() -> None:
@@ -79,38 +71,33 @@ def test_the_job_has_a_route_of_each_kind() -> None:
 
 def test_a_keyed_row_goes_to_the_owner_of_its_key_group() -> None:
     fields = _fields()
-    rows = len(fields[KEY_HASH])
+    phases, groups = fields[ROW_PHASE].tolist(), [h % MAX_PARALLELISM for h in fields[KEY_HASH].tolist()]
     for level, route in _routes():
         if route.keying is None:
             continue
-        first = min(evaluate(route.target, fields, rows).tolist()) // PARALLELISM * PARALLELISM
-        found = evaluate(route.target, fields, rows).tolist()
-        orders = evaluate(route.order, fields, rows).tolist()
-        assert max(found) < level.targets
-        for value, phase, target, order in zip(
-            fields[KEY_HASH].tolist(), fields[ROW_PHASE].tolist(), found, orders, strict=True
-        ):
-            group = value % MAX_PARALLELISM
+        targets, orders = (evaluate(each, fields, len(groups)).tolist() for each in (route.target, route.order))
+        first = min(targets) // PARALLELISM * PARALLELISM
+        assert max(targets) < level.targets
+        for group, target in zip(groups, targets, strict=True):
             assert target - first == subtask_of(group, PARALLELISM, MAX_PARALLELISM)
             assert group in range_of(target - first, PARALLELISM, MAX_PARALLELISM)
-            assert order >> PHASE_SHIFT == phase
-            assert order > BROADCAST_ORDER
+        assert [order >> PHASE_SHIFT for order in orders] == phases
+        assert min(orders) > BROADCAST_ORDER
 
 
 @pytest.mark.spark
 def test_spark_and_numpy_compute_the_same_targets_and_orders(spark_session: Any) -> None:
     fields = _fields()
-    rows = len(fields[KEY_HASH])
     values = list(zip(*(fields[field].tolist() for field in COLUMNS), strict=True))
     frame = spark_session.createDataFrame(values, ", ".join(f"{name} bigint" for name in COLUMNS.values())).coalesce(1)
     expressions = [each for _, route in _routes() for each in (route.target, route.order)]
     texts = [f"{to_sql(each, COLUMNS)} AS e{n}" for n, each in enumerate(expressions)]
     found = frame.selectExpr(*COLUMNS.values(), *texts).toArrow()
-    by_row = dict(zip(values, range(rows), strict=True))
-    order = [by_row[row] for row in zip(*(found.column(name).to_pylist() for name in COLUMNS.values()), strict=True)]
+    numbers = {row: n for n, row in enumerate(values)}
+    order = [numbers[row] for row in zip(*(found.column(c).to_pylist() for c in COLUMNS.values()), strict=True)]
     for n, each in enumerate(expressions):
         assert found.schema.field(f"e{n}").type == "int64"
-        assert found.column(f"e{n}").to_pylist() == evaluate(each, fields, rows)[order].tolist(), texts[n]
+        assert found.column(f"e{n}").to_pylist() == evaluate(each, fields, len(values))[order].tolist(), texts[n]
 
 
 @pytest.mark.spark

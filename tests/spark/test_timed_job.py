@@ -1,168 +1,159 @@
-"""Windows by timers on two levels, on Spark and without it, against a computation in plain Python."""
+"""Timers in whole runs: killed, resumed, rescaled and drained, on Spark and without it, against plain Python."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.spark.timed_oracle import TimedJob
 from tests.support import root_files
+from tests.support.job_fixture import mostly_slow
 
-
-def _box(folder: Path, spark: bool = False) -> Iterator[TimedJob]:
-    box = TimedJob(folder, spark)
-    yield box
-    box.end_all()
-    for process in box.processes:
-        process.wait_family()
+ON_SPARK = [pytest.mark.spark, pytest.mark.slow]
+KILLS = [
+    *("task.fired:9", "task.fired:21", "task.fired:51", "task.processed:30", "task.uploaded:15"),
+    *("batch.reported:9", "commit.after:12", "publish.after:9"),
+]
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[TimedJob]:
-    yield from _box(tmp_path)
+def job(tmp_path: Path) -> Iterator[TimedJob]:
+    with closing(TimedJob(tmp_path)) as job:
+        yield job
 
 
 @pytest.fixture
 def on_spark(tmp_path: Path) -> Iterator[TimedJob]:
-    yield from _box(tmp_path, spark=True)
+    with closing(TimedJob(tmp_path, spark=True)) as job:
+        yield job
 
 
-@pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
-def any_box(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TimedJob]:
-    yield from _box(tmp_path, spark=request.param == "spark")
+@pytest.fixture(params=["local", pytest.param("spark", marks=ON_SPARK)])
+def any_job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TimedJob]:
+    with closing(TimedJob(tmp_path, spark=request.param == "spark")) as job:
+        yield job
 
 
-def _run_twice(box: TimedJob) -> None:
-    for share in (0.6, 1):
-        box.oracle.run(box.deliver(share))
-        box.finish()
-        box.check()
-    assert box.oracle.late
-    assert len(box.oracle.totals) > 5
-    assert box.watermark() == box.oracle.watermark
+def test_windows_and_visits_are_those_of_plain_python_at_any_parallelism(any_job: TimedJob) -> None:
+    for share, parallelism in ((0.3, 1), (0.7, 3), (1, 2)):
+        any_job.deliver(share)
+        any_job.finish(parallelism=parallelism)
+        any_job.check()
+    assert any_job.oracle.late and len(any_job.oracle.totals) > 5
+    assert any_job.watermark() == any_job.oracle.watermark
 
 
-def test_windows_of_two_sources_on_two_levels_are_what_plain_python_says(box: TimedJob) -> None:
-    _run_twice(box)
+def test_the_last_windows_fire_in_tick_batches_and_not_when_none_are_left(job: TimedJob) -> None:
+    job.deliver(1)
+    job.finish(run__max_batches=12)
+    assert len(job.oracle.counts) > len(job.rows("counts"))
+    for _ in range(2):
+        job.finish()
+        job.check()
+        assert len(root_files.history(job.root)) == 13
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_on_spark_too_behind_expressions_and_with_tick_batches(on_spark: TimedJob) -> None:
-    _run_twice(on_spark)
-
-
-def test_the_last_windows_fire_in_tick_batches_and_not_when_none_are_left(box: TimedJob) -> None:
-    box.oracle.run(box.deliver(1))
-    box.finish(run__max_batches=12)
-    assert len(box.oracle.counts) > len(box.rows("counts"))
-    box.finish()
-    box.check()
-    batches = len(root_files.history(box.root))
-    assert batches == 13
-    box.finish()
-    assert len(root_files.history(box.root)) == batches
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "failpoint",
-    [
-        "task.fired:21",
-        "task.processed:30",
-        "task.uploaded:15",
-        "batch.reported:9",
-        "commit.after:12",
-        "publish.after:9",
-        "task.fired:51",
-    ],
-)
-def test_a_kill_while_timers_fire_changes_nothing(box: TimedJob, failpoint: str) -> None:
-    box.oracle.run(box.deliver(1))
-    box.reach(failpoint, -9)
-    box.finish()
-    box.check()
+@pytest.mark.parametrize("failpoint", mostly_slow(KILLS, ["task.uploaded:15"]))
+def test_a_kill_while_timers_fire_changes_nothing(job: TimedJob, failpoint: str) -> None:
+    job.deliver(1)
+    job.reach(failpoint, -9)
+    job.finish()
+    job.check()
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_kills_of_drivers_and_workers_while_timers_fire_on_spark_change_nothing(on_spark: TimedJob) -> None:
-    on_spark.oracle.run(on_spark.deliver(0.6))
+    on_spark.deliver(0.6)
     for failpoint in ("batch.reported:2", "commit.after:1", "publish.after:4"):
         on_spark.reach(failpoint, -9)
-    # A worker dies before the rows of sources, then one behind them; Spark tries their tasks again.
+    # A worker dies before the rows of sources, then one after them; Spark repeats their tasks.
     on_spark.reach("task.fired:1", 0)
     on_spark.check()
-    on_spark.oracle.run(on_spark.deliver(1))
+    on_spark.deliver(1)
     on_spark.reach("task.uploaded:3", 0)
     on_spark.check()
     assert on_spark.oracle.late
     assert on_spark.watermark() == on_spark.oracle.watermark
 
 
-def test_timers_move_with_their_keys_to_another_parallelism(box: TimedJob) -> None:
-    for share, parallelism in ((0.3, 1), (0.7, 3), (1, 2)):
-        box.oracle.run(box.deliver(share))
-        box.finish(parallelism=parallelism)
-        box.check()
+# -- draining ---------------------------------------------------------------------------------------------------------
 
 
-def test_draining_fires_every_window_before_the_savepoint_and_the_watermark_stays(any_box: TimedJob) -> None:
-    box = any_box
-    reached, before = _rest_with_open_windows(box)
-    _ask_to_drain(box.root)
-    box.deliver(1)
-    box.finish()
-    _check_drained(box, reached, before)
-    assert root_files.savepoints(box.root)["last"]["checkpoint_id"] > before.seq
+def _rest_with_open_windows(job: TimedJob) -> root_files.Entry:
+    """Processes half of the rows; returns the newest entry. The other rows arrive after that."""
+    job.deliver(0.5)
+    job.finish()
+    assert len(job.oracle.windows) > len(job.oracle.counts)
+    job.deliver_later(1)
+    return root_files.head(job.root)
 
 
-def test_a_draining_batch_that_is_killed_fires_every_window_once(box: TimedJob) -> None:
-    reached, before = _rest_with_open_windows(box)
-    _ask_to_drain(box.root)
-    box.deliver(1)
-    for failpoint in ("batch.reported:1", "task.fired:2", "commit.after:1"):
-        box.reach(failpoint, -9)
-    box.finish()
-    _check_drained(box, reached, before)
+def _check_drained(job: TimedJob, before: root_files.Entry) -> None:
+    """Every timer has fired, the watermark and the sources are where they were, and the savepoint has the result."""
+    job.check_drained()
+    assert job.watermark() == job.oracle.watermark
+    assert root_files.head(job.root).doc["sources"] == before.doc["sources"]
+    last = root_files.savepoints(job.root)["last"]
+    assert (last["drained"], last["origin"], last["checkpoint_id"] > before.seq) == (True, "stop", True)
 
 
-def test_without_a_run_nothing_can_be_drained_while_timers_are_pending(box: TimedJob) -> None:
-    box.oracle.run(box.deliver(0.2))
-    box.finish()
-    refused = box.command("stop", "--savepoint", "--drain")
+@pytest.mark.parametrize(
+    ("any_job", "kills"),
+    [
+        pytest.param("local", (), id="local"),
+        pytest.param("local", ("batch.reported:1", "task.fired:2", "commit.after:1"), id="killed"),
+        pytest.param("spark", (), id="spark", marks=ON_SPARK),
+    ],
+    indirect=["any_job"],
+)
+def test_a_run_that_is_asked_to_drain_fires_every_timer_once_before_the_savepoint(
+    any_job: TimedJob, kills: tuple[str, ...]
+) -> None:
+    before = _rest_with_open_windows(any_job)
+    common = {"id": "r1", "kind": "stop", "origin": "stop", "by": "ada", "reason": "", "at": "2026-01-01"}
+    (any_job.root / "requests").mkdir(exist_ok=True)
+    request = root_files.sealed({**common, "savepoint": "last", "drain": True})
+    (any_job.root / "requests" / "r1").write_bytes(request)
+    for failpoint in kills:
+        any_job.reach(failpoint, -9)
+    any_job.finish()
+    _check_drained(any_job, before)
+
+
+def _stop(job: TimedJob, failpoint: str = "", code: int = 0) -> None:
+    words = ("stop", "--savepoint", "--drain", "--name", "last", "--request-id", "r1", "--job", job.job_file)
+    ended = job.begin(*words, failpoint=failpoint, with_job=True).wait()
+    assert ended.code == code, str(ended)
+
+
+def test_a_stop_that_drains_without_a_run_runs_the_job_for_that_alone(any_job: TimedJob) -> None:
+    before = _rest_with_open_windows(any_job)
+    refused = any_job.command("stop", "--savepoint", "--drain")
     assert (refused.code, refused.error.code) == (2, "config") and "--job" in refused.err
-    assert box.command("stop", "--savepoint").code == 0
+    _stop(any_job)
+    _check_drained(any_job, before)
+    # No timer is left, so that another savepoint needs no run.
+    assert any_job.command("stop", "--savepoint", "--drain").code == 0
 
 
-def _rest_with_open_windows(box: TimedJob) -> tuple[int, root_files.Entry]:
-    """The watermark and the newest entry of a job that is caught up."""
-    box.oracle.run(box.deliver(0.5))
-    box.finish()
-    assert len(box.oracle.windows) > len(box.oracle.counts)
-    return box.watermark(), root_files.head(box.root)
+def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: TimedJob) -> None:
+    before = _rest_with_open_windows(job)
+    _stop(job, failpoint="commit.after:1", code=-9)
+    _stop(job)
+    _check_drained(job, before)
 
 
-def _check_drained(box: TimedJob, reached: int, before: root_files.Entry) -> None:
-    assert box.watermark() == reached
-    box.oracle.watermark = 1 << 62
-    box.check()
-    assert root_files.head(box.root).doc["sources"] == before.doc["sources"]
-    assert root_files.savepoints(box.root)["last"]["drained"] is True
-
-
-def _ask_to_drain(root: Path) -> None:
-    document = {
-        "id": "r1",
-        "kind": "stop",
-        "savepoint": "last",
-        "origin": "stop",
-        "by": "ada",
-        "reason": "",
-        "drain": True,
-        "at": "2026-01-01",
-    }
-    (root / "requests").mkdir(exist_ok=True)
-    (root / "requests" / "r1").write_bytes(root_files.sealed(document))
+def test_the_option_drain_drains_at_the_end_of_the_input_and_a_run_that_ends_earlier_logs_it(job: TimedJob) -> None:
+    job.deliver(1)
+    result = job.folder / "result.json"
+    for more, reason in ((["--set", "run.max_batches=1"], "batches"), ([], "drained")):
+        words = ("run", job.job_file, "--drain", "--result-file", str(result), *more)
+        ended = job.begin(*words, with_job=True).wait()
+        stopped = json.loads(result.read_text())["stopped_because"]
+        assert (ended.code, stopped, "drain" in ended.err) == (0, reason, reason != "drained"), str(ended)
+    job.check_drained()

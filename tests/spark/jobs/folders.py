@@ -1,12 +1,15 @@
-"""Two folders of files and a collection in one job, read by Spark."""
+"""A folder of Parquet files, one of JSON files that two sources read, and a collection; files may be corrupt."""
 
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.streams.data_stream import DataStream
+from stateflow.api.input_files import OnCorruptFile
 from stateflow.testing.sinks import FolderSink
+
+PARQUET = "a b"
 
 
 class Row(msgspec.Struct):
@@ -15,20 +18,17 @@ class Row(msgspec.Struct):
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job; `swapped` changes the order of its sources, `twice` reads one folder by two sources."""
-    home = Path(env.parameter("home"))
-
-    def folder(uid: str, name: str) -> DataStream:
-        return env.from_source(FileSource(home / name, schema=Row, format="json"), uid=uid)
-
-    if env.parameter("swapped", "no") == "yes":
-        second, first = folder("second", "b"), folder("first", "a")
-    else:
-        first, second = (folder("first", "a"), folder("second", "a" if env.parameter("twice", "no") == "yes" else "b"))
+    """Declares the job; `corrupt` is the sources' policy on corrupt files, `swapped` reverses their order."""
+    home, policy = Path(env.parameter("home")), cast(OnCorruptFile, env.parameter("corrupt", "quarantine"))
+    sources = {"parquet": FileSource(home / PARQUET, schema=Row, on_corrupt_file=policy)}
+    for uid in ("json", "json-again"):
+        sources[uid] = FileSource(home / "json", schema=Row, format="json", on_corrupt_file=policy)
+    uids = sorted(sources, reverse=env.parameter("swapped", "no") == "yes")
+    first, *others = [env.from_source(sources[uid], uid=uid) for uid in uids]
     listed = env.from_collection([Row("listed", 0), Row("listed", 1)], Row, uid="listed")
-    streams = first.union(second, listed)
-    streams.sink_to(FolderSink(home / "out"), uid="out")
-    streams.key_by("name").reduce(added, uid="sum").sink_to(FolderSink(home / "sums"), uid="sums")
+    rows = first.union(*others, listed)
+    rows.sink_to(FolderSink(home / "out"), uid="out")
+    rows.key_by("name").reduce(added, uid="sum").sink_to(FolderSink(home / "sums"), uid="sums")
 
 
 def added(before: Row, row: Row) -> Row:

@@ -1,9 +1,9 @@
-"""Every way in which streams come together and part, over sources that both runners can read.
+"""Every way in which streams are joined and divided, over sources that both runners can read.
 
-Its functions mostly tell what they were called with, in which order: that is what the graph is about.
+Most functions emit their calls, with a number for the order: that is what the graph is about.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Rate(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """A row as a function saw it: how many of its shop it had seen by then."""
+    """A row as a function received it, with the number of rows of its shop so far."""
 
     shop: str
     side: str
@@ -63,43 +63,68 @@ UNUSED = OutputTag("unused", Third)
 
 
 def orders() -> list[Order]:
-    """17 shops."""
+    """Orders of 17 shops."""
     return [Order(i, f"s{i * 7 % 17}") for i in range(ORDERS)]
 
 
 def payments() -> list[Payment]:
-    """Of the same shops, and two more."""
+    """Payments of the same shops, and of two more."""
     return [Payment(i, f"s{i * 5 % 19}", i * 3 % 50) for i in range(PAYMENTS)]
 
 
 def rates() -> list[Rate]:
-    """For every subtask."""
+    """Rows for every subtask."""
     return [Rate(i, 10**i) for i in range(RATES)]
 
 
-class Together(KeyedCoProcessFunction[Order, Payment, Event]):
-    """Counts the rows of both streams in one state; every third row of a shop goes to a side output too."""
+class RowCounter:
+    """Counts the rows of a key."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 
-    def process_element1(self, row: Order, ctx: Context) -> Iterator[Event]:
-        yield Event(row.shop, "order", row.number, self._counted(ctx))
-
-    def process_element2(self, row: Payment, ctx: Context) -> Iterator[Event]:
-        yield Event(row.shop_name, "payment", row.paid, self._counted(ctx))
-
-    def _counted(self, ctx: Context) -> int:
+    def increment(self) -> int:
         count = (self.count.value() or 0) + 1
         self.count.update(count)
-        if count % 3 == 0:
-            ctx.output(THIRDS, Third(ctx.get_current_key(), count))
-            ctx.output(UNUSED, Third("", 0))
         return count
 
 
+class Together(RowCounter, KeyedCoProcessFunction[Order, Payment, Event]):
+    """Counts the rows of both streams in one state; every third row of a shop goes to a side output too."""
+
+    def process_element1(self, row: Order, ctx: Context) -> Iterator[Event]:
+        yield self._event("order", row.number, ctx)
+
+    def process_element2(self, row: Payment, ctx: Context) -> Iterator[Event]:
+        yield self._event("payment", row.paid, ctx)
+
+    def _event(self, side: str, number: int, ctx: Context) -> Event:
+        shop, count = ctx.get_current_key(), self.increment()
+        if count % 3 == 0:
+            ctx.output(THIRDS, Third(shop, count))
+            ctx.output(UNUSED, Third("", 0))
+        return Event(shop, side, number, count)
+
+
+class Late(RowCounter, KeyedCoProcessFunction[Order, Event, Event]):
+    """Emits the rows of both streams."""
+
+    def process_element1(self, row: Order, ctx: Context) -> Iterator[Event]:
+        yield Event(row.shop, "order", row.number, self.increment())
+
+    def process_element2(self, row: Event, ctx: Context) -> Iterator[Event]:
+        yield Event(row.shop, f"seen {row.side}", row.number, self.increment())
+
+
+class Count(RowCounter, KeyedProcessFunction[Third, Third]):
+    """Follows a side output: numbers the thirds of a shop."""
+
+    def process_element(self, row: Third, ctx: Context) -> Iterator[Third]:
+        yield Third(row.shop, self.increment())
+
+
 class Rated(KeyedBroadcastProcessFunction[Order, Rate, Event]):
-    """Tells the sum of the rates that its subtask got in this batch, with each order."""
+    """Emits with each order the sum of the rates that its subtask received in this batch."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.rates = 0
@@ -114,20 +139,8 @@ class Rated(KeyedBroadcastProcessFunction[Order, Rate, Event]):
         yield Event(row.shop, "order", row.number, self.rates)
 
 
-class Count(KeyedProcessFunction[Third, Third]):
-    """Behind a side output: how many thirds a shop had."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.count = ctx.get_state(ValueStateDescriptor("count", int))
-
-    def process_element(self, row: Third, ctx: Context) -> Iterator[Third]:
-        count = (self.count.value() or 0) + 1
-        self.count.update(count)
-        yield Third(row.shop, count)
-
-
 class Shout(RichMapFunction[Event, Event]):
-    """A rich function behind an operator, in the same task."""
+    """A rich function that follows an operator in the same task."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.mark = "!" * ctx.info.parallelism
@@ -146,23 +159,31 @@ def is_even(row: Any) -> bool:
     return bool(row.number % 2 == 0)
 
 
+def is_rated(row: Order) -> bool:
+    """A filter."""
+    return row.number % 3 != 0
+
+
 def as_order(row: Payment) -> Order:
     """A map to another class."""
     return Order(1000 + row.paid, row.shop_name)
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
-    home = Path(env.parameter("home"))
+    """Declares the job; with Spark, some of its filters are expressions of Spark."""
+    home, on_spark = Path(env.parameter("home")), env.parameter("spark") == "yes"
 
     def source(uid: str, row_class: type[Any], rows: list[Any], size: int) -> DataStream:
         scripted: Any = ScriptedSource(row_class, rows, home / f"{uid}.ledger", slice_rows=size)
-        if env.parameter("spark") == "yes":
-            # What needs no Spark must not import it.
+        if on_spark:
+            # A job without Spark must not import it.
             from stateflow.connectors.python import PythonSource
 
             scripted = PythonSource(scripted)
         return env.from_source(scripted, uid=uid)
+
+    def where(stream: DataStream, function: Callable[[Any], bool], expression: str) -> DataStream:
+        return stream.transform(lambda frame: frame.where(expression)) if on_spark else stream.filter(function)
 
     def out(stream: DataStream, uid: str) -> None:
         stream.sink_to(FolderSink(home / uid), uid=f"{uid}-out")
@@ -183,32 +204,11 @@ def build(env: StreamExecutionEnvironment) -> None:
     out(thirds, "thirds")
     out(thirds.key_by("shop", order_by=("count",)).process(Count(), output=Third, uid="count"), "counted")
 
-    out(ordered.key_by("shop").connect(rated.broadcast()).process(Rated(), output=Event, uid="rated"), "rated")
+    some = where(ordered, is_rated, "number % 3 <> 0").key_by("shop")
+    out(some.connect(rated.broadcast()).process(Rated(), output=Event, uid="rated"), "rated")
 
     everything = ordered.flat_map(twice).filter(is_even).union(paid.map(as_order, output=Order))
     out(everything, "union")
     # A stream of level 0 and one of level 1 in one operator: the first is carried over a level.
-    out(
-        ordered.key_by("shop", order_by=("number",))
-        .connect(together.key_by("shop", order_by=("number",)))
-        .process(Late(), output=Event, uid="late"),
-        "late",
-    )
-
-
-class Late(KeyedCoProcessFunction[Order, Event, Event]):
-    """Tells which rows came, and which of the shop in its batch."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.count = ctx.get_state(ValueStateDescriptor("count", int))
-
-    def process_element1(self, row: Order, ctx: Context) -> Iterator[Event]:
-        yield self._event(row.shop, "order", row.number)
-
-    def process_element2(self, row: Event, ctx: Context) -> Iterator[Event]:
-        yield self._event(row.shop, f"seen {row.side}", row.number)
-
-    def _event(self, shop: str, side: str, number: int) -> Event:
-        count = (self.count.value() or 0) + 1
-        self.count.update(count)
-        return Event(shop, side, number, count)
+    even = where(together, is_even, "number % 2 = 0").key_by("shop", order_by=("number",))
+    out(ordered.key_by("shop", order_by=("number",)).connect(even).process(Late(), output=Event, uid="late"), "late")

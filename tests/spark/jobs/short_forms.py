@@ -30,7 +30,7 @@ PAIRS = [Pair(1, 3), Pair(2, 10), Pair(1, 5), Pair(1, 7), Pair(2, 30), Pair(1, 4
 
 
 class CountWindowAverage(RichFlatMapFunction[Pair, Pair]):
-    """The average of every two values of a key, as Flink's documentation has it."""
+    """The average of every two values of a key, as in Flink's documentation."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.sum = ctx.get_state(ValueStateDescriptor("average", tuple[int, int]))
@@ -51,23 +51,20 @@ class Number(RichMapFunction[Pair, Text]):
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 
     def map(self, row: Pair) -> Text:
-        count = (self.count.value() or 0) + 1
-        self.count.update(count)
-        return Text(row.key, f"{count}: {row.value}")
+        self.count.update((self.count.value() or 0) + 1)
+        return Text(row.key, f"{self.count.value()}: {row.value}")
 
 
 class Growing(RichFilterFunction[Pair]):
-    """Keeps what is above all before it."""
+    """Keeps the rows with a value above all earlier ones."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.most = ctx.get_state(ValueStateDescriptor("most", int))
 
     def filter(self, row: Pair) -> bool:
-        most = self.most.value()
-        if most is not None and row.value <= most:
-            return False
-        self.most.update(row.value)
-        return True
+        before = self.most.value() or 0
+        self.most.update(max(before, row.value))
+        return row.value > before
 
 
 class Mean:
@@ -80,8 +77,7 @@ class Mean:
         return value.key, accumulator[1] + 1, accumulator[2] + value.value
 
     def get_result(self, accumulator: tuple[int, int, int]) -> Text:
-        key, count, total = accumulator
-        return Text(key, f"{total}/{count}")
+        return Text(accumulator[0], f"{accumulator[2]}/{accumulator[1]}")
 
 
 def summed(before: Pair, row: Pair) -> Pair:
@@ -90,22 +86,22 @@ def summed(before: Pair, row: Pair) -> Pair:
 
 
 def before_it(row: Pair, last: int | None) -> tuple[Text, int]:
-    """Each row with the one before it."""
+    """A map: each row with the one before it."""
     return Text(row.key, f"{last} {row.value}"), row.value
 
 
 def doubled(row: Pair, count: int | None) -> tuple[list[Pair], int | None]:
-    """Every second row of a key, twice."""
+    """A flat map: every second row of a key, twice."""
     return ([row, row], None) if count else ([], 1)
 
 
 def every_second(row: Pair, seen: bool | None) -> tuple[bool, bool | None]:
-    """Clears its state when it lets a row pass."""
+    """A filter that clears its state with each row that it keeps."""
     return (True, None) if seen else (False, True)
 
 
 def refuse_seven(row: Pair) -> Pair:
-    """Fails for one of the rows."""
+    """A map that raises for one of the rows."""
     if row.value == 7:
         raise ValueError("seven is not welcome")
     return row

@@ -1,7 +1,9 @@
-"""Two sources with event time, windows by timers on two levels, late rows; with Spark or without.
+"""Event time: windows by timers on two levels with late rows, and visits by timers; with Spark or without.
 
 The first level counts the rows of a key in windows of a second. The second level adds up the counts of all keys; its
-own timers have the times of the first one's, so a sum is right only when what those emit arrives before they fire.
+timers have the same times as those of the first, so a sum is right only if the rows of the first arrive before they
+fire. A visit ends with a gap in the rows of its key; its function never compares times, so it is right only if a timer
+fires before the next row of its key, also within a batch.
 """
 
 import json
@@ -19,13 +21,14 @@ from stateflow import (
     OutputTag,
     RuntimeContext,
     StreamExecutionEnvironment,
+    ValueStateDescriptor,
     WatermarkStrategy,
 )
-from stateflow.api.collection import CollectionSource
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
+from tests.support.local_jobs import Growing
 
-WINDOW = 1000
+WINDOW, GAP = 1000, 100
 LATENESS = timedelta(milliseconds=300)
 
 
@@ -47,10 +50,11 @@ class Total(msgspec.Struct):
     count: int
 
 
-class Growing(CollectionSource):
-    """A list that is longer in a later run: it has no end."""
-
-    bounded = False
+class Visit(msgspec.Struct):
+    key: str
+    first: int
+    last: int
+    rows: int
 
 
 LATE = OutputTag("late", Event)
@@ -74,7 +78,7 @@ class Windows(KeyedProcessFunction[Event, Count]):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Count]:
         count = self.counts.get(timestamp + 1)
-        assert count, "fired twice, or before its window was there"
+        assert count, "fired twice, or before its window existed"
         self.counts.remove(timestamp + 1)
         assert timestamp <= ctx.timer_service().current_watermark()
         yield Count(ctx.get_current_key(), timestamp + 1, count)
@@ -95,21 +99,46 @@ class Totals(KeyedProcessFunction[Count, Total]):
         self.totals.remove(timestamp + 1)
 
 
-def build(env: StreamExecutionEnvironment) -> None:
-    """Reads rows of the sources from ``<home>/<uid>.json``."""
-    home, spark = Path(env.parameter("home")), env.parameter("spark", "no") == "yes"
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(LATENESS).with_timestamp_column("at")
+class Visits(KeyedProcessFunction[Event, Visit]):
+    """Adds each row to the open visit."""
 
-    def source(uid: str) -> DataStream:
+    def open(self, ctx: RuntimeContext) -> None:
+        self.visit = ctx.get_state(ValueStateDescriptor("visit", Visit))
+
+    def process_element(self, row: Event, ctx: Context) -> None:
+        visit, timers = self.visit.value() or Visit(row.key, row.at, row.at, 0), ctx.timer_service()
+        timers.delete_event_time_timer(visit.last + GAP)
+        self.visit.update(Visit(row.key, visit.first, row.at, visit.rows + 1))
+        timers.register_event_time_timer(row.at + GAP)
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Visit]:
+        visit = self.visit.value()
+        assert visit is not None and visit.last + GAP == timestamp
+        self.visit.clear()
+        yield visit
+
+
+def build(env: StreamExecutionEnvironment) -> None:
+    """Reads rows of the sources from ``<home>/<uid>.json``; those of ``c`` are in order of event time."""
+    home, spark = Path(env.parameter("home")), env.parameter("spark", "no") == "yes"
+    bounded = WatermarkStrategy.for_bounded_out_of_orderness(LATENESS).with_timestamp_column("at")
+    in_order = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+
+    def source(uid: str, strategy: WatermarkStrategy = bounded) -> DataStream:
         rows = [Event(*each) for each in json.loads((home / f"{uid}.json").read_text())]
         return env.from_source(Growing(rows, Event), uid=uid).assign_timestamps_and_watermarks(strategy)
 
-    events = source("a").union(source("b")).filter(lambda row: row.key != "dropped")
+    def out(stream: DataStream, table: str) -> None:
+        stream.sink_to(FolderSink(home / table), uid=f"{table}-out")
+
+    events, ordered = source("a").union(source("b")).filter(lambda row: row.key != "dropped"), source("c", in_order)
     if spark:
         events = events.transform(lambda frame: frame.where("key <> 'dropped as well'"))
+        ordered = ordered.transform(lambda frame: frame.where("key <> ''"))
     counts = events.key_by("key").process(Windows(), output=Count, uid="windows")
-    counts.sink_to(FolderSink(home / "counts"), uid="counts")
-    counts.get_side_output(LATE).sink_to(FolderSink(home / "late"), uid="late")
+    out(counts, "counts")
+    out(counts.get_side_output(LATE), "late")
     if spark:
         counts = counts.transform(lambda frame: frame.where("count > 0"))
-    counts.key_by("all").process(Totals(), output=Total, uid="totals").sink_to(FolderSink(home / "totals"), uid="out")
+    out(counts.key_by("all").process(Totals(), output=Total, uid="totals"), "totals")
+    out(ordered.key_by("key").process(Visits(), output=Visit, uid="visits"), "visits")

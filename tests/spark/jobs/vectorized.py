@@ -1,4 +1,4 @@
-"""A running sum by rows or by columns over one state, and aggregates of it behind; with Spark or without."""
+"""A running sum by rows or by columns over one state, followed by aggregates; with Spark or without."""
 
 from pathlib import Path
 
@@ -36,13 +36,11 @@ class Marked(msgspec.Struct):
 
 
 PAIRS = [Pair(n % 5, n * n) for n in range(24)]
-
-
 EXACT = {"rows": ("count", "value"), "sum": ("sum", "value"), "mean": ("mean", "value"), "least": ("min", "value")}
 
 
 class Exact(msgspec.Struct):
-    """What does not depend on how rows are divided."""
+    """Aggregates that do not depend on the division of rows into batches."""
 
     parity: int
     rows: int
@@ -79,7 +77,7 @@ class SumColumns(VectorizedKeyedFunction):
 
 
 def marked(row: Pair) -> Marked:
-    """A row function behind the operator."""
+    """A row function that follows the operator."""
     return Marked(row.key % 2, row.value)
 
 
