@@ -6,9 +6,9 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("histories", nargs="?", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), default="", help="the code with one rule taken out")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), default="", help="the code without one rule")
     parser.add_argument("--plan", choices=sorted(PLANS), default="", help="a directed search")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
@@ -50,29 +50,17 @@ def _explore(options: argparse.Namespace, search: Search) -> Report:
     chunks = [range(start, min(start + _CHUNK, end)) for start in range(options.seed, end, _CHUNK)]
     work = partial(explore, search=search, failures=-1 if options.all else 1)
     total = Report()
-    with _reports(work, chunks, options.workers) as reports:
-        for report in reports:
+    # The pool starts its processes with the first task.
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        for report in map(work, chunks) if options.workers == 1 else pool.map(work, chunks):
             total.add(report)
             if report.failures and not options.all:
+                pool.shutdown(cancel_futures=True)
                 break
     return total
 
 
-@contextmanager
-def _reports(work: partial[Report], chunks: list[range], workers: int) -> Iterator[Iterator[Report]]:
-    if workers == 1:
-        yield map(work, chunks)
-        return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        yield pool.map(work, chunks)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 def _replay(seed: int, search: Search, steps: int) -> int:
-    from collections import deque
-
     trace: deque[str] = deque(maxlen=steps)
     try:
         stats = play(seed, search, trace)

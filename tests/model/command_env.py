@@ -1,10 +1,11 @@
-"""Where people give their commands: the real `stateflow.operations.restores`, over simulated storages and threads."""
+"""The environment of commands: replaces storages, job file and threads below `stateflow.operations`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -22,46 +23,45 @@ from stateflow.storage import Storage
 from tests.model.fixture_world import Site
 from tests.model.invariants import Checker
 from tests.model.runs import job_of
-from tests.model.sink import SimSink
-from tests.model.store import Below, SimStorage
-from tests.model.threads import Idle, InlinePool, Threads
+from tests.model.store import SavepointStorage, SimStorage
+from tests.model.threads import InlinePool, NoThreads, Pool, simulated_threading
 
 JOB_URI = "sim://job"
 
 
 class Office:
-    """Everybody's way to the job, and to the forks of it."""
+    """The job and its forks, for commands.
+
+    Attributes:
+        sites: by URI.
+        restores: restores that began; another process may repeat one, as a retried task does.
+        busy_until: the step until which no run starts, because a restore happens.
+    """
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.sites = {JOB_URI: site}
         self.restores: list[tuple[RestorePlan, RestoreRequest]] = []
-        """Restores that somebody began; another may try one again, as a retried task does."""
         self.busy_until = 0
-        """Until when the schedule is paused, because somebody goes back."""
         self._names = 0
 
     def name(self, prefix: str) -> str:
-        """A name that is new."""
+        """Returns a new name."""
         self._names += 1
         return f"{prefix}{self._names}"
 
     def new_site(self) -> Site:
-        """An empty place for a fork, with shadow tables of its own."""
-        site = self.site
-        uri = self.name("sim://fork")
+        """Returns an empty job for a fork, with shadow tables of its own."""
+        site, uri = self.site, self.name("sim://fork")
         storage = SimStorage(site.world, site.rng, uri)
-        checker = Checker(storage, site.plan.retain, site.checker)
-        storage.observer = checker
-        sinks = [SimSink(site.world, sink.uid, checker) for sink in site.sinks]
-        self.sites[uri] = replace(site, storage=storage, sinks=sinks, checker=checker)
+        self.sites[uri] = replace(site, storage=storage, checker=Checker(storage, site.plan.retain, site.checker))
         return self.sites[uri]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The real commands, with what they stand on replaced."""
-        threads = Threads(self.site.world)
-        places: list[tuple[Any, str, Any]] = [
+        """Replaces what the real commands and runs use."""
+        threading, pool = simulated_threading(self.site.world), partial(Pool, self.site.world)
+        replacements: list[tuple[Any, str, Any]] = [
             (savepoints, "open_root", self._root),
             (savepoints, "open_storage", self.storage),
             (savepoints, "open_existing", self._job),
@@ -74,27 +74,27 @@ class Office:
             (catalog, "open_storage", self.storage),
             (create, "ThreadPoolExecutor", InlinePool),
             (collector, "ThreadPoolExecutor", InlinePool),
-            (request_server, "threading", threads),
-            # The watch only stops a fenced run earlier. Without it the run goes on until its next append, which is
+            (request_server, "threading", threading),
+            # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
             # the harder case for the protocol.
-            (fence_watch, "threading", Idle()),
-            (request_server, "ThreadPoolExecutor", threads.pool),
-            (uploads, "threading", threads),
-            (pipeline, "ThreadPoolExecutor", threads.pool),
+            (fence_watch, "threading", NoThreads()),
+            (request_server, "ThreadPoolExecutor", pool),
+            (uploads, "threading", threading),
+            (pipeline, "ThreadPoolExecutor", pool),
         ]
         with ExitStack() as stack:
-            for place, name, replacement in places:
-                stack.enter_context(patch.object(place, name, replacement))
+            for module, name, replacement in replacements:
+                stack.enter_context(patch.object(module, name, replacement))
             yield
 
     def storage(self, uri: str) -> Storage:
-        """A job root, or a savepoint below one."""
+        """Opens a job root, or a savepoint below one."""
         for root, site in self.sites.items():
             if uri == root:
                 return site.storage
             if uri.startswith(f"{root}/"):
-                return Below(site.storage, uri.removeprefix(f"{root}/"))
-        raise ConfigError("no such place", uri=uri)
+                return SavepointStorage(site.storage, uri.removeprefix(f"{root}/"))
+        raise ConfigError("no such location", uri=uri)
 
     def _root(self, uri: str) -> JobRoot:
         site = self.sites[uri]

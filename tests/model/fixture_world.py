@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
@@ -28,8 +28,8 @@ from tests.model.world import SimClock, World
 JOB = NewJob(name="job", max_parallelism=4, key_types={})
 
 
-class WatchedLog(CheckpointLog):
-    """The real log; the invariants hear of every entry that a caller is told to be part of the history."""
+class CheckedLog(CheckpointLog):
+    """The real log; it reports every entry that a caller receives as part of the history."""
 
     def __init__(self, log: CheckpointLog, checker: Checker) -> None:
         super().__init__(log.storage, log.job)
@@ -45,20 +45,26 @@ class WatchedLog(CheckpointLog):
 
 @dataclass
 class Site:
-    """The world, what is in it, and who watches."""
+    """A simulated job: its storage, its sinks, and the checker of both.
+
+    Attributes:
+        name_by_seq: a planted bug: files are named after the sequence number that their COMMIT is expected to get.
+    """
 
     world: World
     storage: SimStorage
-    sinks: list[SimSink]
     checker: Checker
     clock: SimClock
     plan: Plan
     rng: random.Random
     name_by_seq: bool = False
-    """A mutant: files are named after the sequence number that their COMMIT is expected to get."""
+    sinks: list[SimSink] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sinks = [SimSink(self.world, self.checker.table(f"sink{i}")) for i in range(self.plan.sinks)]
 
     def chance(self, probability: float) -> bool:
-        """A throw of the seeded dice."""
+        """Returns true with this probability."""
         return self.rng.random() < probability
 
     def count(self, what: str) -> None:
@@ -66,23 +72,23 @@ class Site:
         self.world.stats[what] += 1
 
     def open(self, writer: str) -> JobRoot:
-        """The existing job root, watched. Raises as `JobRoot.open`."""
+        """Opens the existing job root. Raises as `JobRoot.open`."""
         return self.watch(JobRoot.open(self.storage, self.clock, writer))
 
     def watch(self, root: JobRoot) -> JobRoot:
-        """Lets the invariants hear what the root's users are told."""
-        root = JobRoot(WatchedLog(root.log, self.checker), root.clock, root.writer)
+        """Returns the root with a log that reports to the checker, and with the plan's sizes."""
+        root = JobRoot(CheckedLog(root.log, self.checker), root.clock, root.writer)
         root.checkpoints.retained.sizes = SegmentSizes(self.plan.inline, self.plan.segment)
         root.outputs.sizes = OutputSizes(self.plan.inline_output, 1)
         return root
 
     def bind(self, root: JobRoot) -> dict[str, BoundSink]:
-        """The sinks as a run of the job has them."""
+        """Returns the sinks as a run of the job has them."""
         schema = RowSchema(object, ())
         return {s.uid: BoundSink(s, SinkContext(root.job.job_uuid, s.uid, schema)) for s in self.sinks}
 
     def write_attempt(self, generation: int, ordinal: int) -> tuple[list[FileHandle], dict[str, list[Committable]]]:
-        """What the tasks of a batch write: new state files and output, and files of an attempt that fails."""
+        """Writes state files and output as the tasks of a batch do, with files of an attempt that fails."""
         folder = data_folder(generation, ordinal, self.clock.new_id())
         if self.chance(0.1):
             lost = data_folder(generation, ordinal, self.clock.new_id())
@@ -100,7 +106,7 @@ class Site:
         return FileHandle(key=key, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def _store_late(self, key: str, content: bytes) -> None:
-        """The thread of a worker: it tries until it succeeds, unless its host is lost before."""
+        """The thread of a worker: it retries until it succeeds, unless its host is lost before."""
         if not self.world.is_calm and self.chance(self.plan.lost_uploads):
             self.count("uploads lost")
             return

@@ -1,4 +1,4 @@
-"""Actors that work concurrently with the runs: collectors, commands, and people who clean up too much."""
+"""Actors that work concurrently with the runs: collectors, admin processes, other applications, and VACUUM."""
 
 from __future__ import annotations
 
@@ -11,105 +11,75 @@ from tests.model.fixture_world import Site
 from tests.model.rules import Violation
 
 
-class Cleaner:
-    """Collects garbage a few times; one `Collector` object, which remembers file lists in between."""
-
-    def __init__(self, site: Site, times: int) -> None:
-        self.site = site
-        self.times = times
-
-    def __call__(self) -> None:
-        site = self.site
+def collect(site: Site) -> None:
+    """Collects garbage a few times with one `Collector`, which remembers file lists in between."""
+    try:
+        collector = Collector(site.open("collector"))
+    except (ConfigError, StorageError):
+        return
+    for _ in range(10):
         try:
-            collector = Collector(site.open("collector"))
-        except (ConfigError, StorageError):
-            return
-        for _ in range(self.times):
-            self._collect(collector)
-            site.world.sleep(site.rng.randint(site.plan.idle // 8, site.plan.idle))
-
-    def _collect(self, collector: Collector) -> None:
-        site = self.site
-        if not site.checker.head.seq:
-            return
-        try:
-            collector.collect()
-            site.count("collections")
+            if site.checker.head.seq:
+                collector.collect()
+                site.count("collections")
         except (ConfigError, StorageError):
             site.count("collections that failed")
         except DataError as e:
             raise Violation("I3", f"collector: {e}") from e
+        wait(site)
 
 
-class Admin:
-    """Somebody outside: reads checkpoints under a pin, and shortens the retention."""
+def wait(site: Site) -> None:
+    """Lets others run for some steps."""
+    site.world.sleep(site.rng.randint(site.plan.idle // 8, site.plan.idle))
 
-    def __init__(self, site: Site, name: str, times: int) -> None:
-        self.site = site
-        self.name = name
-        self.times = times
 
-    def __call__(self) -> None:
-        for _ in range(self.times):
-            try:
-                self._command(self.site.open(self.name))
-            except (ConfigError, StorageError):
-                self.site.count("commands that failed")
-            except DataError:
-                self.site.count("commands refused")
-            self.site.world.sleep(self.site.rng.randint(self.site.plan.idle // 8, self.site.plan.idle))
-
-    def _command(self, root: JobRoot) -> None:
-        if self.site.chance(self.site.plan.shorten):
-            root.admin.retain(self.site.rng.randint(1, 2))
-            self.site.count("retentions shortened")
-        elif choice := root.checkpoints.kept(root.head()):
-            self._read_under_pin(root, self.site.rng.choice(choice))
-
-    def _read_under_pin(self, root: JobRoot, ref: EntryRef) -> None:
-        pin = root.admin.pin(ref, self.name, "reads")
-        self.site.checker.pinned(pin.id)
-        self.site.count("pins")
-        self._read(root, ref)
-        if self.site.chance(0.9):
-            self.site.checker.pins.discard(pin.id)
-            root.admin.unpin(pin.id)
-            self.site.count("unpins")
-
-    def _read(self, root: JobRoot, ref: EntryRef) -> None:
-        self.site.world.sleep(self.site.rng.randint(0, 60))
+def administrate(site: Site, name: str) -> None:
+    """Reads checkpoints under a pin, and shortens the retention."""
+    for _ in range(6):
         try:
-            check_hashes(self.site.storage, files_of(root.checkpoints.manifest_of(ref)))
-        except DataError as e:
-            raise Violation("I3", f"{self.name} reads pinned checkpoint {ref.id}: {e}") from e
+            root = site.open(name)
+            if site.chance(site.plan.shorten):
+                root.admin.retain(site.rng.randint(1, 2))
+                site.count("retentions shortened")
+            elif choice := root.checkpoints.kept(root.head()):
+                _read_under_pin(site, root, site.rng.choice(choice))
+        except (ConfigError, StorageError):
+            site.count("commands that failed")
+        except DataError:
+            site.count("commands refused")
+        wait(site)
 
 
-class Appender:
-    """Another application that appends to the job's tables at any step."""
+def _read_under_pin(site: Site, root: JobRoot, ref: EntryRef) -> None:
+    pin = root.admin.pin(ref, root.writer, "reads")
+    site.checker.pinned(pin.id)
+    site.count("pins")
+    site.world.sleep(site.rng.randint(0, 60))
+    try:
+        check_hashes(site.storage, files_of(root.checkpoints.manifest_of(ref)))
+    except DataError as e:
+        raise Violation("I3", f"{root.writer} reads pinned checkpoint {ref.id}: {e}") from e
+    if site.chance(0.9):
+        site.checker.pins.discard(pin.id)
+        root.admin.unpin(pin.id)
+        site.count("unpins")
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
 
-    def __call__(self) -> None:
-        site = self.site
-        while not site.world.is_calm:
-            site.world.sleep(site.rng.randint(5, 40))
-            limbo = [sink for sink in site.sinks if sink.uid in site.checker.limbo]
-            site.rng.choice(limbo or site.sinks).append()
+def append(site: Site) -> None:
+    """Another application appends to the job's tables at any step."""
+    while not site.world.is_calm:
+        site.world.sleep(site.rng.randint(5, 40))
+        rewinding = [sink for sink in site.sinks if sink.checker.intent]
+        site.rng.choice(rewinding or site.sinks).append()
 
 
-class Vacuum:
-    """Removes a file that no table has while nobody works who publishes, as VACUUM does when a job stood still."""
-
-    def __init__(self, site: Site) -> None:
-        self.site = site
-
-    def __call__(self) -> None:
-        site = self.site
-        while True:
-            site.world.sleep(site.rng.randint(1, 10))
-            sink = site.rng.choice(site.sinks)
-            hidden = sorted(sink.files.keys() - sink.named)
-            if hidden and not any(site.world.awake(name) for name in ("run", "saver", "restorer")):
-                sink.vacuum(site.rng.choice(hidden))
-                site.count("output files vacuumed")
+def vacuum(site: Site) -> None:
+    """Deletes a file that no table has while no process publishes, as VACUUM does when a job stood still."""
+    while True:
+        site.world.sleep(site.rng.randint(1, 10))
+        sink = site.rng.choice(site.sinks)
+        hidden = sorted(sink.files.keys() - sink.named)
+        if hidden and not any(site.world.awake(name) for name in ("run", "saver", "restorer")):
+            del sink.files[site.rng.choice(hidden)]
+            site.count("output files vacuumed")

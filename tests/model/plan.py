@@ -1,36 +1,63 @@
-"""What one history is like: how many actors of which kind, and how often which fault strikes."""
+"""Parameters of one history: how many actors of which kind, and how often which fault happens."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 PUT, READ, WRITE, TABLE, START = "put", "read", "write", "table", "start"
 """Kinds of calls, by what can go wrong: put-if-absent, reads, writes that may be repeated, a sink's commit. START is
-the first step of an actor, which is no call."""
+the first step of an actor, or its step after a wait, which is no call."""
 
 FOREIGN = "foreign/"
-"""What the names of other applications' files in a table begin with."""
+"""Prefix of the files of other applications in a table."""
 
-GO, PAUSE, CRASH, LOST, FAILED, LATE, MASKED, ERROR, HOLD = range(9)
-VERDICTS = (
-    "ok",
-    "PAUSE",
-    "CRASH",
-    "LOST RESPONSE",
-    "FAILED REQUEST",
-    "LATE WRITE",
-    "MASKED BY RETRY",
-    "ERROR",
-    "HELD BACK",
-)
-"""What happens to a call. MASKED: it was executed, its answer was lost, and the client library asked again and reports
-what the second request met: `exists`, or a conflict."""
+
+class Fault(StrEnum):
+    """What happens to a call. MASKED: it was executed, its answer was lost, and the client library repeated the request
+    and reports the second answer: `exists`, or a conflict. HOLD: an adversary delays it."""
+
+    NONE = "ok"
+    PAUSE = "PAUSE"
+    CRASH = "CRASH"
+    LOST = "LOST RESPONSE"
+    FAILED = "FAILED REQUEST"
+    LATE = "LATE WRITE"
+    MASKED = "MASKED BY RETRY"
+    ERROR = "ERROR"
+    HOLD = "HELD BACK"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One history's parameters. Sinks exclude adopting older checkpoints: rewinding a sink is another protocol."""
+    """One history's parameters. A plan with sinks has no adoptions: rewinding a sink is another protocol.
+
+    Attributes:
+        steps, batches: of the history; of each run.
+        drivers, collectors, admins, appenders, people: numbers of actors: runs at the beginning, collectors, processes
+            that pin and release checkpoints, applications that append to the tables, commands by kind.
+        shorten: how likely an admin process shortens the retention, instead of reading a checkpoint under a pin.
+        adopts: how likely a start adopts a retained checkpoint.
+        inline, segment: how many retained checkpoints an entry lists itself; how many a segment has.
+        inline_output: bytes of pending output in an entry itself; more is in objects, one for each file.
+        publish: how likely a run publishes after a commit, instead of later.
+        abort: how likely a checkpoint is aborted; its files and output pass to the next.
+        real: whether runs are `JobRun`s, or use the log directly.
+        asynchronous, lost_uploads: whether a `JobRun` stores files and commits in the background; how likely such a
+            file is never stored.
+        denied: how likely a deletion is refused, as by a policy of the storage.
+        vacuum: whether output is deleted before it is published.
+        keep: how likely a restore keeps the tables.
+        idle: how many steps a collector or an admin process waits at most.
+        newcomers: how likely, at each step, another run starts while others work.
+        crowd: how many runs start when none is left.
+        pauses, pause: lengths of pauses in steps; how likely one is.
+        drowsy: how much likelier a pause is before a change of a table.
+        hold, held: how likely an adversary holds a call to a log slot (a put until the slot was collected, a read until
+            it was created again); whose calls, and which.
+        faults: scales how often answers and requests are lost, and writes arrive late.
+    """
 
     steps: int = 250
     drivers: int = 3
@@ -38,58 +65,36 @@ class Plan:
     collectors: int = 2
     admins: int = 1
     shorten: float = 0.3
-    """How likely a command shortens the retention, instead of reading a checkpoint under a pin."""
     sinks: int = 1
     adopts: float = 0.0
-    """How likely a start goes back to a retained checkpoint."""
     retain: int = 2
     inline: int = 1
-    """How many retained checkpoints an entry lists itself, before they move into a segment of at most `segment`."""
     segment: int = 2
     inline_output: int = 0
-    """Bytes of pending output in an entry itself; more is in objects, one for each file."""
     publish: float = 0.8
-    """How likely a driver publishes after a commit, instead of carrying the output on."""
     abort: float = 0.1
-    """How likely a checkpoint is given up, its files and output passing to the next."""
     real: bool = False
-    """Whether runs are the real `JobRun`, or freer ones."""
     asynchronous: bool = False
-    """Whether the real ones store files and commit in the background; a file may then never be stored."""
     lost_uploads: float = 0.0
-    """How likely such a file is lost with its host."""
     denied: float = 0.0
-    """How likely a deletion is refused, as by a policy of the storage that denies it."""
     vacuum: bool = False
-    """Whether somebody deletes output before it is published."""
     appenders: int = 0
-    """How many other applications append to the tables."""
     people: tuple[tuple[str, int], ...] = ()
-    """Who comes with savepoints, restores, stops and forks, and how many of each."""
     keep: float = 0.3
-    """How likely a restore leaves the tables as they are."""
     idle: int = 40
-    """How many steps a collector or a command rests at most before it comes again."""
     newcomers: float = 0.01
-    """How likely, at each step, another run starts while others work."""
     crowd: int = 1
-    """How many runs start when none is left."""
     pause: float = 0.02
     hold: float = 0.0
-    """How likely an adversary holds back a call to a log slot until something happens to that slot: a put until the
-    slot was collected, a read until it was created anew."""
     held: tuple[tuple[str, str], ...] = (("run", "put"), ("run", "get"), ("admin", "put"), ("gc", "get"))
-    """Whose calls those are, and which."""
     drowsy: float = 0.0
-    """How likely, beyond that, somebody falls asleep just before a table changes."""
     pauses: tuple[int, ...] = (20, 80, 200)
     crash: float = 0.004
     faults: float = 1.0
-    """Scales how often answers and requests are lost, and writes arrive late."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Plan:
-        """A plan for one history. Leaving whole kinds of actors or faults out of some finds more than an average."""
+        """Draws a plan. Histories without whole kinds of actors or faults find more than average ones."""
         sinks = rng.choice((0, 1, 1, 2))
         plan = cls(
             drivers=rng.randint(2, 4),
@@ -111,23 +116,23 @@ class Plan:
             inline_output=rng.choice((0, 200, 1000)),
         )
         if rng.random() < 0.35:
-            return plan._with_people(rng)
+            return plan._with_commands(rng)
         return replace(plan, hold=0.1) if rng.random() < 0.2 else plan
 
-    def _with_people(self, rng: random.Random) -> Plan:
-        people = {
-            "saver": rng.randint(0, 2),
-            "asker": rng.randint(0, 2),
-            "stopper": rng.choice((0, 0, 1)),
-            "restorer": rng.choice((0, 1, 1, 2)),
-            "disposer": rng.choice((0, 1)),
-            "dropper": rng.choice((0, 0, 1)),
-            "forker": rng.choice((0, 0, 1)),
-        }
+    def _with_commands(self, rng: random.Random) -> Plan:
+        people = (
+            ("saver", rng.randint(0, 2)),
+            ("asker", rng.randint(0, 2)),
+            ("stopper", rng.choice((0, 0, 1))),
+            ("restorer", rng.choice((0, 1, 1, 2))),
+            ("disposer", rng.choice((0, 1))),
+            ("dropper", rng.choice((0, 0, 1))),
+            ("forker", rng.choice((0, 0, 1))),
+        )
         return replace(
             self,
             steps=350,
-            people=tuple(people.items()),
+            people=people,
             sinks=2,
             adopts=0.0,
             real=rng.random() < 0.7,
@@ -138,211 +143,117 @@ class Plan:
         )
 
 
-REWINDS = Plan(
-    steps=400,
-    drivers=3,
-    batches=3,
-    collectors=1,
-    admins=0,
-    sinks=2,
-    publish=0.5,
-    abort=0.0,
-    retain=3,
-    pause=0.01,
+_SOUND = Plan(steps=300, drivers=1, newcomers=0.0, pause=0.0, crash=0.0, faults=0.0)
+"""One run after the other, without faults."""
+
+REWINDS = replace(
+    Plan(
+        steps=400, batches=3, collectors=1, admins=0, sinks=2, publish=0.5, abort=0.0, retain=3, pause=0.01, faults=0.0
+    ),
     drowsy=0.6,
     pauses=(30, 60, 120),
-    faults=0.0,
-    newcomers=0.01,
     people=(("saver", 2), ("restorer", 2)),
 )
-"""Drivers that sleep long before they publish, while people take the job back."""
+"""Runs that are paused long before they publish, while restores happen."""
 
-KEEPING = Plan(
-    steps=300,
-    drivers=1,
+KEEPING = replace(
+    replace(_SOUND, collectors=3, shorten=0.8, abort=0.0, retain=1, real=True, idle=15, pause=0.03, crash=0.01),
     batches=6,
-    collectors=3,
-    admins=1,
-    shorten=0.8,
-    sinks=1,
-    abort=0.0,
-    retain=1,
-    real=True,
-    idle=15,
-    pause=0.03,
-    faults=0.0,
-    crash=0.01,
-    newcomers=0.0,
     people=(("saver", 2), ("asker", 2), ("disposer", 1)),
 )
-"""Savepoints are made and taken away among many collectors, by people and runs that die or sleep."""
+"""Savepoints are made and disposed of among many collectors; all processes die or pause."""
 
-TOMBSTONE = replace(
-    KEEPING, pause=0.1, pauses=(30, 60, 100), people=(("saver", 4), ("asker", 1), ("dropper", 3), ("disposer", 1))
-)
-"""Makers of savepoints that sleep, and somebody who takes them for dead."""
+VACUUM = replace(_SOUND, batches=4, collectors=1, sinks=2, retain=3, vacuum=True, crowd=2, crash=0.01)
+"""Runs die, and while none runs, output that waits to be published is deleted."""
 
-HELD = Plan(
-    steps=350,
-    drivers=1,
-    batches=2,
-    collectors=5,
-    admins=4,
-    shorten=0.0,
-    sinks=0,
-    adopts=0.9,
-    abort=0.0,
-    idle=15,
-    newcomers=0.0,
-    pause=0.0,
-    crash=0.0,
-    faults=0.0,
-    hold=0.7,
-    held=(("gc1", "get"), ("gc2", "get"), ("gc3", "get"), ("gc4", "get"), ("admin", "put")),
-)
-"""An adversary holds commands and all collectors but one at the log, while runs keep going back to the checkpoint
-before the newest: the way to a slot that is created anew under a collector's eyes."""
-
-VACUUM = Plan(
-    steps=300,
-    drivers=1,
-    batches=4,
-    collectors=1,
-    sinks=2,
-    retain=3,
-    vacuum=True,
-    newcomers=0.0,
-    crowd=2,
-    pause=0.0,
-    crash=0.01,
-    faults=0.0,
-)
-"""Runs die, and while none works somebody deletes output that waits to be published."""
-
-BEREFT = replace(
-    VACUUM,
-    steps=700,
-    batches=3,
-    retain=9,
-    real=True,
-    adopts=0.0,
-    keep=0.1,
-    newcomers=0.005,
-    crash=0.02,
+LOST = replace(
+    replace(VACUUM, steps=700, batches=3, retain=9, real=True, keep=0.1, newcomers=0.005, crash=0.02),
     people=(("saver", 3), ("restorer", 3)),
 )
-"""The same, while people take the job back: a start must not go behind what they went back to."""
-
-SHARED = replace(REWINDS, appenders=2, crash=0.01, people=(("saver", 1), ("restorer", 3)), keep=0.2)
-"""Other applications append to the tables while people take the job back, and die on the way."""
-
-SHARED_LOST = replace(BEREFT, appenders=2, crash=0.04, keep=0.0)
-"""The same, while the job goes back by itself as well, because output is deleted."""
-
-BUSY = Plan(
-    steps=300,
-    drivers=1,
-    batches=10,
-    collectors=3,
-    admins=3,
-    shorten=0.9,
-    sinks=0,
-    retain=3,
-    real=True,
-    abort=0.0,
-    newcomers=0.0,
-    pause=0.0,
-    crash=0.0,
-    faults=0.0,
-)
-"""One healthy run among many collectors and commands that shorten the retention."""
-
-COMMANDS = Plan(
-    steps=250,
-    drivers=2,
-    batches=2,
-    collectors=1,
-    admins=5,
-    shorten=0.5,
-    sinks=0,
-    adopts=0.8,
-    retain=3,
-    newcomers=0.02,
-    faults=0.0,
-)
-"""Pins, adoptions and shortened retentions meet at the head."""
-
-ASYNCHRONOUS = Plan(
-    steps=600,
-    drivers=1,
-    batches=8,
-    collectors=2,
-    admins=1,
-    sinks=2,
-    retain=2,
-    real=True,
-    asynchronous=True,
-    abort=0.0,
-    lost_uploads=0.03,
-    pause=0.01,
-    crash=0.003,
-    newcomers=0.005,
-    people=(("saver", 1), ("asker", 2), ("stopper", 1), ("restorer", 1)),
-)
-"""Runs whose files come late, or never, and whose commits happen in the background."""
-
-DENIED = Plan(
-    steps=400,
-    drivers=2,
-    batches=6,
-    collectors=2,
-    admins=2,
-    shorten=0.3,
-    sinks=1,
-    retain=2,
-    real=True,
-    abort=0.1,
-    denied=0.5,
-    people=(("saver", 2), ("asker", 1), ("restorer", 1)),
-)
-"""A storage that refuses some deletions: runs and commands go on, and a later collection deletes what is left."""
+"""The same with restores: a start must not go back further than a restore did."""
 
 PLANS: dict[str, Plan | None] = {
     "": None,
-    "held": HELD,
+    # An adversary holds admin processes and all collectors but one at the log, while runs adopt the checkpoint before
+    # the newest: a collector then meets a slot that is created again.
+    "held": replace(
+        replace(_SOUND, steps=350, batches=2, collectors=5, admins=4, shorten=0.0, sinks=0, adopts=0.9, abort=0.0),
+        idle=15,
+        hold=0.7,
+        held=(("gc1", "get"), ("gc2", "get"), ("gc3", "get"), ("gc4", "get"), ("admin", "put")),
+    ),
     "vacuum": VACUUM,
-    "lost": BEREFT,
-    "busy": BUSY,
-    "commands": COMMANDS,
+    "lost": LOST,
+    # One healthy run among many collectors and commands that shorten the retention.
+    "busy": replace(_SOUND, batches=10, collectors=3, admins=3, shorten=0.9, sinks=0, retain=3, real=True, abort=0.0),
+    # Pins, adoptions and shortened retentions meet at the head.
+    "commands": Plan(
+        drivers=2,
+        batches=2,
+        collectors=1,
+        admins=5,
+        shorten=0.5,
+        sinks=0,
+        adopts=0.8,
+        retain=3,
+        newcomers=0.02,
+        faults=0.0,
+    ),
     "rewinds": REWINDS,
-    "shared": SHARED,
-    "shared-lost": SHARED_LOST,
+    # Other applications append to the tables while restores happen, and die.
+    "shared": replace(REWINDS, appenders=2, crash=0.01, people=(("saver", 1), ("restorer", 3)), keep=0.2),
+    # The same, while runs go back by themselves as well, because output is deleted.
+    "shared-lost": replace(LOST, appenders=2, crash=0.04, keep=0.0),
     "keeping": KEEPING,
-    "given-up": TOMBSTONE,
-    "asynchronous": ASYNCHRONOUS,
-    "denied": DENIED,
+    # Makers of savepoints that are paused, and a user who drops their pins.
+    "given-up": replace(
+        replace(KEEPING, pause=0.1, pauses=(30, 60, 100)),
+        people=(("saver", 4), ("asker", 1), ("dropper", 3), ("disposer", 1)),
+    ),
+    # Runs whose files are stored late, or never, and whose commits happen in the background.
+    "asynchronous": Plan(
+        steps=600,
+        drivers=1,
+        batches=8,
+        sinks=2,
+        real=True,
+        asynchronous=True,
+        abort=0.0,
+        lost_uploads=0.03,
+        pause=0.01,
+        crash=0.003,
+        newcomers=0.005,
+        people=(("saver", 1), ("asker", 2), ("stopper", 1), ("restorer", 1)),
+    ),
+    # A storage that refuses some deletions: runs and commands continue, and a later collection deletes what is left.
+    "denied": Plan(
+        steps=400,
+        drivers=2,
+        batches=6,
+        admins=2,
+        real=True,
+        denied=0.5,
+        people=(("saver", 2), ("asker", 1), ("restorer", 1)),
+    ),
 }
-"""Directed searches by name; without a name each history draws its own plan."""
+"""Directed searches by name. Without a name each history draws its own plan."""
 
 
-def odds(plan: Plan) -> dict[str, list[tuple[float, int]]]:
-    """For each kind of call, faults with cumulative probabilities."""
+def fault_table(plan: Plan) -> dict[str, list[tuple[float, Fault]]]:
+    """Returns, for each kind of call, faults with cumulative probabilities."""
     f = plan.faults
-    alone = [(plan.pause, PAUSE), (plan.crash, CRASH)]
-    tables = [(plan.pause + plan.drowsy, PAUSE), (plan.crash, CRASH)]
-    chances = {
-        START: [],
-        READ: [*alone, (0.01 * f, FAILED), (0.001 * f, ERROR)],
-        WRITE: [*alone, (0.01 * f, LOST), (0.01 * f, FAILED), (0.005 * f, LATE), (0.002 * f, ERROR)],
-        PUT: [*alone, (0.02 * f, LOST), (0.02 * f, FAILED), (0.01 * f, LATE), (0.01 * f, MASKED)],
-        TABLE: [*tables, (0.02 * f, LOST), (0.02 * f, FAILED), (0.02 * f, LATE), (0.02 * f, MASKED)],
+    alone = [(plan.pause, Fault.PAUSE), (plan.crash, Fault.CRASH)]
+    tables = [(plan.pause + plan.drowsy, Fault.PAUSE), (plan.crash, Fault.CRASH)]
+    answers = {
+        READ: [(0.01, Fault.FAILED), (0.001, Fault.ERROR)],
+        WRITE: [(0.01, Fault.LOST), (0.01, Fault.FAILED), (0.005, Fault.LATE), (0.002, Fault.ERROR)],
+        PUT: [(0.02, Fault.LOST), (0.02, Fault.FAILED), (0.01, Fault.LATE), (0.01, Fault.MASKED)],
+        TABLE: [(0.02, Fault.LOST), (0.02, Fault.FAILED), (0.02, Fault.LATE), (0.02, Fault.MASKED)],
     }
-    return {kind: _cumulative(pairs) for kind, pairs in chances.items()}
-
-
-def _cumulative(pairs: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    total, result = 0.0, []
-    for probability, verdict in pairs:
-        total += probability
-        result.append((total, verdict))
+    result: dict[str, list[tuple[float, Fault]]] = {START: []}
+    for kind, faults in answers.items():
+        total, result[kind] = 0.0, []
+        for probability, fault in [*(tables if kind == TABLE else alone), *((p * f, fault) for p, fault in faults)]:
+            total += probability
+            result[kind].append((total, fault))
     return result

@@ -1,11 +1,11 @@
-"""Runs of the job: the real `JobRun` with an executor that only writes files, and a freer one that does what the
-protocol allows beyond it: giving checkpoints up, publishing later, adopting an older checkpoint."""
+"""The runs of a history. `RealRun` is `JobRun` with an executor that only writes files. `FreeRun` does what the
+protocol allows beyond it: it aborts checkpoints, publishes later, adopts older checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from stateflow.checkpoint.barrier.pending_barrier import Participant
@@ -41,14 +41,27 @@ from tests.model.rules import Violation, is_not_retained, misses_output
 
 _OPERATOR, _KEY_TYPES = "op", ["bigint"]
 _DESCRIPTION = "simulated"
+_JOB_PLAN: Any = SimpleNamespace(
+    parallelism=1,
+    key_types={_OPERATOR: _KEY_TYPES},
+    levels=(SimpleNamespace(chains=(SimpleNamespace(uid=_OPERATOR),)),),
+    sources=(),
+    chains=(),
+    strategies={},
+    row_counting_chains=frozenset({_OPERATOR}),
+    participants=lambda: [Participant(_OPERATOR, 0)],
+)
+"""Replaces a `JobPlan`: one operator with one subtask."""
 
 
 class GaveUp(Exception):
-    """A run ended for a reason that is not a violation; Airflow would start another."""
+    """A run ended for a reason that is no violation; Airflow would start another."""
 
 
 class Run:
-    """A run from its start to its end, however it ends; what it does is `start` and `batch`."""
+    """A run from its start to its end; subclasses have `start`, `batch` and `finish`."""
+
+    stopped = False
 
     def __init__(self, site: Site, name: str, batches: int) -> None:
         self.site = site
@@ -79,38 +92,32 @@ class Run:
             self._judge(e)
         self.abandon()
 
-    def abandon(self) -> None:
-        """Stops the background threads after a failure."""
-
     @property
     def generation(self) -> int:
-        """The run's generation, 0 before its claim is acknowledged."""
+        """The run's generation; 0 before its claim is acknowledged."""
         raise NotImplementedError
 
-    @property
-    def stopped(self) -> bool:
-        """Whether somebody asked it to stop."""
-        return False
-
     def start(self) -> None:
-        """Takes the job over and makes ready for the first batch."""
+        """Claims the job and prepares the first batch."""
         raise NotImplementedError
 
     def batch(self) -> None:
-        """One micro-batch, up to its barrier, its commit, and the publishing of its output."""
+        """One micro-batch with its barrier, its commit, and the publication of its output."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Ends the run in good order."""
+        """Ends a run that succeeded."""
+
+    def abandon(self) -> None:
+        """Stops the background threads after a failure."""
 
     def open(self) -> JobRoot:
-        """The job root, after what a run leaves of its race probe when it dies in between (the real one needs
-        threads)."""
+        """Opens the job root, and may leave an object of the race probe (the real probe needs threads)."""
         site = self.site
         try:
             root = site.watch(JobRoot.create_or_open(site.storage, site.clock, JOB, self.name))
         except ConfigError as e:
-            # FORMAT's put was lost, or is still on its way.
+            # The put of FORMAT was lost, or is late.
             site.count("no FORMAT")
             raise GaveUp from e
         if site.chance(0.1):
@@ -121,28 +128,26 @@ class Run:
         return root
 
     def _judge(self, error: DataError) -> None:
-        """A file may be missing only for a run that is fenced, or when somebody removed it by hand."""
+        """A file may be missing only for a run that is fenced, or when it was deleted by hand."""
+        site = self.site
         if isinstance(error, SinkDiverged):
             raise Violation("S1", f"{self.name}: {error}") from error
         if isinstance(error, ForeignRows):
-            self._stopped_by_others(error)
-        elif self.site.plan.vacuum and is_not_retained(error):
-            # A command shortened the retention while the run was going back.
-            self.site.count("runs that gave up")
-        elif self.site.plan.vacuum and misses_output(error):
-            self.site.count("runs that miss output")
+            if not site.plan.appenders:
+                raise Violation("S4", f"{self.name}: {error}") from error
+            # Nothing is undone: a user has to approve another plan.
+            site.count("runs stopped by others' rows")
             self.needs_person = True
-        elif not self.generation or self.site.checker.is_newest(self.generation):
+        elif site.plan.vacuum and is_not_retained(error):
+            # A command shortened the retention while the run went back.
+            site.count("runs that gave up")
+        elif site.plan.vacuum and misses_output(error):
+            site.count("runs that miss output")
+            self.needs_person = True
+        elif self.generation in (0, site.checker.generation):
             raise Violation("I3", f"{self.name}: {error}") from error
         else:
-            self.site.count("fenced")
-
-    def _stopped_by_others(self, error: ForeignRows) -> None:
-        if not self.site.plan.appenders:
-            raise Violation("S4", f"{self.name}: {error}") from error
-        # Nothing is undone: a person approves another plan.
-        self.site.count("runs stopped by others' rows")
-        self.needs_person = True
+            site.count("fenced")
 
 
 class FreeRun(Run):
@@ -192,30 +197,32 @@ class FreeRun(Run):
             return
         if self.base:
             check_hashes(site.storage, [site.rng.choice(self.base)])
-        self._commit(self.head)
+        self.head = self._commit(self.head)
         if site.chance(site.plan.publish):
             self._publish(self.head)
 
     def _claim(self) -> Head:
-        adopt, since = self._older_checkpoint()
+        site = self.site
+        target, since = self._older_checkpoint()
         try:
-            head = self._adopt(adopt) if adopt else self.root.claim()
+            # With a target the CLAIM itself goes back, as the protocol allows; commands restore with a plan.
+            head = self._adopt(target) if target else self.root.claim()
         except DataError as e:
-            if adopt is None or self.site.checker.adoptable_since(adopt.id, since):
-                raise Violation("I3", f"{self.name} adopting {adopt}: {e}") from e
-            self.site.count("adoptions refused")
+            if target is None or site.checker.adoptable_since(target.id, since):
+                raise Violation("I3", f"{self.name} adopting {target}: {e}") from e
+            site.count("adoptions refused")
             raise GaveUp from e
-        self.site.count("claims" if adopt is None else "adoptions")
+        site.count("adoptions" if target else "claims")
         return head
 
-    def _adopt(self, ref: EntryRef) -> Head:
-        """Goes back while it claims, as the protocol allows; people restore with a plan and an intent."""
+    def _adopt(self, target: EntryRef) -> Head:
         head = self.root.log.read_head()
-        return self.root.adopt(head, self.root.adoption(head, ref))
+        return self.root.adopt(head, self.root.adoption(head, target))
 
     def _older_checkpoint(self) -> tuple[EntryRef | None, int]:
-        """A checkpoint to go back to, and the entry that it was found in."""
-        if self.site.chance(self.site.plan.adopts):
+        """A checkpoint to adopt, and the entry that it was found in."""
+        site = self.site
+        if site.chance(site.plan.adopts):
             try:
                 head = self.root.head()
             except MissingFile:
@@ -224,10 +231,10 @@ class FreeRun(Run):
                 # The log is empty.
                 return None, 0
             if retained := self.root.checkpoints.retained.read(head.entry):
-                return self.site.rng.choice(retained), head.entry.seq
+                return site.rng.choice(retained), head.entry.seq
         return None, 0
 
-    def _commit(self, parent: Head) -> None:
+    def _commit(self, parent: Head) -> Head:
         site = self.site
         files = [f for f in self.base if site.chance(0.6)] + self.files
         folder = data_folder(self.generation, self.ordinal, site.clock.new_id())
@@ -240,23 +247,19 @@ class FreeRun(Run):
         )
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
         output = self.root.outputs.store(folder, "output", output)
-        new = Commit(
-            self.ordinal,
-            write_manifest(site.storage, folder, manifest),
-            manifest.sources,
-            output,
-            self.publisher.published,
-            self.publisher.settled,
-        )
+        written = write_manifest(site.storage, folder, manifest)
+        published, settled = self.publisher.published, self.publisher.settled
+        new = Commit(self.ordinal, written, manifest.sources, output, published, settled)
         outcome = self.root.commit(parent, new, Retention(site.plan.retain))
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
         site.count("commits")
         self.publisher.discard_settled(outcome.head)
-        self.head, self.base, self.files, self.output = outcome.head, files, [], {}
+        self.base, self.files, self.output = files, [], {}
+        return outcome.head
 
     def _publish(self, head: Head) -> None:
-        """A run whose sink does not answer gives up, or carries the output on."""
+        """A run whose sink does not answer ends, or publishes the output later."""
         try:
             self.publisher.publish_pending(head)
         except StorageError:
@@ -264,35 +267,7 @@ class FreeRun(Run):
                 raise
 
 
-@dataclass(frozen=True)
-class OneOperator:
-    """Stands for a `JobPlan`: one operator with one subtask."""
-
-    parallelism: int = 1
-    key_types: dict[str, list[str]] = field(default_factory=lambda: {_OPERATOR: _KEY_TYPES})
-    levels: tuple[Any, ...] = field(default_factory=lambda: (_Level((_Chain(_OPERATOR),)),))
-
-    sources: tuple[Any, ...] = ()
-    chains: tuple[Any, ...] = ()
-    strategies: dict[str, Any] = field(default_factory=dict)
-    row_counting_chains: frozenset[str] = frozenset({_OPERATOR})
-
-    def participants(self) -> list[Participant]:
-        """Who must report on a barrier."""
-        return [Participant(_OPERATOR, 0)]
-
-
-@dataclass(frozen=True)
-class _Chain:
-    uid: str
-
-
-@dataclass(frozen=True)
-class _Level:
-    chains: tuple[_Chain, ...]
-
-
-class _Writer(Executor):
+class _FileWriter(Executor):
     """Runs a batch by writing files to the simulated storage and sinks."""
 
     def __init__(self, site: Site) -> None:
@@ -302,53 +277,49 @@ class _Writer(Executor):
         return None
 
     def keep_workers_alive(self, plan: object, info: object) -> None:
-        """Files are stored by actors that live."""
+        """Files are stored by simulated threads."""
 
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
-        site, info = self._site, work.info
-        files, output = site.write_attempt(info.id.generation, info.id.ordinal)
+        site, (generation, ordinal) = self._site, (work.info.id.generation, work.info.id.ordinal)
+        files, output = site.write_attempt(generation, ordinal)
         base = [f.handle for o in work.base.values() for s in o.subtasks for f in s.files]
         attempt = site.clock.new_id()
         state = _operator(attempt, [f for f in base if site.chance(0.6)] + files).subtasks[0]
-        return [
-            TaskReport(
-                generation=info.id.generation,
-                ordinal=info.id.ordinal,
-                uid=_OPERATOR,
-                subtask=0,
-                attempt=attempt,
-                key_types=_KEY_TYPES,
-                state=state,
-                output=output,
-            )
-        ]
+        report = TaskReport(
+            generation=generation,
+            ordinal=ordinal,
+            uid=_OPERATOR,
+            subtask=0,
+            attempt=attempt,
+            key_types=_KEY_TYPES,
+            state=state,
+            output=output,
+        )
+        return [report]
 
 
 class RealRun(Run):
-    """The run as users have it."""
+    """A run as users have it."""
 
-    def __init__(self, site: Site, name: str, batches: int) -> None:
-        super().__init__(site, name, batches)
-        self.run: JobRun | None = None
+    run: JobRun | None = None
 
     @property
     def generation(self) -> int:
         return self.run.head.entry.generation if self.run and hasattr(self.run, "head") else 0
 
+    @property
+    def stopped(self) -> bool:
+        return self.run is not None and self.run.stopped
+
     def start(self) -> None:
-        site = self.site
-        self.run = JobRun(job_of(site, self.open()), _Writer(site))
+        self.run = JobRun(job_of(self.site, self.open()), _FileWriter(self.site))
         self.run.start()
-        site.count("claims")
+        self.site.count("claims")
 
     def batch(self) -> None:
         assert self.run is not None
         self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
         self.site.count("commits")
-
-    @property
-    def stopped(self) -> bool:
-        return self.run is not None and self.run.stopped
 
     def abandon(self) -> None:
         if self.run is not None:
@@ -361,7 +332,7 @@ class RealRun(Run):
 
 
 def job_of(site: Site, root: JobRoot) -> Job:
-    """The job on this root, as its job file declares it."""
+    """Returns the job at this root, as its job file declares it."""
     # Seconds are steps.
     checkpoints = CheckpointSettings(
         retained=site.plan.retain,
@@ -372,18 +343,12 @@ def job_of(site: Site, root: JobRoot) -> Job:
         timeout=timedelta(seconds=80),
     )
     settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
-    plan: Any = OneOperator()
-    return Job(root, plan, settings, site.bind(root), (("source", _DESCRIPTION),))
+    return Job(root, _JOB_PLAN, settings, site.bind(root), (("source", _DESCRIPTION),))
 
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
-    state = SubtaskState(
-        subtask=0,
-        first_group=0,
-        last_group=3,
-        snapshot=snapshot,
-        files=[StateFile(handle=f, local_name="x") for f in files],
-    )
+    stored = [StateFile(handle=f, local_name="x") for f in files]
+    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored)
     return OperatorState(uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, states=[], subtasks=[state])
 
 
@@ -392,5 +357,5 @@ def _position(offset: str) -> SourcePosition:
 
 
 def make_run(site: Site, name: str, batches: int) -> Callable[[], None]:
-    """A run of the kind that the history's plan asks for."""
+    """Returns a run of the kind that the history's plan has."""
     return (RealRun if site.plan.real and not site.name_by_seq else FreeRun)(site, name, batches)

@@ -1,28 +1,26 @@
-"""What savepoints and requests promise.
+"""What must hold for savepoints and requests.
 
-V1  a complete savepoint is whole, and stays so, byte by byte, until somebody disposes of it
-V2  at rest nothing is left of a savepoint that is not complete, but the tombstone that keeps it from being so
+V1  a complete savepoint stays complete, byte by byte, until it is disposed of
+V2  at rest nothing is left of an incomplete savepoint but the tombstone that keeps it incomplete
 V3  it has the files and positions of the checkpoint that it names, whose output was published by then
 V4  no savepoint is given up while its pin is held
-V5  a savepoint that somebody was told of stays until a person disposes of it
+V5  a savepoint that a command returned stays until a user disposes of it
 Q1  a request is answered once; an answer names a savepoint that was complete
-Q2  at rest no savepoint is there that a run made for a request which got another answer
+Q2  at rest no savepoint exists that a run made for a request which got another answer
 Q3  a request fails for a reason in the job, not because its run lost its pin
-Q4  at rest, with a healthy run behind it, every request is answered
-Q5  a run that told somebody that it stops commits nothing more
+Q4  at rest, after a healthy run, every request is answered
+Q5  a run that answered a stop request commits nothing more
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stateflow.errors import CorruptFile, DataError, MissingFile
+from tests.model.entries import read_document
 from tests.model.rules import Violation
 from tests.support.errors import reported_error
 
@@ -31,163 +29,158 @@ if TYPE_CHECKING:
     from tests.model.store import SimStorage
 
 _KEY = re.compile(r"savepoints/([^/]+)/(.+)")
+_ANSWER = re.compile(r"requests/.+\.done")
+_REQUEST = re.compile(r"requests/[^.]+")
 _TOMBSTONE = b"given up\n"
 
 
 @dataclass(frozen=True)
-class Made:
-    """A complete savepoint.
-
-    Attributes:
-        maker: the process that completed it.
-    """
+class Savepoint:
+    """A complete savepoint: the process that completed it, and hashes of its files by key."""
 
     doc: dict[str, Any]
     maker: str
     files: dict[str, str]
-    """By key: its hash."""
 
 
-class Keeping:
-    """Follows the savepoints and requests of one history."""
+class SavepointChecker:
+    """Follows the savepoints and requests of one history.
+
+    Attributes:
+        pins_dropped: whether a user dropped pins; then the process that makes a savepoint may find files deleted.
+    """
 
     def __init__(self, checker: Checker, storage: SimStorage) -> None:
-        self.counts: Counter[str] = Counter()
-        self.complete: dict[str, Made] = {}
-        """By folder."""
-        self.ever: set[str] = set()
-        """Ids of all that ever were complete."""
         self.pins_dropped = False
-        """Whether somebody dropped pins by command: then a maker may find files gone."""
         self._checker = checker
+        self._counts = checker.counts
         self._storage = storage
+        self._complete: dict[str, Savepoint] = {}
+        """By folder."""
+        self._ids: set[str] = set()
+        """Of all savepoints that were ever complete."""
         self._pins: dict[str, str] = {}
         self._disposed: set[str] = set()
-        self._told: set[str] = set()
-        self._taken: dict[str, str] = {}
-        """Who took a savepoint away that nobody had disposed of, by its id."""
+        self._returned: set[str] = set()
+        self._removed: dict[str, str] = {}
+        """The process that removed a savepoint without a user's command, by the savepoint's id."""
         self._answers: dict[str, dict[str, Any]] = {}
         self._stopping: set[str] = set()
 
-    # -- what the storage tells ---------------------------------------------------------------------------------------
+    # -- changes of the storage ---------------------------------------------------------------------------------------
 
     def created(self, key: str, data: bytes) -> None:
-        """An object below ``savepoints/`` or ``requests/`` appeared."""
-        if match := _KEY.fullmatch(key):
+        """An object now exists."""
+        if _ANSWER.fullmatch(key):
+            self._answered(read_document(data))
+        elif match := _KEY.fullmatch(key):
             folder, name = match.groups()
             if name == "_started":
                 self._pins[folder] = data.decode()
             if name == "_disposed" or (name == "_started" and data.startswith(b"disposed-")):
                 self._disposed.add(folder)
-                self._taken_away(folder)
+                self._remove(folder)
             if name == "_savepoint":
-                self._complete(folder, data)
-        elif key.endswith(".done"):
-            self._answered(_document(data))
+                self._complete_savepoint(folder, data)
 
     def deleted(self, key: str) -> None:
-        """An object is about to be removed."""
+        """An object is about to be deleted."""
         match = _KEY.fullmatch(key)
-        if match is None:
-            return
-        folder = match[1]
-        made = self.complete.get(folder)
-        if made and folder not in self._disposed and match[2] != "_started":
-            raise Violation("V1", f"{key} is deleted, and nobody disposes of savepoint {made.doc['name']}")
-        if match[2] == "_savepoint" and made:
-            self.counts["savepoints disposed"] += 1
-            del self.complete[folder]
+        folder, name = match.groups() if match else ("", "")
+        made = self._complete.get(folder)
+        if made and folder not in self._disposed and name != "_started":
+            raise Violation("V1", f"{key} is deleted, and savepoint {made.doc['name']} is not disposed of")
+        if made and name == "_savepoint":
+            self._counts["savepoints disposed"] += 1
+            del self._complete[folder]
 
-    def told(self, whom: str, savepoint_id: str) -> None:
-        """A command ended well, with this savepoint as its result."""
-        if savepoint_id not in self.ever:
-            raise Violation("V1", f"{whom} was told of savepoint {savepoint_id}, which never was complete")
-        if savepoint_id in self._taken:
-            raise Violation("V5", f"{whom} was told of a savepoint that {self._taken[savepoint_id]} took away")
-        self._told.add(savepoint_id)
-        self.counts["savepoints told of"] += 1
-
-    def _taken_away(self, folder: str) -> None:
-        made = self.complete.get(folder)
-        if made is None or self._storage.actor.startswith("disposer"):
-            return
-        if made.doc["id"] in self._told:
-            raise Violation("V5", f"{self._storage.actor} takes {made.doc['name']} away, which was told of")
-        self._taken[made.doc["id"]] = self._storage.actor
+    def returned(self, whom: str, savepoint_id: str) -> None:
+        """A command succeeded and returned this savepoint."""
+        if savepoint_id not in self._ids:
+            raise Violation("V1", f"{whom} received savepoint {savepoint_id}, which was never complete")
+        if savepoint_id in self._removed:
+            raise Violation("V5", f"{whom} received a savepoint that {self._removed[savepoint_id]} removed")
+        self._returned.add(savepoint_id)
 
     def committed(self, seq: int, writer: str) -> None:
         """A run committed."""
         if writer in self._stopping:
-            raise Violation("Q5", f"{writer} commits {seq} after it said that it stops")
+            raise Violation("Q5", f"{writer} commits {seq} after it answered that it stops")
 
-    def _complete(self, folder: str, data: bytes) -> None:
+    def _remove(self, folder: str) -> None:
+        made, actor = self._complete.get(folder), self._storage.scheduler.actor
+        if made is None or actor.startswith("disposer"):
+            return
+        if made.doc["id"] in self._returned:
+            raise Violation("V5", f"{actor} removes {made.doc['name']}, which a command returned")
+        self._removed[made.doc["id"]] = actor
+
+    def _complete_savepoint(self, folder: str, data: bytes) -> None:
         if data == _TOMBSTONE:
-            self.counts["savepoints given up"] += 1
-            if self._pins.get(folder) in {p["id"] for p in self._checker.head.doc["pinned"]}:
+            self._counts["savepoints given up"] += 1
+            if self._pins.get(folder) in self._checker.head.pins:
                 raise Violation("V4", f"{folder} is given up, its pin is held")
             return
-        doc = _document(data)
-        states = [f for o in doc["manifest"]["operators"] for s in o["subtasks"] for f in s["files"]]
-        files = {f"savepoints/{folder}/{f['handle']['key']}": f["handle"]["sha256"] for f in states}
+        doc = read_document(data)
+        handles = [f["handle"] for o in doc["manifest"]["operators"] for s in o["subtasks"] for f in s["files"]]
+        files = {f"savepoints/{folder}/{handle['key']}": handle["sha256"] for handle in handles}
+        states = sorted(files.values())
         files[f"savepoints/{folder}/_savepoint"] = hashlib.sha256(data).hexdigest()
-        made = self.complete[folder] = Made(doc, self._storage.actor, files)
-        self.ever.add(doc["id"])
-        self.counts["savepoints complete"] += 1
-        if made.maker.startswith("run"):
-            self.counts["savepoints made by runs"] += 1
-        self._check_whole(made)
-        self._check_source(made)
+        made = self._complete[folder] = Savepoint(doc, self._storage.scheduler.actor, files)
+        self._ids.add(doc["id"])
+        self._counts["savepoints complete"] += 1
+        self._counts["savepoints made by runs"] += made.maker.startswith("run")
+        self._check_files(made)
+        self._check_source(doc, states)
 
-    def _check_whole(self, made: Made) -> None:
+    def _check_source(self, doc: dict[str, Any], states: list[str]) -> None:
+        checker, checkpoint = self._checker, doc["checkpoint_id"]
+        if states != checker.states_of(checkpoint):
+            raise Violation("V3", f"savepoint {doc['name']} does not have the files of {checkpoint}")
+        if doc["manifest"]["sources"][0]["offset"] != checker.chain[checkpoint].offset:
+            raise Violation("V3", f"savepoint {doc['name']} does not have the positions of {checkpoint}")
+        for sink, line in checker.lines[checkpoint].items():
+            if unseen := {output for output, _ in line} - checker.tables[sink].shown:
+                raise Violation("V3", f"savepoint {doc['name']}: {sink} never had the output of {sorted(unseen)}")
+
+    def _check_files(self, made: Savepoint) -> None:
         for key, sha256 in made.files.items():
             data = self._storage.peek(key)
             if data is None or hashlib.sha256(data).hexdigest() != sha256:
-                raise Violation("V1", f"{key} of a complete savepoint is not there, or another")
-
-    def _check_source(self, made: Made) -> None:
-        checker, doc = self._checker, made.doc
-        checkpoint = doc["checkpoint_id"]
-        states = sorted(sha256 for key, sha256 in made.files.items() if not key.endswith("/_savepoint"))
-        if states != checker.contents(checkpoint):
-            raise Violation("V3", f"savepoint {doc['name']} has not the files of {checkpoint}")
-        if doc["manifest"]["sources"][0]["offset"] != checker.position_of(checkpoint):
-            raise Violation("V3", f"savepoint {doc['name']} has not the positions of {checkpoint}")
-        for sink, line in checker.lines[checkpoint].items():
-            for output, _ in line:
-                if output not in checker.shown[sink]:
-                    raise Violation("V3", f"savepoint {doc['name']} of {checkpoint}: {sink} has never seen {output}")
+                raise Violation("V1", f"{key} of a complete savepoint is gone or changed")
 
     def _answered(self, answer: dict[str, Any]) -> None:
-        if answer["id"] in self._answers:
-            raise Violation("Q1", f"request {answer['id']} is answered twice")
-        self._answers[answer["id"]] = answer
-        self.counts[f"requests {answer['status']}"] += 1
-        if answer["status"] == "failed" and _is_avoidable(answer, self.pins_dropped):
-            raise Violation("Q3", f"request {answer['id']} fails: {answer['message']}")
-        if answer["status"] == "failed":
-            self.counts[f"requests failed ({answer.get('code')})"] += 1
-        if answer["status"] == "done":
-            if answer.get("savepoint_id") and answer["savepoint_id"] not in self.ever:
-                raise Violation("Q1", f"request {answer['id']} is answered with a savepoint that never was")
-            request = self._storage.peek(f"requests/{answer['id']}")
-            if request is not None and _document(request)["kind"] == "stop":
-                self.counts["stops"] += 1
+        request_id, status = answer["id"], answer["status"]
+        if request_id in self._answers:
+            raise Violation("Q1", f"request {request_id} is answered twice")
+        self._answers[request_id] = answer
+        self._counts[f"requests {status}"] += 1
+        if status == "failed":
+            self._counts[f"requests failed ({answer.get('code')})"] += 1
+            if _is_avoidable(answer, self.pins_dropped):
+                raise Violation("Q3", f"request {request_id} fails: {answer['message']}")
+        if status == "done":
+            if answer.get("savepoint_id") and answer["savepoint_id"] not in self._ids:
+                raise Violation("Q1", f"the answer to request {request_id} names a savepoint that was never complete")
+            request = self._storage.peek(f"requests/{request_id}")
+            if request is not None and read_document(request)["kind"] == "stop":
+                self._counts["stops"] += 1
                 self._stopping.add(answer["by"])
 
     # -- at rest ------------------------------------------------------------------------------------------------------
 
     def check_rest(self) -> None:
         """V1, V2, Q2 and Q4 after a healthy start, and a collection without pins."""
-        for made in self.complete.values():
-            self._check_whole(made)
+        for made in self._complete.values():
+            self._check_files(made)
             answer = self._answers.get(made.doc["request"])
             if made.maker.startswith("run") and answer and answer.get("savepoint_id") != made.doc["id"]:
-                raise Violation("Q2", f"savepoint {made.doc['name']} is there, its request was {answer['status']}")
-        known = {key for made in self.complete.values() for key in made.files}
+                raise Violation("Q2", f"savepoint {made.doc['name']} exists, its request was {answer['status']}")
+        known = {key for made in self._complete.values() for key in made.files}
         for key in self._storage.keys():
             if key.startswith("savepoints/") and key not in known and self._storage.peek(key) != _TOMBSTONE:
                 raise Violation("V2", f"{key} is left over")
-            if re.fullmatch(r"requests/[^.]+", key) and self._storage.peek(f"{key}.done") is None:
+            if _REQUEST.fullmatch(key) and self._storage.peek(f"{key}.done") is None:
                 raise Violation("Q4", f"{key} was never answered")
 
 
@@ -197,7 +190,3 @@ def _is_avoidable(answer: dict[str, Any], pins_dropped: bool) -> bool:
         return True
     is_given_up = error.code == DataError.code and "name" in error.facts
     return (is_given_up or error.code in (MissingFile.code, CorruptFile.code)) and not pins_dropped
-
-
-def _document(data: bytes) -> dict[str, Any]:
-    return msgspec.json.decode(data.partition(b"\n")[0])  # type: ignore[no-any-return]

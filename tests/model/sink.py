@@ -4,192 +4,168 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, TableChanges
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 from tests.model.plan import FOREIGN, READ, TABLE, WRITE
+from tests.model.table_invariants import TableChecker
 from tests.model.world import World
 
 
-class Observer(Protocol):
-    """Learns of every change of a table at the moment that it happens."""
+@dataclass(frozen=True)
+class Version:
+    """A version of a table, and who made it: the job, or another application that appended the file `foreign`."""
 
-    def published(self, sink: str, token: int, paths: list[str]) -> None:
-        """The table took a commit."""
-
-    def rewound(self, sink: str, token: int, before: tuple[str, ...], after: tuple[str, ...]) -> None:
-        """The table went back, or kept its content, with a new token."""
-
-    def appended(self, sink: str, path: str) -> None:
-        """Another application appended to the table."""
-
-    def swept(self, sink: str, path: str) -> None:
-        """A file is about to be removed as a leftover."""
+    token: int
+    content: tuple[str, ...]
+    is_own: bool = False
+    foreign: str = ""
 
 
 class SimSink:
-    """What a run needs of a `stateflow.api.sink.Sink` besides its writers, and what is in its table."""
+    """The parts of a `stateflow.api.sink.Sink` that a run uses without writers, and the sink's table.
+
+    Attributes:
+        files: sizes of data files, whether a version has them or not.
+        named: every file that some version has.
+    """
 
     location = ""
 
-    def __init__(self, world: World, uid: str, observer: Observer) -> None:
-        self.uid = uid
-        self.versions: list[tuple[int, tuple[str, ...]]] = [(0, ())]
-        """Token and content of each version."""
+    def __init__(self, world: World, checker: TableChecker) -> None:
+        self.uid = checker.uid
+        self.checker = checker
+        self.versions = [Version(0, ())]
         self.files: dict[str, int] = {}
         self.named: set[str] = set()
-        """Every file that some version has."""
-        self.foreign: dict[int, str] = {}
-        """What another application appended, by version."""
-        self.own: set[int] = set()
-        """Versions that the job made."""
         self._world = world
-        self._observer = observer
-
-    @property
-    def content(self) -> tuple[str, ...]:
-        """What a reader sees now."""
-        return self.versions[-1][1]
 
     def check(self, context: SinkContext) -> str:
-        """The table's id; it was made before the history began."""
+        """Returns the id of the table, which exists from the beginning."""
         return self._world.call(READ, "check", self.uid, lambda: f"id-{self.uid}")
 
     prepare = check
 
     def open_table(self, context: SinkContext) -> SimTable:
-        """The table as it is now."""
-        return self._world.call(
-            READ,
-            "open",
-            self.uid,
-            lambda: SimTable(self, f"id-{self.uid}", len(self.versions) - 1, self.versions[-1][0]),
-        )
+        """Opens the present version."""
+        return self._world.call(READ, "open", self.uid, lambda: SimTable(self, len(self.versions) - 1))
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         """Removes files that no version of the table has and that `is_leftover` is true of."""
         # The files before the table: one that is published in between is then known.
         written = self._world.call(READ, "files", self.uid, lambda: sorted(self.files))
         known = self._world.call(READ, "table", self.uid, lambda: set(self.named))
-        removed = [path for path in written if path not in known and _ask(is_leftover, path)]
+        removed = [path for path in written if path not in known and _is_leftover(path, is_leftover)]
         if removed:
             self._world.call(WRITE, f"sweep {len(removed)}", removed[0], lambda: self._remove(removed))
         return removed
 
     def write(self, committable: Committable) -> None:
-        """Writes a file that nobody sees yet."""
-        act = lambda: self.files.__setitem__(committable.path, committable.size)  # noqa: E731
-        self._world.call(WRITE, "write", committable.path, act)
+        """Writes a file that no version has yet."""
+        self._world.call(WRITE, "write", committable.path, lambda: self.files.update({committable.path: 1}))
 
     def append(self) -> None:
         """Another application appends a file, in one step."""
-        version = len(self.versions)
-        path = f"{FOREIGN}{self.uid}-{version}"
-        self.versions.append((self.versions[-1][0], (*self.content, path)))
-        self.foreign[version] = path
+        path = f"{FOREIGN}{self.uid}-{len(self.versions)}"
         self.files[path] = 1
-        self.named.add(path)
-        self._observer.appended(self.uid, path)
+        self.add(Version(self.versions[-1].token, (*self.versions[-1].content, path), foreign=path))
+        self.checker.appended()
 
-    def vacuum(self, path: str) -> None:
-        """Somebody removes a file that is not in the table, though it may be waiting to be published."""
-        self.files.pop(path, None)
+    def add(self, version: Version) -> int:
+        """Adds a version and returns its number."""
+        self.versions.append(version)
+        self.named.update(version.content)
+        return len(self.versions) - 1
+
+    def call(self, kind: str, op: str, label: str, act: Callable[[], int | None]) -> int | None:
+        """Makes one call on the table."""
+        return self._world.call(kind, op, f"{self.uid} {label}", act)
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Those files that are not there."""
+        """Returns the paths of files that do not exist."""
         return self._world.call(
-            READ, "missing", self.uid, lambda: [c.path for c in committables if self.files.get(c.path) != c.size]
+            READ, "missing", self.uid, lambda: [c.path for c in committables if c.path not in self.files]
         )
-
-    def commit(self, seen: int, token: int, committables: list[Committable]) -> int | None:
-        """Adds the files in one step, unless the table is not at the version `seen` any more."""
-        label = f"{self.uid} token {token} on version {seen}"
-        return self._world.call(TABLE, "commit", label, lambda: self._apply(seen, token, committables))
-
-    def rewind(self, seen: int, to_version: int | None, token: int) -> int | None:
-        """Makes the content that of `to_version` in one step, unless the table is not at `seen` any more."""
-        label = f"{self.uid} to {to_version} token {token} on version {seen}"
-        return self._world.call(TABLE, "rewind", label, lambda: self._go_back(seen, to_version, token))
-
-    def _apply(self, seen: int, token: int, committables: list[Committable]) -> int | None:
-        if seen != len(self.versions) - 1:
-            return None
-        paths = [c.path for c in committables]
-        self.own.add(len(self.versions))
-        self.versions.append((token, (*self.content, *paths)))
-        self.named.update(paths)
-        self._observer.published(self.uid, token, paths)
-        return seen + 1
-
-    def _go_back(self, seen: int, to_version: int | None, token: int) -> int | None:
-        if seen != len(self.versions) - 1:
-            return None
-        before = self.content
-        after = before if to_version is None else self.versions[to_version][1]
-        self.own.add(len(self.versions))
-        self.versions.append((token, after))
-        self._observer.rewound(self.uid, token, before, after)
-        return seen + 1
 
     def _remove(self, paths: list[str]) -> None:
         for path in paths:
             if path in self.files:
-                self._observer.swept(self.uid, path)
+                self.checker.swept(path)
                 del self.files[path]
 
 
 @dataclass
 class SimTable:
-    """The table as it was when the handle was made."""
+    """The table at one version."""
 
     sink: SimSink
-    table_id: str
     version: int
-    token: int
+
+    def __post_init__(self) -> None:
+        self.table_id = f"id-{self.sink.uid}"
+        self.token = self.sink.versions[self.version].token
 
     def __str__(self) -> str:
         return f"version {self.version}, token {self.token}"
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Those of the files that are not there."""
+        """Returns the paths of files that do not exist."""
         return self.sink.missing(committables)
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
-        """A commit on this very handle."""
-        return self.sink.commit(self.version, token, committables)
+        """Adds the files in one step, unless the table has a newer version."""
+        paths = [c.path for c in committables]
+
+        def act() -> int | None:
+            if self._is_outdated():
+                return None
+            content = (*self.sink.versions[-1].content, *paths)
+            number = self.sink.add(Version(token, content, is_own=True))
+            self.sink.checker.published(token, paths)
+            return number
+
+        return self.sink.call(TABLE, "commit", f"token {token} on version {self.version}", act)
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
-        """What a rewind on this very handle would do."""
+        """Returns what a rewind of this version would do."""
         versions = self.sink.versions[: self.version + 1]
-        later = (n for n, (token, _) in enumerate(versions) if token > checkpoint_id)
-        first = next(later, None)
+        first = next((n for n, version in enumerate(versions) if version.token > checkpoint_id), None)
         if first is None:
             return SinkRewind(self.version, None, None, None, ())
-        gone = set(versions[-1][1]) - set(versions[first - 1][1])
-        others = tuple(_commit(v, path) for v, path in self.sink.foreign.items() if path in gone)
-        return SinkRewind(self.version, first - 1, None, None, others)
+        undone = set(versions[-1].content) - set(versions[first - 1].content)
+        return SinkRewind(self.version, first - 1, None, None, self._others(lambda path: path in undone))
 
     def changes_since(self, version: int) -> TableChanges:
-        """What came after a version, up to that of this very handle."""
-        later = range(version + 1, self.version + 1)
-        paths = [(v, self.sink.foreign[v]) for v in later if v in self.sink.foreign]
-        others = tuple(_commit(v, path) for v, path in paths)
-        return TableChanges(self.sink.uid, any(v in self.sink.own for v in later), others)
+        """Returns what came after a version, up to this one."""
+        is_own = any(v.is_own for v in self.sink.versions[version + 1 : self.version + 1])
+        return TableChanges(self.sink.uid, is_own, self._others(lambda _: True, version + 1))
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
-        """A rewind on this very handle."""
-        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
-            raise AssertionError(f"{self.sink.uid}: rewind to {to_version} with token {token} on {self}")
-        return self.sink.rewind(self.version, to_version, token)
+        """Restores the content of `to_version` in one step, unless the table has a newer version than this one."""
+        assert token > self.token and (to_version is None or 0 <= to_version < self.version), (to_version, token, self)
+
+        def act() -> int | None:
+            if self._is_outdated():
+                return None
+            before = self.sink.versions[-1].content
+            after = before if to_version is None else self.sink.versions[to_version].content
+            number = self.sink.add(Version(token, after, is_own=True))
+            self.sink.checker.rewound(token, before, after)
+            return number
+
+        return self.sink.call(TABLE, "rewind", f"to {to_version} token {token} on version {self.version}", act)
+
+    def _is_outdated(self) -> bool:
+        return self.version != len(self.sink.versions) - 1
+
+    def _others(self, wanted: Callable[[str], bool], first: int = 0) -> tuple[OtherCommit, ...]:
+        versions = enumerate(self.sink.versions[first : self.version + 1], first)
+        found = [(n, v.foreign) for n, v in versions if v.foreign and wanted(v.foreign)]
+        return tuple(OtherCommit(n, frozenset({"other"}), path, (path,)) for n, path in found)
 
 
-def _commit(version: int, path: str) -> OtherCommit:
-    return OtherCommit(version, frozenset({"other"}), path, (path,))
-
-
-def _ask(is_leftover: Callable[[int, int, str], bool], path: str) -> bool:
+def _is_leftover(path: str, is_leftover: Callable[[int, int, str], bool]) -> bool:
     data = parse_data(path)
     assert data is not None, path
     return is_leftover(data.generation, data.ordinal, path)

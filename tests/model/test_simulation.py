@@ -1,4 +1,4 @@
-"""The simulator itself: a seed decides everything, failures can be replayed, the command counts."""
+"""The simulator itself: a seed decides everything, failures can be replayed, reports add up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_failure_has_its_last_steps_and_the_command_that_replays_it(capsys: py
     assert caught.value.rule == "I6"
 
 
-def test_the_command_counts_histories_and_ends_with_1_after_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_counts_histories_and_returns_1_after_a_violation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["20"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[0] == "20"
     assert main(["100", "--mutant", "no-read-back"]) == 1

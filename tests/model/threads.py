@@ -1,8 +1,10 @@
-"""What stands for threads: each is an actor of its own that dies with its process, the actor that began it."""
+"""Replaces `threading` and `ThreadPoolExecutor`: a thread is an actor that dies with the process that started it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from greenlet import getcurrent
@@ -10,35 +12,13 @@ from greenlet import getcurrent
 from tests.model.world import World
 
 T, R = TypeVar("T"), TypeVar("R")
-_LOOKS = (20, 60)
-"""How many steps lie between two looks of somebody who waits with a timeout."""
+_CHECK_STEPS = (20, 60)
+"""How many steps pass between two checks of a wait with a timeout."""
 
 
-class Threads:
-    """Stands for the module `threading` and for `ThreadPoolExecutor`.
-
-    Args:
-        world: whose scheduler decides when which thread goes on.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    def Event(self) -> _Event:
-        """An event."""
-        return _Event(self._world)
-
-    def Lock(self) -> _Lock:
-        """A lock."""
-        return _Lock(self._world)
-
-    def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> _Thread:
-        """A thread."""
-        return _Thread(self._world, target)
-
-    def pool(self, workers: int, thread_name_prefix: str = "") -> _Pool:
-        """An executor with one worker."""
-        return _Pool(self._world)
+def simulated_threading(world: World) -> SimpleNamespace:
+    """Returns a replacement of the module `threading`."""
+    return SimpleNamespace(Event=partial(_Event, world), Lock=partial(_Lock, world), Thread=partial(_Thread, world))
 
 
 class _Event:
@@ -55,7 +35,7 @@ class _Event:
     def wait(self, seconds: float) -> bool:
         if not self._is_set:
             self._waiting.append(getcurrent())
-            self._world.sleep(self._world.rng.randint(*_LOOKS))
+            self._world.sleep(self._world.rng.randint(*_CHECK_STEPS))
             self._waiting.remove(getcurrent())
         return self._is_set
 
@@ -75,13 +55,13 @@ class _Lock:
 
 
 class _Thread:
-    def __init__(self, world: World, target: Callable[[], None]) -> None:
+    def __init__(self, world: World, target: Callable[[], None], name: str, daemon: bool) -> None:
         self._world = world
         self._target = target
         self._alive = False
 
     def start(self) -> None:
-        # Where nothing is scheduled any more nobody could stop it.
+        # Without a scheduler nothing could stop the thread.
         if not self._world.quiet:
             self._alive = True
             self._world.spawn_thread(self._run)
@@ -103,31 +83,38 @@ class _Thread:
 class _Future:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.error: Exception | None = None
+        self._error: Exception | None = None
         self._is_done = False
 
     def done(self) -> bool:
         return self._is_done
 
-    def finish(self) -> None:
+    def run(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as e:
+            self._error = e
         self._is_done = True
 
     def result(self, timeout: float | None = None) -> None:
         while not self._is_done:
             self._world.sleep(3)
-        if self.error:
-            raise self.error
+        if self._error:
+            raise self._error
 
 
-class _Pool:
-    def __init__(self, world: World) -> None:
+class Pool:
+    """An executor with one worker."""
+
+    def __init__(self, world: World, workers: int, thread_name_prefix: str = "") -> None:
         self._world = world
         self._queue: list[tuple[_Future, Callable[[], None]]] = []
         self._working = False
 
     def submit(self, act: Callable[..., None], *arguments: Any) -> _Future:
+        """Queues a task."""
         future = _Future(self._world)
-        self._queue.append((future, lambda: act(*arguments)))
+        self._queue.append((future, partial(act, *arguments)))
         if self._world.quiet:
             self._work()
         elif not self._working:
@@ -136,6 +123,7 @@ class _Pool:
         return future
 
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
+        """Drops queued tasks."""
         self._queue.clear()
         while wait and self._working:
             self._world.sleep(3)
@@ -144,17 +132,13 @@ class _Pool:
         try:
             while self._queue:
                 future, act = self._queue.pop(0)
-                try:
-                    act()
-                except Exception as e:
-                    future.error = e
-                future.finish()
+                future.run(act)
         finally:
             self._working = False
 
 
 class InlinePool:
-    """An executor that does everything at once; what its tasks do is in the hands of one process anyhow."""
+    """An executor that runs each task in the calling process, whose steps the scheduler interleaves with others."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -165,34 +149,27 @@ class InlinePool:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def submit(self, act: Callable[..., None], *arguments: Any) -> _Done:
-        """Does it."""
+    def submit(self, act: Callable[..., None], *arguments: Any) -> SimpleNamespace:
+        """Runs a task."""
         act(*arguments)
-        return _Done()
+        return SimpleNamespace(result=lambda: None)
 
     def map(self, act: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-        """Does each when its result is asked for."""
+        """Runs each task when its result is requested."""
         return map(act, values)
 
 
-class _Done:
-    def result(self) -> None:
-        pass
+class NoThreads:
+    """Replaces `threading`, its events and its threads where no thread must run."""
 
+    def Event(self) -> NoThreads:
+        """Returns an event that nothing waits for."""
+        return self
 
-class Idle:
-    """Stands for the module `threading` where no thread is ever to run."""
+    def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> NoThreads:
+        """Returns a thread that does nothing."""
+        return self
 
-    def Event(self) -> _Never:
-        """An event."""
-        return _Never()
-
-    def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> _Never:
-        """A thread that does nothing."""
-        return _Never()
-
-
-class _Never:
     def start(self) -> None: ...
 
     def set(self) -> None: ...

@@ -7,64 +7,56 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from stateflow.clock import Clock
 from stateflow.errors import StorageError
 from stateflow.storage import PutResult
-from tests.model.plan import (
-    CRASH,
-    FAILED,
-    GO,
-    HOLD,
-    LATE,
-    LOST,
-    MASKED,
-    PAUSE,
-    PUT,
-    READ,
-    START,
-    TABLE,
-    VERDICTS,
-    WRITE,
-    Plan,
-    odds,
-)
+from tests.model.plan import PUT, READ, START, TABLE, WRITE, Fault, Plan, fault_table
 
 T = TypeVar("T")
-_LATE_LANDS = 0.05
-_HOLD = 400
+_LATE_WRITE = 0.05
+"""How likely, at each step, a late write arrives."""
+_HOLD_STEPS = 400
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Actor(greenlet):
-    """A process of the simulated world. It runs only between two of its calls."""
+    """A simulated process, or a thread of one. It is interrupted only between two of its calls.
+
+    Attributes:
+        wake: the step before which it does not run.
+        kind, op, key, act: its pending call, as in `World.call`.
+        slept: whether it was paused before its pending call, which then has no other fault.
+    """
+
+    act: Callable[[], object]
+    kind, op, key = START, "", ""
+    slept = killed = False
+    threads = 0
 
     def __init__(self, name: str, body: Callable[[], None], hub: greenlet, wake: int) -> None:
         super().__init__(body, hub)
         self.name = name
         self.wake = wake
-        self.kind = START
-        self.op = ""
-        self.key = ""
-        self.act: Callable[[], object] = _nothing
-        self.slept = False
-        self.killed = False
-        self.threads = 0
 
     @property
     def process(self) -> str:
-        """Threads are named after the actor that began them, and die with it."""
+        """A thread has the name of its process, and a number."""
         return self.name.partition(".")[0]
 
 
 class World:
-    """Actors, their pending calls, and the writes still on their way.
+    """Actors, their pending calls, and late writes.
 
     Args:
         trace: receives one line for each step when given.
+
+    Attributes:
+        quiet: whether nothing is scheduled any more: calls are executed where they are made.
+        is_calm: whether no new fault happens any more.
     """
 
     def __init__(self, rng: random.Random, plan: Plan, trace: deque[str] | None = None) -> None:
@@ -73,48 +65,43 @@ class World:
         self.now = 0
         self.steps = 0
         self.quiet = False
-        """No scheduling any more: calls are executed where they are made."""
         self.is_calm = False
-        """No new fault strikes any more."""
         self._plan = plan
         self._trace = trace
         self._actors: list[Actor] = []
-        self._late: list[tuple[str, str, str, Callable[[], object]]] = []
+        self._late: list[tuple[Actor, str, str, Callable[[], object]]] = []
         self._hub = getcurrent()
         self._random = rng.random
         self._hold = plan.hold
         self._newest = ""
-        self._drowsy: list[Actor] = []
-        """Those who sleep before a table changes."""
+        self._paused_at_tables: list[Actor] = []
         self._held: dict[tuple[str, str], list[Actor]] = defaultdict(list)
-        self._odds = odds(plan)
-        self._total = {kind: pairs[-1][0] if pairs else 0.0 for kind, pairs in self._odds.items()}
+        self._faults = fault_table(plan)
 
     # -- what actors use ----------------------------------------------------------------------------------------------
 
     def call(self, kind: str, op: str, key: str, act: Callable[[], T]) -> T:
-        """Makes one call: gives way to others, then executes `act`, or suffers a fault.
+        """Makes one call: lets other actors run, then executes `act`, or has a fault.
 
         Args:
-            kind: which faults there are.
-            op: what the call is, for the trace.
+            kind: decides which faults there are.
+            op: names the call in the trace.
         """
         actor = getcurrent()
         if getattr(actor, "killed", False):
-            # A process that is gone does not tidy up behind itself.
+            # A process that was killed does not clean up.
             raise GreenletExit
         if self.quiet:
+            self.stats["calls without faults"] += 1
             return act()
         actor.kind, actor.op, actor.key, actor.act = kind, op, key, act
-        verdict = self._hub.switch()
-        if verdict == GO:
-            if self._trace is None:
-                return act()
-            return self._traced(actor, act)
-        return self._unclear(actor, act, verdict)
+        fault = self._hub.switch()
+        if fault is Fault.NONE:
+            return act() if self._trace is None else self._traced(actor, act)
+        return self._unclear(actor, act, fault)
 
     def sleep(self, steps: int) -> None:
-        """Lets others go on for about so many steps."""
+        """Lets other actors run for about so many steps."""
         if not self.quiet:
             actor = getcurrent()
             if actor.killed:
@@ -123,19 +110,18 @@ class World:
             self._hub.switch()
 
     def changed(self, key: str, *, created: bool) -> None:
-        """An object appeared or is about to go: whoever is held back for that moment may run."""
+        """An object was created or is about to be deleted: actors that the adversary holds for that wake."""
         if created and key.startswith("log/"):
             self._newest = max(self._newest, key)
-        if self._held:
-            for actor in self._held.pop((key, "get" if created else "put"), ()):
-                actor.wake = min(actor.wake, self.now + 1)
+        for actor in self._held.pop((key, "get" if created else "put"), ()):
+            actor.wake = min(actor.wake, self.now + 1)
 
     def intent(self) -> None:
-        """A restore is about to touch tables: whoever sleeps in front of one may wake now."""
-        for actor in self._drowsy:
+        """A restore is about to change tables: actors that are paused before a change of a table may wake."""
+        for actor in self._paused_at_tables:
             if self.rng.random() < 0.7:
                 actor.wake = min(actor.wake, self.now + self.rng.randint(1, 6))
-        self._drowsy = []
+        self._paused_at_tables = []
 
     # -- what a history uses ------------------------------------------------------------------------------------------
 
@@ -151,15 +137,15 @@ class World:
 
     @property
     def actor(self) -> str:
-        """The name of the process that is at work."""
+        """The name of the process that runs."""
         return getattr(getcurrent(), "process", "command")
 
-    def alive(self, prefix: str) -> int:
-        """How many actors there are whose name begins so."""
-        return sum(actor.name.startswith(prefix) for actor in self._actors)
+    def alive(self, prefix: str) -> bool:
+        """Whether there is an actor whose name begins so."""
+        return any(actor.name.startswith(prefix) for actor in self._actors)
 
     def awake(self, prefix: str) -> bool:
-        """Whether an actor whose name begins so is at work, neither paused nor yet to come."""
+        """Whether there is such an actor that is neither paused nor starts later."""
         return any(actor.wake <= self.now for actor in self._actors if actor.name.startswith(prefix))
 
     def run(self, steps: int) -> None:
@@ -169,45 +155,40 @@ class World:
             self._step()
 
     def calm(self) -> None:
-        """From here on no new fault strikes; what is late or asleep comes when it comes."""
+        """From now on no new fault happens; late writes and paused actors come when they come."""
         self.is_calm = True
-        self._odds = {kind: [] for kind in self._odds}
-        self._total = dict.fromkeys(self._odds, 0.0)
+        self._faults = {kind: [] for kind in self._faults}
         self._hold = 0.0
 
     def settle(self) -> None:
-        """Ends every actor and lets every late write arrive."""
+        """Ends every actor and lets every late write arrive; later calls are executed where they are made."""
         self.close()
         while self._late:
-            self._land()
+            self._execute_late()
         self.quiet = True
 
     def close(self) -> None:
-        """Ends every actor where it stands."""
-        for actor in self._actors:
-            actor.killed = True
-        for actor in self._actors:
-            actor.throw(GreenletExit)
-        self._actors = []
+        """Ends every actor where it is."""
+        self._end(self._actors)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         self.steps += 1
         self.now += 1
-        if self._late and self._random() < _LATE_LANDS:
-            self._land()
+        if self._late and self._random() < _LATE_WRITE:
+            self._execute_late()
         actor = self._pick()
-        kind = actor.kind
-        if actor.slept or (x := self._random()) >= self._total[kind] + self._holdable(actor):
+        if actor.slept:
             actor.slept = False
-            self._resume(actor, GO)
+            self._resume(actor, Fault.NONE)
             return
-        for bound, verdict in self._odds[kind]:
-            if x < bound:
-                self._strike(actor, verdict)
-                return
-        self._strike(actor, HOLD)
+        x, faults = self._random(), self._faults[actor.kind]
+        total = faults[-1][0] if faults else 0.0
+        if x >= total + self._hold_chance(actor):
+            self._resume(actor, Fault.NONE)
+            return
+        self._apply(actor, next((fault for bound, fault in faults if x < bound), Fault.HOLD))
 
     def _pick(self) -> Actor:
         now = self.now
@@ -217,7 +198,7 @@ class World:
             ready = [a for a in self._actors if a.wake <= now]
         return ready[int(self._random() * len(ready))]
 
-    def _holdable(self, actor: Actor) -> float:
+    def _hold_chance(self, actor: Actor) -> float:
         if self._hold == 0.0 or not actor.key.startswith("log/") or actor.op not in ("put", "get"):
             return 0.0
         if actor.op == "get" and actor.key >= self._newest:
@@ -225,59 +206,56 @@ class World:
         held = any(actor.op == op and actor.name.startswith(name) for name, op in self._plan.held)
         return self._hold if held else 0.0
 
-    def _strike(self, actor: Actor, verdict: int) -> None:
-        self._log(actor.name, actor.op, actor.key, VERDICTS[verdict])
-        self.stats[VERDICTS[verdict]] += 1
-        if verdict == PAUSE:
+    def _apply(self, actor: Actor, fault: Fault) -> None:
+        self._log(actor.name, actor.op, actor.key, fault)
+        self.stats[fault] += 1
+        if fault is Fault.PAUSE:
             actor.wake = self.now + self.rng.choice(self._plan.pauses)
             actor.slept = True
             if actor.kind == TABLE:
-                self._drowsy.append(actor)
-        elif verdict == HOLD:
-            actor.wake = self.now + _HOLD
+                self._paused_at_tables.append(actor)
+        elif fault is Fault.HOLD:
+            actor.wake = self.now + _HOLD_STEPS
             actor.slept = True
             self._held[actor.key, actor.op].append(actor)
-        elif verdict == CRASH:
-            self._kill(actor.process)
-        elif verdict in (LOST, FAILED) and actor.kind in (READ, WRITE):
-            # A retrying wrapper asks again: the call stays pending, executed once already or not.
-            if verdict == LOST:
+        elif fault is Fault.CRASH:
+            self._end([a for a in self._actors if a.process == actor.process])
+        elif fault in (Fault.LOST, Fault.FAILED) and actor.kind in (READ, WRITE):
+            # A wrapper repeats the call: it stays pending, executed once already or not.
+            if fault is Fault.LOST:
                 actor.act()
         else:
-            self._resume(actor, verdict)
+            self._resume(actor, fault)
 
-    def _kill(self, process: str) -> None:
-        dying = [a for a in self._actors if a.process == process]
-        for actor in dying:
+    def _end(self, actors: list[Actor]) -> None:
+        for actor in actors:
             actor.killed = True
-            self._actors.remove(actor)
-        for actor in dying:
+        self._actors = [actor for actor in self._actors if not actor.killed]
+        for actor in actors:
             actor.throw(GreenletExit)
 
-    def _resume(self, actor: Actor, verdict: int) -> None:
-        if actor:
-            actor.switch(verdict)
-        else:
-            actor.switch()
+    def _resume(self, actor: Actor, fault: Fault) -> None:
+        # The first switch starts the body, which has no parameter.
+        actor.switch(*([fault] if actor else []))
         if actor.dead:
             self._actors.remove(actor)
 
-    def _land(self) -> None:
-        name, op, key, act = self._late.pop(int(self._random() * len(self._late)))
+    def _execute_late(self) -> None:
+        actor, op, key, act = self._late.pop(int(self._random() * len(self._late)))
         self.stats["late writes landed"] += 1
-        self._log(name, op, key, "LANDS NOW")
+        self._log(actor.name, op, key, "ARRIVES NOW")
         act()
 
-    def _unclear(self, actor: Actor, act: Callable[[], T], verdict: int) -> T:
-        """The answer to a call that did not go well; some of it is executed, or will be."""
-        if verdict in (LOST, MASKED):
+    def _unclear(self, actor: Actor, act: Callable[[], object], fault: Fault) -> Any:
+        """The answer to a call with a fault; the call may have been executed, or may be later."""
+        if fault in (Fault.LOST, Fault.MASKED):
             act()
-        elif verdict == LATE:
-            self._late.append((actor.name, actor.op, actor.key, act))
+        elif fault is Fault.LATE:
+            self._late.append((actor, actor.op, actor.key, act))
         if actor.kind == PUT:
-            return PutResult.EXISTS if verdict == MASKED else PutResult.UNKNOWN  # type: ignore[return-value]
-        if actor.kind == TABLE and verdict == MASKED:
-            return None  # type: ignore[return-value]
+            return PutResult.EXISTS if fault is Fault.MASKED else PutResult.UNKNOWN
+        if actor.kind == TABLE and fault is Fault.MASKED:
+            return None
         raise StorageError("no answer", key=actor.key)
 
     def _traced(self, actor: Actor, act: Callable[[], T]) -> T:
@@ -294,10 +272,6 @@ class World:
             self._trace.append(f"{self.now:6d}  {who:6s} {op:10s} {_short(key):34s} {what}")
 
 
-def _nothing() -> None:
-    """What an actor calls before its first call."""
-
-
 def _short(text: str) -> str:
     return re.sub(r"0{5,}(?=\d)", "", text)
 
@@ -311,7 +285,7 @@ def _brief(result: object) -> str:
 
 
 class SimClock(Clock):
-    """The date stands still, seconds are steps, ids count up."""
+    """The date is constant, a second is a step, ids are numbers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
