@@ -61,30 +61,25 @@ class Office:
     def applied(self) -> Iterator[None]:
         """Replaces what the real commands and runs use."""
         threading, pool = simulated_threading(self.site.world), partial(Pool, self.site.world)
-        replacements: list[tuple[Any, str, Any]] = [
-            (savepoints, "open_root", self._root),
-            (savepoints, "open_storage", self.storage),
-            (savepoints, "open_existing", self._job),
-            (savepoint_disposal, "open_root", self._root),
-            (savepoint_disposal, "open_storage", self.storage),
-            (restores, "open_existing", self._job),
-            (forks, "open_root", self._root),
-            (forks, "open_storage", self.storage),
-            (forks, "probe_storage", lambda *_: None),
-            (catalog, "open_storage", self.storage),
-            (create, "ThreadPoolExecutor", InlinePool),
-            (collector, "ThreadPoolExecutor", InlinePool),
-            (request_server, "threading", threading),
+        opening = {"open_root": self._root, "open_storage": self.storage}
+        replacements: list[tuple[Any, dict[str, Any]]] = [
+            (savepoints, {**opening, "open_existing": self._job}),
+            (savepoint_disposal, opening),
+            (restores, {"open_existing": self._job}),
+            (forks, {**opening, "probe_storage": lambda *_: None}),
+            (catalog, {"open_storage": self.storage}),
+            (create, {"ThreadPoolExecutor": InlinePool}),
+            (collector, {"ThreadPoolExecutor": InlinePool}),
+            (request_server, {"threading": threading, "ThreadPoolExecutor": pool}),
+            (uploads, {"threading": threading}),
+            (pipeline, {"ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
             # the harder case for the protocol.
-            (fence_watch, "threading", NoThreads()),
-            (request_server, "ThreadPoolExecutor", pool),
-            (uploads, "threading", threading),
-            (pipeline, "ThreadPoolExecutor", pool),
+            (fence_watch, {"threading": NoThreads()}),
         ]
         with ExitStack() as stack:
-            for module, name, replacement in replacements:
-                stack.enter_context(patch.object(module, name, replacement))
+            for module, names in replacements:
+                stack.enter_context(patch.multiple(module, **names))
             yield
 
     def storage(self, uri: str) -> Storage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,17 +20,30 @@ class Entry:
     """A log entry with the contents of the objects that it names.
 
     Attributes:
-        checkpoint: the checkpoint that the entry stands for; 0 when there is none.
-        kept: every checkpoint that the entry keeps, including `checkpoint`.
         objects: hashes, by key, of the objects that the entry names: retained segments and lists of output.
     """
 
     seq: int
     sha256: str
     doc: dict[str, Any]
-    checkpoint: int
-    kept: frozenset[int]
     objects: dict[str, str]
+
+    @cached_property
+    def checkpoint(self) -> int:
+        """The checkpoint that the entry stands for; 0 when there is none."""
+        is_import = self.kind == "claim" and self.manifest and not self.doc.get("checkpoint")
+        return self.seq if self.kind == "commit" or is_import else (self.doc.get("checkpoint") or {"id": 0})["id"]
+
+    @cached_property
+    def references(self) -> list[dict[str, Any]]:
+        """References to earlier checkpoints."""
+        present = [self.doc["checkpoint"]] if self.doc.get("checkpoint") else []
+        return [*present, *self.doc["retained"], *(pin["checkpoint"] for pin in self.doc["pinned"])]
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Every checkpoint that the entry keeps, including `checkpoint`."""
+        return frozenset([self.checkpoint, *(ref["id"] for ref in self.references)])
 
     @property
     def kind(self) -> str:
@@ -53,14 +67,9 @@ class Entry:
     def pins(self) -> frozenset[str]:
         return frozenset(pin["id"] for pin in self.doc["pinned"])
 
-    @property
-    def references(self) -> list[dict[str, Any]]:
-        """References to earlier checkpoints."""
-        return _references(self.doc)
-
 
 _NO_DOCUMENT = {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []}
-NO_ENTRY = Entry(0, "", _NO_DOCUMENT, 0, frozenset(), {})
+NO_ENTRY = Entry(0, "", _NO_DOCUMENT, {})
 """Stands for the parent of the first entry."""
 
 
@@ -86,9 +95,7 @@ def read_entry(storage: SimStorage, seq: int, data: bytes) -> Entry:
     for pending in doc["pending"]:
         parts = [part for handle in pending["parts"] for part in read(handle)["committables"]]
         pending["committables"] = [*(pending["committables"] or []), *parts]
-    is_own = doc["kind"] == "commit" or (doc["kind"] == "claim" and doc.get("manifest") and not doc.get("checkpoint"))
-    checkpoint = seq if is_own else (doc.get("checkpoint") or {"id": 0})["id"]
-    return Entry(seq, sha256, doc, checkpoint, frozenset([checkpoint, *(r["id"] for r in _references(doc))]), objects)
+    return Entry(seq, sha256, doc, objects)
 
 
 def read_needed(storage: SimStorage, key: str, seq: int) -> dict[str, Any]:
@@ -107,8 +114,3 @@ def _retained(doc: dict[str, Any], read: Any) -> list[dict[str, Any]]:
         refs = [*(r for r in segment["refs"] if r["id"] <= newest), *refs]
         link = segment["before"]
     return [ref for ref in refs if ref["id"] >= doc["oldest_retained"]]
-
-
-def _references(doc: dict[str, Any]) -> list[dict[str, Any]]:
-    present = [doc["checkpoint"]] if doc.get("checkpoint") else []
-    return [*present, *doc["retained"], *(pin["checkpoint"] for pin in doc["pinned"])]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stateflow.errors import ConfigError, MissingFile, StorageError
+from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import BlobInfo, PutResult, Storage
+from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.paths import PROBE
 from tests.model.plan import PUT, READ, WRITE
 from tests.model.world import World
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tests.model.invariants import Checker
 
 
-class SimStorage(Storage):
-    """Objects by area (the first segment of a key), so that a listing reads only one area.
+class SimStorage(MemoryStorage):
+    """Storage in memory whose calls are scheduled.
 
     Args:
         denied: how likely a deletion is refused.
@@ -27,12 +27,10 @@ class SimStorage(Storage):
     observer: Checker
 
     def __init__(self, scheduler: World, rng: random.Random, uri: str = "sim://job", denied: float = 0.0) -> None:
-        self.uri = uri
+        super().__init__(uri)
         self.scheduler = scheduler
         self._denied = denied
-        self._areas: dict[str, dict[str, bytes]] = {}
         self._rng = rng
-        self._listings: dict[str, list[BlobInfo]] = {}
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         return self.scheduler.call(PUT, "put", key, lambda: self._create(key, data))
@@ -40,15 +38,6 @@ class SimStorage(Storage):
     def put_data(self, key: str, data: bytes) -> None:
         """Stores data under a unique name and retries as needed, as `put_file` does with a file."""
         self.scheduler.call(WRITE, "put file", key, lambda: self._create(key, data))
-
-    def put_file(self, key: str, source: Path) -> None:
-        raise AssertionError("the simulated storage has no files")
-
-    def fetch(self, key: str, target: Path) -> None:
-        raise AssertionError("the simulated storage has no files")
-
-    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        raise AssertionError("the simulated storage has no files")
 
     def copy_from(self, source: Storage, key: str, to: str) -> None:
         """As in other storages, without files in between."""
@@ -59,13 +48,14 @@ class SimStorage(Storage):
             raise StorageError("an object name was used twice, or a write has no answer", key=to)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        return self.scheduler.call(READ, "get", key, lambda: self._get(key))
+        return self.scheduler.call(READ, "get", key, lambda: MemoryStorage.get(self, key, limit))
 
     def size(self, key: str) -> int | None:
-        return self.scheduler.call(READ, "size", key, lambda: self._size(key))
+        return self.scheduler.call(READ, "size", key, lambda: MemoryStorage.size(self, key))
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
-        return self.scheduler.call(READ, "list", start_after or prefix, lambda: self._list(prefix, start_after))
+        key = start_after or prefix
+        return self.scheduler.call(READ, "list", key, lambda: MemoryStorage.list(self, prefix, start_after))
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes in one step or one by one: a crash in between leaves the rest."""
@@ -84,52 +74,27 @@ class SimStorage(Storage):
             self.scheduler.stats["deletions refused"] += 1
             raise ConfigError("access to the storage was denied", reason="403 Forbidden", key=keys[0])
 
-    # -- what the calls do, and what the invariants use ---------------------------------------------------------------
-
     def peek(self, key: str) -> bytes | None:
         """Returns an object without a call."""
-        return self._areas.get(_area(key), {}).get(key)
+        return self._objects.get(key)
 
     def keys(self) -> list[str]:
         """Returns the keys of all objects without a call."""
-        return sorted(key for area in self._areas.values() for key in area)
+        return sorted(self._objects)
 
     def _create(self, key: str, data: bytes) -> PutResult:
-        area = self._areas.setdefault(_area(key), {})
-        if key in area:
-            return PutResult.EXISTS
-        area[key] = data
-        self._listings.pop(_area(key), None)
-        self.scheduler.changed(key, created=True)
-        self.observer.created(key, data)
-        return PutResult.CREATED
-
-    def _get(self, key: str) -> bytes:
-        data = self.peek(key)
-        if data is None:
-            raise MissingFile("object does not exist", key=key)
-        return data
-
-    def _size(self, key: str) -> int | None:
-        data = self.peek(key)
-        return None if data is None else len(data)
-
-    def _list(self, prefix: str, start_after: str) -> list[BlobInfo]:
-        name = _area(prefix)
-        infos = self._listings.get(name)
-        if infos is None:
-            area = self._areas.get(name, {})
-            infos = self._listings[name] = [BlobInfo(key, len(area[key])) for key in sorted(area)]
-        return [info for info in infos if info.key.startswith(prefix) and info.key > start_after]
+        result = MemoryStorage.put_new(self, key, data)
+        if result is PutResult.CREATED:
+            self.scheduler.changed(key, created=True)
+            self.observer.created(key, data)
+        return result
 
     def _delete(self, keys: list[str]) -> None:
         for key in keys:
-            area = self._areas.get(_area(key), {})
-            if key in area:
+            if key in self._objects:
                 self.scheduler.changed(key, created=False)
                 self.observer.deleted(key)
-                del area[key]
-                self._listings.pop(_area(key), None)
+                del self._objects[key]
                 self.scheduler.stats["deletions"] += 1
 
 
@@ -142,11 +107,7 @@ class SavepointStorage(SimStorage):
         self._folder = folder
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        return self._storage.get(f"{self._folder}/{key}")
+        return self._storage.get(f"{self._folder}/{key}", limit)
 
     def size(self, key: str) -> int | None:
         return self._storage.size(f"{self._folder}/{key}")
-
-
-def _area(key: str) -> str:
-    return key.partition("/")[0]

@@ -69,7 +69,7 @@ class World:
         self._plan = plan
         self._trace = trace
         self._actors: list[Actor] = []
-        self._late: list[tuple[Actor, str, str, Callable[[], object]]] = []
+        self._late: list[tuple[Actor, str, Callable[[], object]]] = []
         self._hub = getcurrent()
         self._random = rng.random
         self._hold = plan.hold
@@ -207,7 +207,7 @@ class World:
         return self._hold if held else 0.0
 
     def _apply(self, actor: Actor, fault: Fault) -> None:
-        self._log(actor.name, actor.op, actor.key, fault)
+        self._log(actor, fault)
         self.stats[fault] += 1
         if fault is Fault.PAUSE:
             actor.wake = self.now + self.rng.choice(self._plan.pauses)
@@ -241,9 +241,9 @@ class World:
             self._actors.remove(actor)
 
     def _execute_late(self) -> None:
-        actor, op, key, act = self._late.pop(int(self._random() * len(self._late)))
+        actor, key, act = self._late.pop(int(self._random() * len(self._late)))
         self.stats["late writes landed"] += 1
-        self._log(actor.name, op, key, "ARRIVES NOW")
+        self._log(actor, f"LATE WRITE ARRIVES: {key}")
         act()
 
     def _unclear(self, actor: Actor, act: Callable[[], object], fault: Fault) -> Any:
@@ -251,7 +251,7 @@ class World:
         if fault in (Fault.LOST, Fault.MASKED):
             act()
         elif fault is Fault.LATE:
-            self._late.append((actor, actor.op, actor.key, act))
+            self._late.append((actor, actor.key, act))
         if actor.kind == PUT:
             return PutResult.EXISTS if fault is Fault.MASKED else PutResult.UNKNOWN
         if actor.kind == TABLE and fault is Fault.MASKED:
@@ -262,26 +262,21 @@ class World:
         try:
             result = act()
         except Exception as e:
-            self._log(actor.name, actor.op, actor.key, f"{type(e).__name__}: {e}")
+            self._log(actor, f"{type(e).__name__}: {e}")
             raise
-        self._log(actor.name, actor.op, actor.key, _brief(result))
+        self._log(actor, _brief(result))
         return result
 
-    def _log(self, who: str, op: str, key: str, what: str) -> None:
+    def _log(self, actor: Actor, what: str) -> None:
         if self._trace is not None:
-            self._trace.append(f"{self.now:6d}  {who:6s} {op:10s} {_short(key):34s} {what}")
-
-
-def _short(text: str) -> str:
-    return re.sub(r"0{5,}(?=\d)", "", text)
+            key = re.sub(r"0{5,}(?=\d)", "", actor.key)
+            self._trace.append(f"{self.now:6d}  {actor.name:6s} {actor.op:10s} {key:34s} {what}")
 
 
 def _brief(result: object) -> str:
-    if isinstance(result, bytes):
-        return f"{len(result)} bytes"
     if isinstance(result, list):
-        return _short(" ".join(getattr(r, "key", str(r)) for r in result)) or "nothing"
-    return getattr(result, "value", None) or str(result)
+        return " ".join(str(getattr(each, "key", each)) for each in result)
+    return f"{len(result)} bytes" if isinstance(result, bytes) else str(result)
 
 
 class SimClock(Clock):
