@@ -13,9 +13,9 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.model.history import Report, Search, explore, play
+from tests.model.invariants.violation import Violation
 from tests.model.mutants import MUTANTS
-from tests.model.plan import PLANS
-from tests.model.rules import Violation
+from tests.model.simulation.plan import PLANS
 
 _CHUNK = 100
 

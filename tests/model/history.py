@@ -12,17 +12,17 @@ from functools import partial
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.errors import ConfigError
 from stateflow.storage.paths import FORMAT
-from tests.model import other_actors
-from tests.model.actors import PEOPLE
-from tests.model.command_env import Office
-from tests.model.fixture_world import Site
-from tests.model.invariants import Checker
+from tests.model.invariants.log import Checker
+from tests.model.invariants.violation import Violation
 from tests.model.mutants import MUTANTS, Mutant
-from tests.model.plan import PLANS, Plan
-from tests.model.rules import Violation
-from tests.model.runs import RealRun, make_run
-from tests.model.store import SimStorage
-from tests.model.world import SimClock, World
+from tests.model.simulation import processes
+from tests.model.simulation.command_env import CommandEnv
+from tests.model.simulation.commands import COMMANDS
+from tests.model.simulation.job import SimJob
+from tests.model.simulation.plan import PLANS, Plan
+from tests.model.simulation.runs import JobRunProcess, make_run
+from tests.model.simulation.scheduler import Scheduler, SimClock
+from tests.model.simulation.storage import SimStorage
 
 _CALM_STEPS = 120
 
@@ -41,7 +41,6 @@ class Search:
 
     @property
     def planted(self) -> Mutant | None:
-        """The mutant itself."""
         return MUTANTS[self.mutant] if self.mutant else None
 
 
@@ -73,7 +72,6 @@ class Report:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Report) -> None:
-        """Adds the results of another report."""
         self.histories += other.histories
         self.stats += other.stats
         self.failures += other.failures
@@ -91,91 +89,90 @@ class History:
     def __init__(self, seed: int, plan: Plan | None = None, trace: deque[str] | None = None) -> None:
         self.rng = random.Random(seed)
         self.plan = plan or Plan.draw(self.rng)
-        self.world = World(self.rng, self.plan, trace)
-        storage = SimStorage(self.world, self.rng, denied=self.plan.denied)
+        self.scheduler = Scheduler(self.rng, self.plan, trace)
+        storage = SimStorage(self.scheduler, self.rng, denied=self.plan.denied)
         checker = Checker(storage, self.plan.retain)
-        self.site = Site(self.world, storage, checker, SimClock(self.world), self.plan, self.rng)
-        self.office = Office(self.site)
+        self.job = SimJob(self.scheduler, storage, checker, SimClock(self.scheduler), self.plan, self.rng)
+        self.env = CommandEnv(self.job)
         self._runs = 0
 
     def run(self) -> Counter[str]:
-        """Plays the history and returns its statistics. Raises Violation."""
-        with self.office.applied():
+        with self.env.applied():
             try:
                 self._play()
             finally:
-                self.world.close()
-        stats = self.world.stats + self.site.checker.counts
-        return stats + Counter(steps=self.world.steps, entries=self.site.checker.head.seq)
+                self.scheduler.end_all()
+        stats = self.scheduler.stats + self.job.checker.counts
+        return stats + Counter(steps=self.scheduler.steps, entries=self.job.checker.head.seq)
 
     def _play(self) -> None:
         self._populate()
         for _ in range(self.plan.steps // 10):
-            self.world.run(10)
-            if not self.world.alive("run"):
-                if self.world.now < self.office.busy_until and self.rng.random() < 0.97:
+            self.scheduler.run(10)
+            if not self.scheduler.alive("run"):
+                if self.scheduler.now < self.env.busy_until and self.rng.random() < 0.97:
                     continue
-                for _ in range(self.plan.crowd):
+                for _ in range(self.plan.restarts):
                     self._start_run(0)
-            elif self.rng.random() < 10 * self.plan.newcomers:
+            elif self.rng.random() < 10 * self.plan.new_runs:
                 self._start_run(0)
         # A healthy run starts; then paused processes wake, and late writes arrive.
-        self.world.calm()
+        self.scheduler.stop_faults()
         self._start_run(0)
-        self.world.run(_CALM_STEPS)
-        self.world.settle()
-        for site in self.office.sites.values():
-            self._check_rest(site)
+        self.scheduler.run(_CALM_STEPS)
+        self.scheduler.finish()
+        for job in self.env.jobs.values():
+            self._check_rest(job)
 
     def _populate(self) -> None:
         plan = self.plan
         for i in range(plan.drivers):
             self._start_run(self.rng.randint(0, 50 * i))
         for i in range(plan.collectors):
-            self._spawn(f"gc{i}", partial(other_actors.collect, self.site))
+            self._spawn(f"gc{i}", partial(processes.collect, self.job))
         for i in range(plan.admins):
-            self._spawn(f"admin{i}", partial(other_actors.administrate, self.site, f"admin{i}"))
-        for kind, count in plan.people:
+            self._spawn(f"admin{i}", partial(processes.administrate, self.job, f"admin{i}"))
+        for kind, count in plan.commands:
             for i in range(count):
-                self._spawn(f"{kind}{i}", PEOPLE[kind](self.office, f"{kind}{i}"), plan.steps // 2)
+                self._spawn(f"{kind}{i}", COMMANDS[kind](self.env, f"{kind}{i}"), plan.steps // 2)
         for i in range(plan.appenders):
-            self._spawn(f"appender{i}", partial(other_actors.append, self.site))
+            self._spawn(f"appender{i}", partial(processes.append, self.job))
         if plan.vacuum:
-            self.world.spawn("vacuum", partial(other_actors.vacuum, self.site))
+            self.scheduler.spawn("vacuum", partial(processes.vacuum, self.job))
 
     def _spawn(self, name: str, body: Callable[[], None], latest: int = 80) -> None:
-        self.world.spawn(name, body, self.rng.randint(20, latest))
+        self.scheduler.spawn(name, body, self.rng.randint(20, latest))
 
     def _start_run(self, after: int) -> None:
         self._runs += 1
         name = f"run{self._runs}"
-        self.world.spawn(name, make_run(self.site, name, self.plan.batches), after)
+        self.scheduler.spawn(name, make_run(self.job, name, self.plan.batches), after)
 
-    def _check_rest(self, site: Site) -> None:
+    def _check_rest(self, job: SimJob) -> None:
         """Without other processes, one start and one collection leave only what is live, in each fork as well."""
-        if site is not self.site and site.storage.peek(FORMAT) is None:
+        if job is not self.job and job.storage.peek(FORMAT) is None:
             return
-        last = RealRun(site, "last", self.rng.randint(0, 1))
+        last = JobRunProcess(job, "last", self.rng.randint(0, 1))
         try:
             last()
         except ConfigError:
-            if site is self.site or site.checker.head.seq:
+            if job is self.job or job.checker.head.seq:
                 raise
-            site.count("forks half made")
+            job.count("forks without state")
             return
-        if last.needs_person:
+        if last.needs_user:
             return
-        root = site.open("command")
+        root = job.open("command")
         for pin in root.head().entry.pinned:
-            site.checker.pins.discard(pin.id)
+            job.checker.pins.discard(pin.id)
             root.admin.unpin(pin.id)
         collection = Collector(root).collect()
         if collection.unknown:
             raise Violation("I8", f"unknown names: {collection.unknown}")
-        site.checker.check_rest()
-        if site is not self.site and site.checker.lines:
-            site.count("forks that went on")
-        for sink in site.sinks:
+        job.checker.check_rest()
+        if job is not self.job and job.checker.lines:
+            job.count("forks that committed")
+        for sink in job.sinks:
             if odd := sorted(sink.files.keys() ^ sink.named):
                 raise Violation("S3", f"{sink.uid}: {odd} are left over or gone")
 
@@ -186,7 +183,7 @@ def play(seed: int, search: Search = Search(), trace: deque[str] | None = None) 
     plan = PLANS[search.plan or (planted.plan if planted else "")]
     with planted.applied() if planted else nullcontext():
         history = History(seed, plan, trace)
-        history.site.name_by_seq = planted is not None and planted.name_by_seq
+        history.job.name_by_seq = planted is not None and planted.name_by_seq
         return history.run()
 
 

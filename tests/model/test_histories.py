@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.model.history import Search, explore, play
-from tests.model.plan import PLANS, Fault
+from tests.model.simulation.plan import PLANS, Fault
 
 _CHUNK = 2_500
 _CHUNKS, _QUICK_CHUNKS = 8, 2
@@ -29,7 +29,7 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "unpins": 1_000,
         "retentions shortened": 1_000,
         "entries in stale slots": 300,
-        "late writes landed": 500,
+        "late writes that arrived": 500,
         "savepoints complete": 300,
         "savepoints made by runs": 15,
         "savepoints given up": 30,
@@ -40,8 +40,8 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "intents": 20,
         "intents to an older checkpoint": 1,
         "tables rewound (restore)": 25,
-        "forks that went on": 20,
-        "forks half made": 5,
+        "forks that committed": 20,
+        "forks without state": 5,
     }
     | {fault: 200 for fault in Fault if fault is not Fault.NONE},
     "rewinds": {
@@ -50,7 +50,7 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "tables rewound (restore) with rows undone": 70,
         "tables rewound (keep)": 50,
         "rewinds (restore) with a late publication before them": 20,
-        "restores begun again": 50,
+        "restores repeated": 50,
         "states imported": 5,
     },
     "keeping": {
@@ -62,19 +62,19 @@ _AT_LEAST: dict[str, dict[str, int]] = {
         "savepoints taken by the run": 5,
     },
     "shared": {
-        "appended by others to a table in limbo": 400,
+        "appended by others before a rewind": 400,
         "runs stopped by others' rows": 50,
         "intents replaced": 8,
         "commits of others undone": 40,
         "tables rewound late for a replaced plan": 2,
     },
-    "shared-lost": {"appended by others to a table in limbo": 300, "runs stopped by others' rows": 50},
+    "shared-lost": {"appended by others before a rewind": 300, "runs stopped by others' rows": 50},
     "denied": {"deletions refused": 1_000, "collections that failed": 500, "savepoints complete": 200, "commits": 400},
     "given-up": {"savepoints given up": 100, "abandoned pins dropped": 100},
     "asynchronous": {
-        "uploads during a batch": 4_000,
+        "late uploads": 4_000,
         "uploads lost": 100,
-        "runs that waited in vain": 5,
+        "runs that timed out": 5,
         "commits": 3_000,
         "savepoints made by runs": 40,
         "stops": 50,

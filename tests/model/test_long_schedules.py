@@ -10,40 +10,40 @@ from stateflow import operations
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.operations import SavepointRequest
 from stateflow.storage.paths import LOG
-from tests.model.command_env import JOB_URI
-from tests.model.fixture_world import Site
 from tests.model.history import History
-from tests.model.plan import Plan
-from tests.model.runs import RealRun
+from tests.model.simulation.command_env import JOB_URI
+from tests.model.simulation.job import SimJob
+from tests.model.simulation.plan import Plan
+from tests.model.simulation.runs import JobRunProcess
 
 
 @pytest.fixture
-def job() -> Iterator[Site]:
+def job() -> Iterator[SimJob]:
     """A job without a scheduler and without faults."""
-    history = History(0, Plan(real=True, retain=3, sinks=1))
-    history.world.settle()
-    with history.office.applied():
-        yield history.site
+    history = History(0, Plan(uses_job_run=True, retain=3, sinks=1))
+    history.scheduler.finish()
+    with history.env.applied():
+        yield history.job
 
 
-def calls_of_run(job: Site, batches: int) -> int:
+def calls_of_run(job: SimJob, batches: int) -> int:
     """Executes a run; returns how many calls of the storage and the sink it made."""
-    before = job.world.stats["calls without faults"]
-    RealRun(job, "run", batches)()
-    return job.world.stats["calls without faults"] - before
+    before = job.scheduler.stats["calls without faults"]
+    JobRunProcess(job, "run", batches)()
+    return job.scheduler.stats["calls without faults"] - before
 
 
-def keys(job: Site, *, log: bool) -> list[str]:
+def keys(job: SimJob, *, log: bool) -> list[str]:
     return [key for key in job.storage.keys() if key.startswith(LOG) == log]
 
 
-def check_rest_after_run(job: Site, batches: int) -> None:
-    RealRun(job, "run", batches)()
+def check_rest_after_run(job: SimJob, batches: int) -> None:
+    JobRunProcess(job, "run", batches)()
     Collector(job.open("test")).collect()
     job.checker.check_rest()
 
 
-def test_idle_runs_leave_nothing_and_make_the_same_calls_each(job: Site) -> None:
+def test_idle_runs_leave_nothing_and_make_the_same_calls_each(job: SimJob) -> None:
     calls_of_run(job, 5)
     first = [calls_of_run(job, 0) for _ in range(30)]
     before = keys(job, log=False)
@@ -53,16 +53,16 @@ def test_idle_runs_leave_nothing_and_make_the_same_calls_each(job: Site) -> None
     check_rest_after_run(job, 2)
 
 
-def test_runs_of_a_job_without_rows_leave_nothing(job: Site) -> None:
+def test_runs_of_a_job_without_rows_leave_nothing(job: SimJob) -> None:
     calls = [calls_of_run(job, 0) for _ in range(200)]
     assert max(calls[100:]) <= max(calls[:100])
     assert len(keys(job, log=True)) == 1 and len(keys(job, log=False)) == 1
 
 
-def test_runs_that_die_at_their_start_leave_no_more_than_the_last_one(job: Site) -> None:
+def test_runs_that_die_at_their_start_leave_no_more_than_the_last_one(job: SimJob) -> None:
     calls_of_run(job, 2)
     for _ in range(100):
-        dying = RealRun(job, "run", 0)
+        dying = JobRunProcess(job, "run", 0)
         dying.start()
         dying.abandon()
     # Its own CLAIM, what its start found, and the checkpoint.
@@ -70,7 +70,7 @@ def test_runs_that_die_at_their_start_leave_no_more_than_the_last_one(job: Site)
     assert len([key for key in keys(job, log=False) if key.startswith("history/")]) <= 2
 
 
-def test_commands_without_a_run_leave_nothing(job: Site) -> None:
+def test_commands_without_a_run_leave_nothing(job: SimJob) -> None:
     calls_of_run(job, 3)
     before = len(job.storage.keys())
     root = job.open("test")

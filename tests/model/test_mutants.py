@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.model.history import Search, explore, first_finding, play
+from tests.model.invariants.violation import Violation
 from tests.model.mutants import MUTANTS
-from tests.model.rules import Violation
 
 _SEEDS = [
     ("plain-none", 2),

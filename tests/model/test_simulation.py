@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.__main__ import main
 from tests.model.history import Report, Search, explore, first_finding, play
-from tests.model.rules import Violation
+from tests.model.invariants.violation import Violation
 
 
 def test_a_seed_decides_everything() -> None:

@@ -14,7 +14,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from stateflow.clock import Clock
 from stateflow.errors import StorageError
 from stateflow.storage import PutResult
-from tests.model.plan import PUT, READ, START, TABLE, WRITE, Fault, Plan, fault_table
+from tests.model.simulation.plan import PUT, READ, START, TABLE, WRITE, Fault, Plan, fault_table
 
 T = TypeVar("T")
 _LATE_WRITE = 0.05
@@ -28,7 +28,7 @@ class Actor(greenlet):
 
     Attributes:
         wake: the step before which it does not run.
-        kind, op, key, act: its pending call, as in `World.call`.
+        kind, op, key, act: its pending call, as in `Scheduler.call`.
         slept: whether it was paused before its pending call, which then has no other fault.
     """
 
@@ -48,15 +48,15 @@ class Actor(greenlet):
         return self.name.partition(".")[0]
 
 
-class World:
+class Scheduler:
     """Actors, their pending calls, and late writes.
 
     Args:
         trace: receives one line for each step when given.
 
     Attributes:
-        quiet: whether nothing is scheduled any more: calls are executed where they are made.
-        is_calm: whether no new fault happens any more.
+        is_unscheduled: whether nothing is scheduled any more: calls are executed where they are made.
+        faults_stopped: whether no new fault happens any more.
     """
 
     def __init__(self, rng: random.Random, plan: Plan, trace: deque[str] | None = None) -> None:
@@ -64,8 +64,8 @@ class World:
         self.stats: Counter[str] = Counter()
         self.now = 0
         self.steps = 0
-        self.quiet = False
-        self.is_calm = False
+        self.is_unscheduled = False
+        self.faults_stopped = False
         self._plan = plan
         self._trace = trace
         self._actors: list[Actor] = []
@@ -91,7 +91,7 @@ class World:
         if getattr(actor, "killed", False):
             # A process that was killed does not clean up.
             raise GreenletExit
-        if self.quiet:
+        if self.is_unscheduled:
             self.stats["calls without faults"] += 1
             return act()
         actor.kind, actor.op, actor.key, actor.act = kind, op, key, act
@@ -101,8 +101,7 @@ class World:
         return self._unclear(actor, act, fault)
 
     def sleep(self, steps: int) -> None:
-        """Lets other actors run for about so many steps."""
-        if not self.quiet:
+        if not self.is_unscheduled:
             actor = getcurrent()
             if actor.killed:
                 raise GreenletExit
@@ -116,7 +115,7 @@ class World:
         for actor in self._held.pop((key, "get" if created else "put"), ()):
             actor.wake = min(actor.wake, self.now + 1)
 
-    def intent(self) -> None:
+    def wake_before_tables(self) -> None:
         """A restore is about to change tables: actors that are paused before a change of a table may wake."""
         for actor in self._paused_at_tables:
             if self.rng.random() < 0.7:
@@ -126,18 +125,15 @@ class World:
     # -- what a history uses ------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, body: Callable[[], None], after: int = 0) -> None:
-        """Starts an actor in `after` steps."""
         self._actors.append(Actor(name, body, self._hub, self.now + after))
 
     def spawn_thread(self, body: Callable[[], None]) -> None:
-        """Starts a thread of the process that calls."""
         actor = getcurrent()
         actor.threads += 1
         self.spawn(f"{actor.process}.{actor.threads}", body)
 
     @property
     def actor(self) -> str:
-        """The name of the process that runs."""
         return getattr(getcurrent(), "process", "command")
 
     def alive(self, prefix: str) -> bool:
@@ -149,26 +145,24 @@ class World:
         return any(actor.wake <= self.now for actor in self._actors if actor.name.startswith(prefix))
 
     def run(self, steps: int) -> None:
-        """Makes `steps` steps, or as many as there are."""
         end = self.steps + steps
         while self._actors and self.steps < end:
             self._step()
 
-    def calm(self) -> None:
+    def stop_faults(self) -> None:
         """From now on no new fault happens; late writes and paused actors come when they come."""
-        self.is_calm = True
+        self.faults_stopped = True
         self._faults = {kind: [] for kind in self._faults}
         self._hold = 0.0
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Ends every actor and lets every late write arrive; later calls are executed where they are made."""
-        self.close()
+        self.end_all()
         while self._late:
             self._execute_late()
-        self.quiet = True
+        self.is_unscheduled = True
 
-    def close(self) -> None:
-        """Ends every actor where it is."""
+    def end_all(self) -> None:
         self._end(self._actors)
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -242,7 +236,7 @@ class World:
 
     def _execute_late(self) -> None:
         actor, key, act = self._late.pop(int(self._random() * len(self._late)))
-        self.stats["late writes landed"] += 1
+        self.stats["late writes that arrived"] += 1
         self._log(actor, f"LATE WRITE ARRIVES: {key}")
         act()
 
@@ -282,15 +276,15 @@ def _brief(result: object) -> str:
 class SimClock(Clock):
     """The date is constant, a second is a step, ids are numbers."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._ids = 0
 
     def now(self) -> datetime:
         return _EPOCH
 
     def monotonic(self) -> float:
-        return float(self._world.now)
+        return float(self._scheduler.now)
 
     def new_id(self) -> str:
         self._ids += 1
@@ -298,6 +292,6 @@ class SimClock(Clock):
         return f"{self._ids:08x}{self._ids:024x}"
 
     def sleep(self, duration: timedelta) -> None:
-        if self._world.quiet:
-            self._world.now += 100
-        self._world.sleep(self._world.rng.randint(2, 20))
+        if self._scheduler.is_unscheduled:
+            self._scheduler.now += 100
+        self._scheduler.sleep(self._scheduler.rng.randint(2, 20))

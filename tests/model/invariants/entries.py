@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tests.model.rules import Violation
+from tests.model.invariants.violation import Violation
 
 if TYPE_CHECKING:
-    from tests.model.store import SimStorage
+    from tests.model.simulation.storage import SimStorage
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Entry:
 
     @cached_property
     def references(self) -> list[dict[str, Any]]:
-        """References to earlier checkpoints."""
         present = [self.doc["checkpoint"]] if self.doc.get("checkpoint") else []
         return [*present, *self.doc["retained"], *(pin["checkpoint"] for pin in self.doc["pinned"])]
 

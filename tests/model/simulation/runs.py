@@ -1,5 +1,8 @@
-"""The runs of a history. `RealRun` is `JobRun` with an executor that only writes files. `FreeRun` does what the
-protocol allows beyond it: it aborts checkpoints, publishes later, adopts older checkpoints."""
+"""The runs of a history.
+
+`JobRunProcess` is `JobRun` with an executor that only writes files. `ProtocolRun` does what the protocol allows beyond
+it: it aborts checkpoints, publishes later, adopts older checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import recover_pending_output
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe, spark_location
-from tests.model.fixture_world import JOB, Site
-from tests.model.rules import Violation, is_not_retained, misses_output
+from tests.model.invariants.violation import Violation
+from tests.model.simulation.job import JOB, SimJob
 
 _OPERATOR, _KEY_TYPES = "op", ["bigint"]
 _DESCRIPTION = "simulated"
@@ -54,6 +57,16 @@ _JOB_PLAN: Any = SimpleNamespace(
 """Replaces a `JobPlan`: one operator with one subtask."""
 
 
+def misses_output(error: DataError) -> bool:
+    """Whether output was deleted before it was published."""
+    return isinstance(error, MissingFile) and "checkpoint" in error.facts
+
+
+def _is_not_retained(error: DataError) -> bool:
+    """Whether the job has released a checkpoint that was needed."""
+    return type(error) is DataError and {"checkpoint", "oldest"} <= error.facts.keys()
+
+
 class GaveUp(Exception):
     """A run ended for a reason that is no violation; Airflow would start another."""
 
@@ -63,14 +76,14 @@ class Run:
 
     stopped = False
 
-    def __init__(self, site: Site, name: str, batches: int) -> None:
-        self.site = site
+    def __init__(self, job: SimJob, name: str, batches: int) -> None:
+        self.job = job
         self.name = name
         self.batches = batches
-        self.needs_person = False
+        self.needs_user = False
 
     def __call__(self) -> None:
-        site = self.site
+        job = self.job
         try:
             self.start()
             for _ in range(self.batches):
@@ -79,15 +92,15 @@ class Run:
                 self.batch()
             self.finish()
         except Fenced:
-            site.count("fenced")
+            job.count("fenced")
             if self.generation:
-                site.checker.fenced(self.generation)
+                job.checker.fenced(self.generation)
         except (StorageError, GaveUp):
-            site.count("runs that gave up")
+            job.count("runs that gave up")
         except BatchFailed as e:
-            if not site.plan.asynchronous or e.facts.get("setting") != "checkpoints.timeout":
+            if not job.plan.asynchronous or e.facts.get("setting") != "checkpoints.timeout":
                 raise
-            site.count("runs that waited in vain")
+            job.count("runs that timed out")
         except DataError as e:
             self._judge(e)
         self.abandon()
@@ -98,63 +111,59 @@ class Run:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Claims the job and prepares the first batch."""
         raise NotImplementedError
 
     def batch(self) -> None:
-        """One micro-batch with its barrier, its commit, and the publication of its output."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """Ends a run that succeeded."""
+    def finish(self) -> None: ...
 
-    def abandon(self) -> None:
-        """Stops the background threads after a failure."""
+    def abandon(self) -> None: ...
 
     def open(self) -> JobRoot:
         """Opens the job root, and may leave an object of the race probe (the real probe needs threads)."""
-        site = self.site
+        job = self.job
         try:
-            root = site.watch(JobRoot.create_or_open(site.storage, site.clock, JOB, self.name))
+            root = job.watch(JobRoot.create_or_open(job.storage, job.clock, JOB, self.name))
         except ConfigError as e:
             # The put of FORMAT was lost, or is late.
-            site.count("no FORMAT")
+            job.count("no FORMAT")
             raise GaveUp from e
-        if site.chance(0.1):
+        if job.chance(0.1):
             head = root.log.read_head()
-            key = probe(head.entry.seq + 1 if head else 1, site.clock.new_id())
-            site.storage.put_data(key, b"racer")
-            site.storage.delete([key])
+            key = probe(head.entry.seq + 1 if head else 1, job.clock.new_id())
+            job.storage.put_data(key, b"racer")
+            job.storage.delete([key])
         return root
 
     def _judge(self, error: DataError) -> None:
         """A file may be missing only for a run that is fenced, or when it was deleted by hand."""
-        site = self.site
+        job = self.job
         if isinstance(error, SinkDiverged):
             raise Violation("S1", f"{self.name}: {error}") from error
         if isinstance(error, ForeignRows):
-            if not site.plan.appenders:
+            if not job.plan.appenders:
                 raise Violation("S4", f"{self.name}: {error}") from error
             # Nothing is undone: a user has to approve another plan.
-            site.count("runs stopped by others' rows")
-            self.needs_person = True
-        elif site.plan.vacuum and is_not_retained(error):
+            job.count("runs stopped by others' rows")
+            self.needs_user = True
+        elif job.plan.vacuum and _is_not_retained(error):
             # A command shortened the retention while the run went back.
-            site.count("runs that gave up")
-        elif site.plan.vacuum and misses_output(error):
-            site.count("runs that miss output")
-            self.needs_person = True
-        elif self.generation in (0, site.checker.generation):
+            job.count("runs that gave up")
+        elif job.plan.vacuum and misses_output(error):
+            job.count("runs that miss output")
+            self.needs_user = True
+        elif self.generation in (0, job.checker.generation):
             raise Violation("I3", f"{self.name}: {error}") from error
         else:
-            site.count("fenced")
+            job.count("fenced")
 
 
-class FreeRun(Run):
+class ProtocolRun(Run):
     """A run that uses the log, the manifests and the publisher directly."""
 
-    def __init__(self, site: Site, name: str, batches: int) -> None:
-        super().__init__(site, name, batches)
+    def __init__(self, job: SimJob, name: str, batches: int) -> None:
+        super().__init__(job, name, batches)
         self.head: Head | None = None
         self.root: JobRoot
         self.publisher: Publisher
@@ -168,9 +177,9 @@ class FreeRun(Run):
         return self.head.entry.generation if self.head else 0
 
     def start(self) -> None:
-        site = self.site
+        job = self.job
         self.root = self.open()
-        sinks = site.bind(self.root)
+        sinks = job.bind(self.root)
         self.publisher = Publisher(self.root, sinks)
         self.head = self._claim()
         self.head = runtime.complete_rewind(self.root, sinks, self.head)
@@ -180,39 +189,39 @@ class FreeRun(Run):
         manifest = self.root.checkpoints.manifest_at(self.head)
         if manifest is not None:
             self.base = files_of(manifest)
-            check_hashes(site.storage, site.rng.sample(self.base, min(2, len(self.base))))
-        site.storage.put_data(f"{spark_location(self.generation)}/metadata", b"{}")
+            check_hashes(job.storage, job.rng.sample(self.base, min(2, len(self.base))))
+        job.storage.put_data(f"{spark_location(self.generation)}/metadata", b"{}")
 
     def batch(self) -> None:
-        site = self.site
+        job = self.job
         assert self.head is not None
-        self.ordinal = self.head.entry.seq + 1 if site.name_by_seq else self.ordinal + 1
-        files, output = site.write_attempt(self.generation, self.ordinal)
+        self.ordinal = self.head.entry.seq + 1 if job.name_by_seq else self.ordinal + 1
+        files, output = job.write_attempt(self.generation, self.ordinal)
         self.files += files
         for sink, committables in output.items():
             self.output.setdefault(sink, []).extend(committables)
-        if site.chance(site.plan.abort):
+        if job.chance(job.plan.abort):
             # Its files and its output pass to the next checkpoint.
-            site.count("checkpoints given up")
+            job.count("checkpoints given up")
             return
         if self.base:
-            check_hashes(site.storage, [site.rng.choice(self.base)])
+            check_hashes(job.storage, [job.rng.choice(self.base)])
         self.head = self._commit(self.head)
-        if site.chance(site.plan.publish):
+        if job.chance(job.plan.publish):
             self._publish(self.head)
 
     def _claim(self) -> Head:
-        site = self.site
+        job = self.job
         target, since = self._older_checkpoint()
         try:
             # With a target the CLAIM itself goes back, as the protocol allows; commands restore with a plan.
             head = self._adopt(target) if target else self.root.claim()
         except DataError as e:
-            if target is None or site.checker.adoptable_since(target.id, since):
+            if target is None or job.checker.adoptable_since(target.id, since):
                 raise Violation("I3", f"{self.name} adopting {target}: {e}") from e
-            site.count("adoptions refused")
+            job.count("adoptions refused")
             raise GaveUp from e
-        site.count("adoptions" if target else "claims")
+        job.count("adoptions" if target else "claims")
         return head
 
     def _adopt(self, target: EntryRef) -> Head:
@@ -221,8 +230,8 @@ class FreeRun(Run):
 
     def _older_checkpoint(self) -> tuple[EntryRef | None, int]:
         """A checkpoint to adopt, and the entry that it was found in."""
-        site = self.site
-        if site.chance(site.plan.adopts):
+        job = self.job
+        if job.chance(job.plan.adopts):
             try:
                 head = self.root.head()
             except MissingFile:
@@ -231,13 +240,13 @@ class FreeRun(Run):
                 # The log is empty.
                 return None, 0
             if retained := self.root.checkpoints.retained.read(head.entry):
-                return site.rng.choice(retained), head.entry.seq
+                return job.rng.choice(retained), head.entry.seq
         return None, 0
 
     def _commit(self, parent: Head) -> Head:
-        site = self.site
-        files = [f for f in self.base if site.chance(0.6)] + self.files
-        folder = data_folder(self.generation, self.ordinal, site.clock.new_id())
+        job = self.job
+        files = [f for f in self.base if job.chance(0.6)] + self.files
+        folder = data_folder(self.generation, self.ordinal, job.clock.new_id())
         manifest = Manifest(
             job_uuid=self.root.job.job_uuid,
             generation=self.generation,
@@ -247,13 +256,13 @@ class FreeRun(Run):
         )
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
         output = self.root.outputs.store(folder, "output", output)
-        written = write_manifest(site.storage, folder, manifest)
+        written = write_manifest(job.storage, folder, manifest)
         published, settled = self.publisher.published, self.publisher.settled
         new = Commit(self.ordinal, written, manifest.sources, output, published, settled)
-        outcome = self.root.commit(parent, new, Retention(site.plan.retain))
+        outcome = self.root.commit(parent, new, Retention(job.plan.retain))
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
-        site.count("commits")
+        job.count("commits")
         self.publisher.discard_settled(outcome.head)
         self.base, self.files, self.output = files, [], {}
         return outcome.head
@@ -263,15 +272,15 @@ class FreeRun(Run):
         try:
             self.publisher.publish_pending(head)
         except StorageError:
-            if self.site.chance(0.5):
+            if self.job.chance(0.5):
                 raise
 
 
 class _FileWriter(Executor):
     """Runs a batch by writing files to the simulated storage and sinks."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
 
     def empty_rows(self, plan: object) -> Any:
         return None
@@ -280,11 +289,11 @@ class _FileWriter(Executor):
         """Files are stored by simulated threads."""
 
     def execute(self, rows: Any, work: BatchWork) -> list[TaskReport]:
-        site, (generation, ordinal) = self._site, (work.info.id.generation, work.info.id.ordinal)
-        files, output = site.write_attempt(generation, ordinal)
+        job, (generation, ordinal) = self._job, (work.info.id.generation, work.info.id.ordinal)
+        files, output = job.write_attempt(generation, ordinal)
         base = [f.handle for o in work.base.values() for s in o.subtasks for f in s.files]
-        attempt = site.clock.new_id()
-        state = _operator(attempt, [f for f in base if site.chance(0.6)] + files).subtasks[0]
+        attempt = job.clock.new_id()
+        state = _operator(attempt, [f for f in base if job.chance(0.6)] + files).subtasks[0]
         report = TaskReport(
             generation=generation,
             ordinal=ordinal,
@@ -298,7 +307,7 @@ class _FileWriter(Executor):
         return [report]
 
 
-class RealRun(Run):
+class JobRunProcess(Run):
     """A run as users have it."""
 
     run: JobRun | None = None
@@ -312,14 +321,14 @@ class RealRun(Run):
         return self.run is not None and self.run.stopped
 
     def start(self) -> None:
-        self.run = JobRun(job_of(self.site, self.open()), _FileWriter(self.site))
+        self.run = JobRun(job_of(self.job, self.open()), _FileWriter(self.job))
         self.run.start()
-        self.site.count("claims")
+        self.job.count("claims")
 
     def batch(self) -> None:
         assert self.run is not None
         self.run.run_batch(None, lambda folder: Positions([_position(folder)]))
-        self.site.count("commits")
+        self.job.count("commits")
 
     def abandon(self) -> None:
         if self.run is not None:
@@ -328,22 +337,21 @@ class RealRun(Run):
     def finish(self) -> None:
         assert self.run is not None
         self.run.finish()
-        self.site.count("runs that finished")
+        self.job.count("runs that finished")
 
 
-def job_of(site: Site, root: JobRoot) -> Job:
-    """Returns the job at this root, as its job file declares it."""
+def job_of(job: SimJob, root: JobRoot) -> Job:
     # Seconds are steps.
     checkpoints = CheckpointSettings(
-        retained=site.plan.retain,
+        retained=job.plan.retain,
         collect_every=3,
-        asynchronous=site.plan.asynchronous,
+        asynchronous=job.plan.asynchronous,
         max_in_flight=2,
         tolerable_failures=1,
         timeout=timedelta(seconds=80),
     )
     settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
-    return Job(root, _JOB_PLAN, settings, site.bind(root), (("source", _DESCRIPTION),))
+    return Job(root, _JOB_PLAN, settings, job.bind(root), (("source", _DESCRIPTION),))
 
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
@@ -356,6 +364,5 @@ def _position(offset: str) -> SourcePosition:
     return SourcePosition(uid="source", description=_DESCRIPTION, offset=offset)
 
 
-def make_run(site: Site, name: str, batches: int) -> Callable[[], None]:
-    """Returns a run of the kind that the history's plan has."""
-    return (RealRun if site.plan.real and not site.name_by_seq else FreeRun)(site, name, batches)
+def make_run(job: SimJob, name: str, batches: int) -> Callable[[], None]:
+    return (JobRunProcess if job.plan.uses_job_run and not job.name_by_seq else ProtocolRun)(job, name, batches)

@@ -9,45 +9,46 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent
 
-from tests.model.world import World
+from tests.model.simulation.scheduler import Scheduler
 
 T, R = TypeVar("T"), TypeVar("R")
 _CHECK_STEPS = (20, 60)
 """How many steps pass between two checks of a wait with a timeout."""
 
 
-def simulated_threading(world: World) -> SimpleNamespace:
-    """Returns a replacement of the module `threading`."""
-    return SimpleNamespace(Event=partial(_Event, world), Lock=partial(_Lock, world), Thread=partial(_Thread, world))
+def simulated_threading(scheduler: Scheduler) -> SimpleNamespace:
+    return SimpleNamespace(
+        Event=partial(_Event, scheduler), Lock=partial(_Lock, scheduler), Thread=partial(_Thread, scheduler)
+    )
 
 
 class _Event:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._is_set = False
         self._waiting: list[Any] = []
 
     def set(self) -> None:
         self._is_set = True
         for actor in self._waiting:
-            actor.wake = min(actor.wake, self._world.now + 1)
+            actor.wake = min(actor.wake, self._scheduler.now + 1)
 
     def wait(self, seconds: float) -> bool:
         if not self._is_set:
             self._waiting.append(getcurrent())
-            self._world.sleep(self._world.rng.randint(*_CHECK_STEPS))
+            self._scheduler.sleep(self._scheduler.rng.randint(*_CHECK_STEPS))
             self._waiting.remove(getcurrent())
         return self._is_set
 
 
 class _Lock:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._held = False
 
     def __enter__(self) -> None:
-        while self._held and not self._world.quiet:
-            self._world.sleep(2)
+        while self._held and not self._scheduler.is_unscheduled:
+            self._scheduler.sleep(2)
         self._held = True
 
     def __exit__(self, *_: object) -> None:
@@ -55,16 +56,16 @@ class _Lock:
 
 
 class _Thread:
-    def __init__(self, world: World, target: Callable[[], None], name: str, daemon: bool) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler, target: Callable[[], None], name: str, daemon: bool) -> None:
+        self._scheduler = scheduler
         self._target = target
         self._alive = False
 
     def start(self) -> None:
         # Without a scheduler nothing could stop the thread.
-        if not self._world.quiet:
+        if not self._scheduler.is_unscheduled:
             self._alive = True
-            self._world.spawn_thread(self._run)
+            self._scheduler.spawn_thread(self._run)
 
     def _run(self) -> None:
         try:
@@ -77,12 +78,12 @@ class _Thread:
 
     def join(self) -> None:
         while self._alive:
-            self._world.sleep(3)
+            self._scheduler.sleep(3)
 
 
 class _Future:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self._error: Exception | None = None
         self._is_done = False
 
@@ -98,7 +99,7 @@ class _Future:
 
     def result(self, timeout: float | None = None) -> None:
         while not self._is_done:
-            self._world.sleep(3)
+            self._scheduler.sleep(3)
         if self._error:
             raise self._error
 
@@ -106,27 +107,25 @@ class _Future:
 class Pool:
     """An executor with one worker."""
 
-    def __init__(self, world: World, workers: int, thread_name_prefix: str = "") -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler, workers: int, thread_name_prefix: str = "") -> None:
+        self._scheduler = scheduler
         self._queue: list[tuple[_Future, Callable[[], None]]] = []
         self._working = False
 
     def submit(self, act: Callable[..., None], *arguments: Any) -> _Future:
-        """Queues a task."""
-        future = _Future(self._world)
+        future = _Future(self._scheduler)
         self._queue.append((future, partial(act, *arguments)))
-        if self._world.quiet:
+        if self._scheduler.is_unscheduled:
             self._work()
         elif not self._working:
             self._working = True
-            self._world.spawn_thread(self._work)
+            self._scheduler.spawn_thread(self._work)
         return future
 
     def shutdown(self, wait: bool, cancel_futures: bool) -> None:
-        """Drops queued tasks."""
         self._queue.clear()
         while wait and self._working:
-            self._world.sleep(3)
+            self._scheduler.sleep(3)
 
     def _work(self) -> None:
         try:
@@ -150,12 +149,10 @@ class InlinePool:
         pass
 
     def submit(self, act: Callable[..., None], *arguments: Any) -> SimpleNamespace:
-        """Runs a task."""
         act(*arguments)
         return SimpleNamespace(result=lambda: None)
 
     def map(self, act: Callable[[T], R], values: Iterable[T]) -> Iterator[R]:
-        """Runs each task when its result is requested."""
         return map(act, values)
 
 
@@ -163,11 +160,9 @@ class NoThreads:
     """Replaces `threading`, its events and its threads where no thread must run."""
 
     def Event(self) -> NoThreads:
-        """Returns an event that nothing waits for."""
         return self
 
     def Thread(self, target: Callable[[], None], name: str, daemon: bool) -> NoThreads:
-        """Returns a thread that does nothing."""
         return self
 
     def start(self) -> None: ...

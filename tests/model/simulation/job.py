@@ -19,11 +19,11 @@ from stateflow.errors import StorageError
 from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.storage.paths import data_folder
-from tests.model.invariants import Checker
-from tests.model.plan import Plan
-from tests.model.sink import SimSink
-from tests.model.store import SimStorage
-from tests.model.world import SimClock, World
+from tests.model.invariants.log import Checker
+from tests.model.simulation.plan import Plan
+from tests.model.simulation.scheduler import Scheduler, SimClock
+from tests.model.simulation.sink import SimSink
+from tests.model.simulation.storage import SimStorage
 
 JOB = NewJob(name="job", max_parallelism=4, key_types={})
 
@@ -44,14 +44,14 @@ class CheckedLog(CheckpointLog):
 
 
 @dataclass
-class Site:
+class SimJob:
     """A simulated job: its storage, its sinks, and the checker of both.
 
     Attributes:
         name_by_seq: a planted bug: files are named after the sequence number that their COMMIT is expected to get.
     """
 
-    world: World
+    scheduler: Scheduler
     storage: SimStorage
     checker: Checker
     clock: SimClock
@@ -61,18 +61,15 @@ class Site:
     sinks: list[SimSink] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.sinks = [SimSink(self.world, self.checker.table(f"sink{i}")) for i in range(self.plan.sinks)]
+        self.sinks = [SimSink(self.scheduler, self.checker.table(f"sink{i}")) for i in range(self.plan.sinks)]
 
     def chance(self, probability: float) -> bool:
-        """Returns true with this probability."""
         return self.rng.random() < probability
 
     def count(self, what: str) -> None:
-        """Counts something for the statistics."""
-        self.world.stats[what] += 1
+        self.scheduler.stats[what] += 1
 
     def open(self, writer: str) -> JobRoot:
-        """Opens the existing job root. Raises as `JobRoot.open`."""
         return self.watch(JobRoot.open(self.storage, self.clock, writer))
 
     def watch(self, root: JobRoot) -> JobRoot:
@@ -83,7 +80,6 @@ class Site:
         return root
 
     def bind(self, root: JobRoot) -> dict[str, BoundSink]:
-        """Returns the sinks as a run of the job has them."""
         schema = RowSchema(object, ())
         return {s.uid: BoundSink(s, SinkContext(root.job.job_uuid, s.uid, schema)) for s in self.sinks}
 
@@ -99,25 +95,25 @@ class Site:
 
     def _state_file(self, key: str) -> FileHandle:
         content = key.encode()
-        if self.plan.asynchronous and not self.world.quiet:
-            self.world.spawn_thread(lambda: self._store_late(key, content))
+        if self.plan.asynchronous and not self.scheduler.is_unscheduled:
+            self.scheduler.spawn_thread(lambda: self._store_late(key, content))
         else:
             self.storage.put_data(key, content)
         return FileHandle(key=key, size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def _store_late(self, key: str, content: bytes) -> None:
         """The thread of a worker: it retries until it succeeds, unless its host is lost before."""
-        if not self.world.is_calm and self.chance(self.plan.lost_uploads):
+        if not self.scheduler.faults_stopped and self.chance(self.plan.lost_uploads):
             self.count("uploads lost")
             return
-        self.world.sleep(self.rng.randint(0, 40))
+        self.scheduler.sleep(self.rng.randint(0, 40))
         while True:
             try:
                 self.storage.put_data(key, content)
             except StorageError:
-                self.world.sleep(5)
+                self.scheduler.sleep(5)
             else:
-                self.count("uploads during a batch")
+                self.count("late uploads")
                 return
 
     def _output(self, sink: SimSink, folder: str) -> Committable:

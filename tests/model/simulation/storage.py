@@ -10,11 +10,11 @@ from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import BlobInfo, PutResult, Storage
 from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.paths import PROBE
-from tests.model.plan import PUT, READ, WRITE
-from tests.model.world import World
+from tests.model.simulation.plan import PUT, READ, WRITE
+from tests.model.simulation.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from tests.model.invariants import Checker
+    from tests.model.invariants.log import Checker
 
 
 class SimStorage(MemoryStorage):
@@ -26,7 +26,7 @@ class SimStorage(MemoryStorage):
 
     observer: Checker
 
-    def __init__(self, scheduler: World, rng: random.Random, uri: str = "sim://job", denied: float = 0.0) -> None:
+    def __init__(self, scheduler: Scheduler, rng: random.Random, uri: str = "sim://job", denied: float = 0.0) -> None:
         super().__init__(uri)
         self.scheduler = scheduler
         self._denied = denied
@@ -68,7 +68,7 @@ class SimStorage(MemoryStorage):
 
     def _refuse(self, keys: list[str]) -> None:
         """A start refuses a storage whose probe cannot be deleted, so that is never denied."""
-        if not self._denied or self.scheduler.quiet or not keys or keys[0].startswith(PROBE):
+        if not self._denied or self.scheduler.is_unscheduled or not keys or keys[0].startswith(PROBE):
             return
         if self._rng.random() < self._denied:
             self.scheduler.stats["deletions refused"] += 1

@@ -20,47 +20,45 @@ from stateflow.runtime.driver.checkpointing import pipeline, uploads
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.executor import RestoreRequest
 from stateflow.storage import Storage
-from tests.model.fixture_world import Site
-from tests.model.invariants import Checker
-from tests.model.runs import job_of
-from tests.model.store import SavepointStorage, SimStorage
-from tests.model.threads import InlinePool, NoThreads, Pool, simulated_threading
+from tests.model.invariants.log import Checker
+from tests.model.simulation.job import SimJob
+from tests.model.simulation.runs import job_of
+from tests.model.simulation.storage import SavepointStorage, SimStorage
+from tests.model.simulation.threads import InlinePool, NoThreads, Pool, simulated_threading
 
 JOB_URI = "sim://job"
 
 
-class Office:
+class CommandEnv:
     """The job and its forks, for commands.
 
     Attributes:
-        sites: by URI.
+        jobs: by URI.
         restores: restores that began; another process may repeat one, as a retried task does.
         busy_until: the step until which no run starts, because a restore happens.
     """
 
-    def __init__(self, site: Site) -> None:
-        self.site = site
-        self.sites = {JOB_URI: site}
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+        self.jobs = {JOB_URI: job}
         self.restores: list[tuple[RestorePlan, RestoreRequest]] = []
         self.busy_until = 0
         self._names = 0
 
     def name(self, prefix: str) -> str:
-        """Returns a new name."""
         self._names += 1
         return f"{prefix}{self._names}"
 
-    def new_site(self) -> Site:
+    def new_job(self) -> SimJob:
         """Returns an empty job for a fork, with shadow tables of its own."""
-        site, uri = self.site, self.name("sim://fork")
-        storage = SimStorage(site.world, site.rng, uri)
-        self.sites[uri] = replace(site, storage=storage, checker=Checker(storage, site.plan.retain, site.checker))
-        return self.sites[uri]
+        job, uri = self.job, self.name("sim://fork")
+        storage = SimStorage(job.scheduler, job.rng, uri)
+        self.jobs[uri] = replace(job, storage=storage, checker=Checker(storage, job.plan.retain, job.checker))
+        return self.jobs[uri]
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Replaces what the real commands and runs use."""
-        threading, pool = simulated_threading(self.site.world), partial(Pool, self.site.world)
+        threading, pool = simulated_threading(self.job.scheduler), partial(Pool, self.job.scheduler)
         opening = {"open_root": self._root, "open_storage": self.storage}
         replacements: list[tuple[Any, dict[str, Any]]] = [
             (savepoints, {**opening, "open_existing": self._job}),
@@ -83,17 +81,16 @@ class Office:
             yield
 
     def storage(self, uri: str) -> Storage:
-        """Opens a job root, or a savepoint below one."""
-        for root, site in self.sites.items():
+        for root, job in self.jobs.items():
             if uri == root:
-                return site.storage
+                return job.storage
             if uri.startswith(f"{root}/"):
-                return SavepointStorage(site.storage, uri.removeprefix(f"{root}/"))
+                return SavepointStorage(job.storage, uri.removeprefix(f"{root}/"))
         raise ConfigError("no such location", uri=uri)
 
     def _root(self, uri: str) -> JobRoot:
-        site = self.sites[uri]
-        return site.open(site.world.actor)
+        job = self.jobs[uri]
+        return job.open(job.scheduler.actor)
 
     def _job(self, file: object, uri: str, layers: object = ()) -> Job:
-        return job_of(self.sites[uri], self._root(uri))
+        return job_of(self.jobs[uri], self._root(uri))

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stateflow.errors import CorruptFile, DataError, MissingFile
-from tests.model.entries import read_document
-from tests.model.rules import Violation
+from tests.model.invariants.entries import read_document
+from tests.model.invariants.violation import Violation
 from tests.support.errors import reported_error
 
 if TYPE_CHECKING:
-    from tests.model.invariants import Checker
-    from tests.model.store import SimStorage
+    from tests.model.invariants.log import Checker
+    from tests.model.simulation.storage import SimStorage
 
 _KEY = re.compile(r"savepoints/([^/]+)/(.+)")
 _ANSWER = re.compile(r"requests/.+\.done")
@@ -70,7 +70,6 @@ class SavepointChecker:
     # -- changes of the storage ---------------------------------------------------------------------------------------
 
     def created(self, key: str, data: bytes) -> None:
-        """An object now exists."""
         if _ANSWER.fullmatch(key):
             self._answered(read_document(data))
         elif match := _KEY.fullmatch(key):
@@ -84,7 +83,6 @@ class SavepointChecker:
                 self._complete_savepoint(folder, data)
 
     def deleted(self, key: str) -> None:
-        """An object is about to be deleted."""
         match = _KEY.fullmatch(key)
         folder, name = match.groups() if match else ("", "")
         made = self._complete.get(folder)
@@ -103,13 +101,12 @@ class SavepointChecker:
         self._returned.add(savepoint_id)
 
     def committed(self, seq: int, writer: str) -> None:
-        """A run committed."""
         if writer in self._stopping:
             raise Violation("Q5", f"{writer} commits {seq} after it answered that it stops")
 
     def _remove(self, folder: str) -> None:
         made, actor = self._complete.get(folder), self._storage.scheduler.actor
-        if made is None or actor.startswith("disposer"):
+        if made is None or actor.startswith("dispose"):
             return
         if made.doc["id"] in self._returned:
             raise Violation("V5", f"{actor} removes {made.doc['name']}, which a command returned")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, TableChanges
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
-from tests.model.plan import FOREIGN, READ, TABLE, WRITE
-from tests.model.table_invariants import TableChecker
-from tests.model.world import World
+from tests.model.invariants.tables import FOREIGN, TableChecker
+from tests.model.simulation.plan import READ, TABLE, WRITE
+from tests.model.simulation.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -33,37 +33,34 @@ class SimSink:
 
     location = ""
 
-    def __init__(self, world: World, checker: TableChecker) -> None:
+    def __init__(self, scheduler: Scheduler, checker: TableChecker) -> None:
         self.uid = checker.uid
         self.checker = checker
         self.versions = [Version(0, ())]
         self.files: dict[str, int] = {}
         self.named: set[str] = set()
-        self._world = world
+        self._scheduler = scheduler
 
     def check(self, context: SinkContext) -> str:
-        """Returns the id of the table, which exists from the beginning."""
-        return self._world.call(READ, "check", self.uid, lambda: f"id-{self.uid}")
+        return self._scheduler.call(READ, "check", self.uid, lambda: f"id-{self.uid}")
 
     prepare = check
 
     def open_table(self, context: SinkContext) -> SimTable:
-        """Opens the present version."""
-        return self._world.call(READ, "open", self.uid, lambda: SimTable(self, len(self.versions) - 1))
+        return self._scheduler.call(READ, "open", self.uid, lambda: SimTable(self, len(self.versions) - 1))
 
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         """Removes files that no version of the table has and that `is_leftover` is true of."""
         # The files before the table: one that is published in between is then known.
-        written = self._world.call(READ, "files", self.uid, lambda: sorted(self.files))
-        known = self._world.call(READ, "table", self.uid, lambda: set(self.named))
+        written = self._scheduler.call(READ, "files", self.uid, lambda: sorted(self.files))
+        known = self._scheduler.call(READ, "table", self.uid, lambda: set(self.named))
         removed = [path for path in written if path not in known and _is_leftover(path, is_leftover)]
         if removed:
-            self._world.call(WRITE, f"sweep {len(removed)}", removed[0], lambda: self._remove(removed))
+            self._scheduler.call(WRITE, f"sweep {len(removed)}", removed[0], lambda: self._remove(removed))
         return removed
 
     def write(self, committable: Committable) -> None:
-        """Writes a file that no version has yet."""
-        self._world.call(WRITE, "write", committable.path, lambda: self.files.update({committable.path: 1}))
+        self._scheduler.call(WRITE, "write", committable.path, lambda: self.files.update({committable.path: 1}))
 
     def append(self) -> None:
         """Another application appends a file, in one step."""
@@ -73,18 +70,15 @@ class SimSink:
         self.checker.appended()
 
     def add(self, version: Version) -> int:
-        """Adds a version and returns its number."""
         self.versions.append(version)
         self.named.update(version.content)
         return len(self.versions) - 1
 
     def call(self, kind: str, op: str, label: str, act: Callable[[], int | None]) -> int | None:
-        """Makes one call on the table."""
-        return self._world.call(kind, op, f"{self.uid} {label}", act)
+        return self._scheduler.call(kind, op, f"{self.uid} {label}", act)
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Returns the paths of files that do not exist."""
-        return self._world.call(
+        return self._scheduler.call(
             READ, "missing", self.uid, lambda: [c.path for c in committables if c.path not in self.files]
         )
 
@@ -110,7 +104,6 @@ class SimTable:
         return f"version {self.version}, token {self.token}"
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        """Returns the paths of files that do not exist."""
         return self.sink.missing(committables)
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
@@ -128,7 +121,6 @@ class SimTable:
         return self.sink.call(TABLE, "commit", f"token {token} on version {self.version}", act)
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
-        """Returns what a rewind of this version would do."""
         versions = self.sink.versions[: self.version + 1]
         first = next((n for n, version in enumerate(versions) if version.token > checkpoint_id), None)
         if first is None:
@@ -137,7 +129,6 @@ class SimTable:
         return SinkRewind(self.version, first - 1, None, None, self._others(lambda path: path in undone))
 
     def changes_since(self, version: int) -> TableChanges:
-        """Returns what came after a version, up to this one."""
         is_own = any(v.is_own for v in self.sink.versions[version + 1 : self.version + 1])
         return TableChanges(self.sink.uid, is_own, self._others(lambda _: True, version + 1))
 

@@ -17,7 +17,7 @@ rules have the names that `reference/reliability.md` gives them, and:
     R5  nothing is committed or published before the tables were rewound
     R6  every entry has all restores that led to it, with their targets
 
-The rules of tables are in `table_invariants.py`, those of savepoints and requests in `savepoint_invariants.py`.
+The rules of tables are in `tables.py`, those of savepoints and requests in `savepoints.py`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from tests.model.entries import NO_ENTRY, Entry, read_entry, read_needed
-from tests.model.rules import Violation
-from tests.model.savepoint_invariants import SavepointChecker
-from tests.model.store import SimStorage
-from tests.model.table_invariants import Output, TableChecker
+from tests.model.invariants.entries import NO_ENTRY, Entry, read_entry, read_needed
+from tests.model.invariants.savepoints import SavepointChecker
+from tests.model.invariants.tables import Output, TableChecker
+from tests.model.invariants.violation import Violation
+
+if TYPE_CHECKING:
+    from tests.model.simulation.storage import SimStorage
 
 _LOG = re.compile(r"log/(\d{20})")
 _DATA = re.compile(r"data/(\d{20})/(\d{10})-[^/]+/[^/]+")
@@ -71,23 +74,19 @@ class Checker:
         self._data_files: dict[str, bytes] = {}
 
     def table(self, uid: str) -> TableChecker:
-        """Adds a sink."""
         return self.tables.setdefault(uid, TableChecker(uid, self.counts, self.approved))
 
     @property
     def head(self) -> Entry:
-        """The newest entry of the chain."""
         return self.chain[-1]
 
     def states_of(self, checkpoint: int) -> list[str]:
-        """Hashes of a checkpoint's state files."""
         manifest = self.chain[checkpoint].manifest
         return sorted(sha256 for key, sha256 in self._needs[manifest].items() if key != manifest)
 
     # -- changes of the storage ---------------------------------------------------------------------------------------
 
     def created(self, key: str, data: bytes) -> None:
-        """An object now exists."""
         if match := _LOG.fullmatch(key):
             seq = int(match[1])
             if seq > len(self.chain):
@@ -116,12 +115,10 @@ class Checker:
             raise Violation("I6", f"entry {seq} was acknowledged and is not in the chain")
 
     def pinned(self, pin_id: str) -> None:
-        """A caller received the result that its pin holds."""
         self.pins.add(pin_id)
         self._check_pins(self.head)
 
     def fenced(self, generation: int) -> None:
-        """A run was fenced."""
         if generation == self.generation:
             raise Violation("I9", f"generation {generation} was fenced, and no CLAIM came after it")
 
@@ -201,7 +198,7 @@ class Checker:
         if rewind["seq"] == entry.seq:
             for sink, intent in rewind["sinks"].items():
                 self.tables[sink].intend(entry.seq, intent["mode"], self.lines[target].get(sink, []))
-            self._storage.scheduler.intent()
+            self._storage.scheduler.wake_before_tables()
             self.counts["intents"] += 1
             self.counts["intents to an older checkpoint"] += target < max(self.lines, default=0)
         elif target <= parent.checkpoint:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.model.plan import FOREIGN
-from tests.model.rules import Violation
+from tests.model.invariants.violation import Violation
 
+FOREIGN = "foreign/"
+"""Prefix of the files of other applications in a table."""
 Output = tuple[int, list[str]]
 """A checkpoint's id, and its files."""
 
@@ -42,7 +43,6 @@ class TableChecker:
     # -- changes of the table -----------------------------------------------------------------------------------------
 
     def published(self, token: int, paths: list[str]) -> None:
-        """The table took a commit."""
         self._content.append((token, paths))
         self.shown.add(token)
         if self.intent:
@@ -83,12 +83,10 @@ class TableChecker:
         self._counts[f"tables rewound ({mode})" + (" with rows undone" if before != after else "")] += 1
 
     def appended(self) -> None:
-        """Another application appended to the table."""
         self._counts["appended by others"] += 1
-        self._counts["appended by others to a table in limbo"] += bool(self.intent)
+        self._counts["appended by others before a rewind"] += bool(self.intent)
 
     def swept(self, path: str) -> None:
-        """A file is about to be deleted as a leftover."""
         if any(path in paths for _, paths in [*self.line, *self._content]):
             raise Violation("S3", f"{self.uid}: {path} belongs to a checkpoint on the job's line, and is swept")
 
