@@ -1,10 +1,9 @@
-"""A function with every kind of state, which does the steps of its rows and emits what it saw."""
+"""A function with every kind of state, which executes the steps of its rows and emits the results."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -24,7 +23,6 @@ from stateflow import (
     ReducingStateDescriptor,
     RuntimeContext,
     StateTtlConfig,
-    TimeDomain,
     ValueStateDescriptor,
 )
 from stateflow.testing import BroadcastInput, KeyedInput
@@ -32,12 +30,12 @@ from stateflow.testing import BroadcastInput, KeyedInput
 KINDS = ("value", "list", "map", "reducing", "aggregating", "folding")
 CELLS = ("value", "reducing", "aggregating", "folding")
 LAST_TIMER = 150
-"""A timer of this time or a later one sets no other, so that each chain of timers has an end."""
+"""Timers from this time on set no others, so that each chain of timers ends."""
 SETS_TIMERS = 2
-"""What the times of timers that set others leave when divided by four."""
+"""Remainder, modulo four, of the times of timers that set others."""
 
 Step = tuple[Any, ...]
-"""Namespace, what it is about, what is done, arguments."""
+"""Namespace; state, timer or other subject; verb; arguments."""
 Ttls = Mapping[str, StateTtlConfig | None]
 
 pack = msgspec.msgpack.encode
@@ -45,7 +43,7 @@ unpack = msgspec.msgpack.decode
 
 
 class Row(msgspec.Struct):
-    """Steps for a key, packed; `number` is that of the row in its push."""
+    """Packed steps for a key; `number` is that of the row in its push."""
 
     key: str
     number: int
@@ -60,7 +58,7 @@ class Rule(msgspec.Struct):
 
 
 class Seen(msgspec.Struct):
-    """What a row's steps gave, or with the number -1 what a timer found; packed."""
+    """Packed results of a row's steps, or with the number -1 of a timer's."""
 
     key: str
     subtask: int
@@ -73,7 +71,7 @@ RULES = MapStateDescriptor("rules", str, int)
 
 
 class Broken(Exception):
-    """Raised by a row that shall fail."""
+    """Raised by a row that has to fail."""
 
 
 class Joined(AggregateFunction[str, list[str], str]):
@@ -93,19 +91,12 @@ class Joined(AggregateFunction[str, list[str], str]):
 
 
 def concatenated(first: str, second: str) -> str:
-    """The reduce and the fold function: the order of what is added shows."""
+    """The reduce and the fold function; the result shows the order."""
     return f"{first}+{second}"
 
 
-@cache
-def _folding(ttl: StateTtlConfig | None) -> FoldingStateDescriptor[str, str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return FoldingStateDescriptor("folding", "fold", concatenated, str, ttl=ttl)
-
-
 class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFunction):
-    """Does the steps of a row one after another.
+    """Executes the steps of a row.
 
     Args:
         ttls: times to live by the state's name.
@@ -122,23 +113,24 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
         self.union = store.get_union_list_state(ListStateDescriptor("union", str))
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        """What it keeps is in state already."""
+        """All data is in state already."""
 
     def open(self, ctx: RuntimeContext) -> None:
         ttl = self.ttls
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            folding = FoldingStateDescriptor("folding", "fold", concatenated, str, ttl=ttl["folding"])
+        reducing = ReducingStateDescriptor("reducing", concatenated, str, ttl=ttl["reducing"])
+        aggregating = AggregatingStateDescriptor("aggregating", Joined(), list[str], ttl=ttl["aggregating"])
         self.states: dict[str, Any] = {
             "value": ctx.get_state(ValueStateDescriptor("value", str, ttl=ttl["value"], default=self.default)),
             "list": ctx.get_list_state(ListStateDescriptor("list", str, ttl=ttl["list"])),
             "map": ctx.get_map_state(MapStateDescriptor("map", str, str, ttl=ttl["map"])),
-            "reducing": ctx.get_reducing_state(
-                ReducingStateDescriptor("reducing", concatenated, str, ttl=ttl["reducing"])
-            ),
-            "aggregating": ctx.get_aggregating_state(
-                AggregatingStateDescriptor("aggregating", Joined(), list[str], ttl=ttl["aggregating"])
-            ),
-            "folding": ctx.get_folding_state(_folding(ttl["folding"])),
+            "reducing": ctx.get_reducing_state(reducing),
+            "aggregating": ctx.get_aggregating_state(aggregating),
+            "folding": ctx.get_folding_state(folding),
         }
-        # Functions cannot choose a namespace yet, windows will: this is their way.
+        # Functions cannot choose a namespace; windows will, in this way.
         self.keyed = ctx.keyed_state
         self.subtask = ctx.info.subtask
 
@@ -165,7 +157,8 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
         if about == "fail":
             raise Broken
         if about == "timer":
-            return self._set_timer(ctx, verb, *arguments)
+            domain, time = arguments
+            return getattr(ctx.timer_service(), f"{verb}_{domain}_time_timer")(time)
         if about == "rules":
             return dict(ctx.get_broadcast_state(RULES).items())
         if about in ("split", "union"):
@@ -179,21 +172,9 @@ class EveryState(KeyedBroadcastProcessFunction[Row, Rule, Seen], CheckpointedFun
         result = getattr(state, verb)(*arguments)
         return list(result) if verb in ("items", "keys", "values") or (about, verb) == ("list", "get") else result
 
-    def _set_timer(self, ctx: Context, verb: str, domain: str, time: int) -> None:
-        service = ctx.timer_service()
-        match verb, TimeDomain(domain):
-            case "register", TimeDomain.EVENT_TIME:
-                service.register_event_time_timer(time)
-            case "register", TimeDomain.PROCESSING_TIME:
-                service.register_processing_time_timer(time)
-            case "delete", TimeDomain.EVENT_TIME:
-                service.delete_event_time_timer(time)
-            case _:
-                service.delete_processing_time_timer(time)
-
 
 def steps_of_timer(namespace: Any, domain: str, time: int) -> list[Step]:
-    """What a timer does, by its time: looks, collects, sets timers, or deletes them and clears."""
+    """The steps of a timer, by its time: reads, adds, sets timers, or deletes them and clears."""
     other = "processing" if domain == "event" else "event"
     word = f"{domain[0]}{time}"
     match time % 4:

@@ -1,18 +1,18 @@
 """What state must be after a history of batches, in plain dictionaries.
 
-Written from what is promised: the docstrings of descriptors and states, and docs/differences.md. Where more than one
-answer is allowed, as for entries that have expired and may have been cleaned up, the oracle looks at the answer,
-refuses what is not allowed, and goes on from the answer.
+Written from the docstrings of descriptors and states, and docs/differences.md. Where more than one answer is allowed,
+as for expired entries that may have been removed, the oracle checks the answer and continues from it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
-from stateflow import StateTtlConfig, TimeDomain
+from stateflow import StateTtlConfig
 from stateflow.query.state import StateEntry
 from stateflow.testing import PendingTimer
 from tests.testing.every_state import KINDS, SETS_TIMERS, Row, Rule, Seen, Ttls, steps_of_timer, unpack
@@ -32,9 +32,9 @@ class Entry:
     """A value, a list's element or a map's entry.
 
     Attributes:
-        time: that the moments are of; None when it was written without a time to live.
-        latest: when it was written, where that is known: never before the entry that it replaced.
-        earliest: the same, if what it replaced had been cleaned up by then.
+        time: the time domain of `latest` and `earliest`; None when it was written without a time to live.
+        latest: when it was written, if known: never before the entry that it replaced.
+        earliest: the same, if the entry that it replaced had been cleaned up by then.
         certain: False once it may have been cleaned up.
     """
 
@@ -47,17 +47,17 @@ class Entry:
 
 @dataclass
 class Oracle:
-    """What there must be between two batches.
+    """The state between two batches.
 
     Attributes:
         timer_time: of the event-time timer that fires now; None while none fires.
-        since: from when each state has had its time to live; None before there is a time. Nothing lives from an
-            earlier moment, except in states that `always` had it.
+        since: from when each state has had its time to live; None before there is a time. No entry lives from an
+            earlier time, except in states that `always` had one.
         is_begun: whether a batch has run.
-        full: whether snapshots are full: then what has expired is gone after every batch of its subtask.
+        full: whether snapshots are full: then expired entries are removed by every batch of their subtask.
         entries: by state and scope, and within it by a number in a list, by the key in a map.
         split, union: operator state of each subtask.
-        homes: the subtask of each key, as far as it was seen.
+        homes: the subtask of each key, if it emitted.
     """
 
     ttls: Ttls
@@ -81,37 +81,23 @@ class Oracle:
     def __post_init__(self) -> None:
         self.ttls = _in_force(self.ttls)
 
-    def copy(self) -> Oracle:
-        """One that goes its own way."""
-        return replace(
-            self,
-            entries={at: {k: replace(e) for k, e in of.items()} for at, of in self.entries.items()},
-            timers={at: set(of) for at, of in self.timers.items()},
-            split=[list(of) for of in self.split],
-            union=[list(of) for of in self.union],
-            rules=dict(self.rules),
-            homes=dict(self.homes),
-            since=dict(self.since),
-            always=set(self.always),
-        )
-
     # -- restores -----------------------------------------------------------------------------------------------
 
     def rescale(self, parallelism: int) -> None:
-        """Goes on with another number of subtasks."""
+        """Continues with another number of subtasks."""
         if parallelism != self.parallelism:
             self.homes.clear()
         self.parallelism = parallelism
 
     def _redistribute(self) -> None:
-        """Done by a batch: state that goes to another parallelism and back without one stays as it is."""
+        """Part of a batch: without one, a restore at another parallelism and back changes nothing."""
         if len(self.split) != self.parallelism:
             words = len(_flat(self.split))
             self.split = _even_split(self.split, self.parallelism)
             self.union = _even_split(self.union, self.parallelism, words % self.parallelism)
 
     def declare(self, ttls: Ttls) -> None:
-        """Goes on with other times to live: what is there counts anew where one was added, or in another time."""
+        """Continues with other times to live: a new one, or one in another time domain, begins again."""
         ttls = _in_force(ttls)
         for name in KINDS:
             before, now = self.ttls[name], ttls[name]
@@ -126,7 +112,7 @@ class Oracle:
     def batch(
         self, seen: Sequence[Seen], rows: Sequence[Row] = (), rules: Iterable[Rule] = (), until: int | None = None
     ) -> None:
-        """A batch at the present times emitted `seen`: exactly what it had to, and this is what it left.
+        """Checks that a batch at the current times emitted `seen`, and applies its changes.
 
         Args:
             rows: those that do not fail.
@@ -137,24 +123,24 @@ class Oracle:
         for rule in rules:
             self.rules[rule.word] = rule.number
         self.rules = {word: number for word, number in self.rules.items() if number}
-        everybodys = Counter(_flat(self.union))
+        union = Counter(_flat(self.union))
         for at in seen:
             assert self.homes.setdefault(at.key, at.subtask) == at.subtask < self.parallelism
         for subtask in range(self.parallelism):
             _check_order([at for at in seen if at.subtask == subtask])
         self._fire([at for at in seen if at.number < 0], self.watermark if until is None else until)
-        came = {key: [row for row in rows if row.key == key] for key in {row.key for row in rows}}
+        came = {row.key: [other for other in rows if other.key == row.key] for row in rows}
         added: dict[int, list[str]] = {}
         for at in seen:
             if at.number < 0:
                 continue
             row = came[at.key].pop(0)
-            assert row.number == at.number, "rows of a key come in their order"
-            self._visit(row, at, everybodys, added)
-        assert not any(came.values()), "rows that nothing was emitted for"
+            assert row.number == at.number, "rows of a key are not in their order"
+            self._check_row(row, at, union, added)
+        assert not any(came.values()), "rows without output"
         self._clean_up({at.subtask for at in seen})
 
-    def _visit(self, row: Row, at: Seen, everybodys: Counter[str], added: dict[int, list[str]]) -> None:
+    def _check_row(self, row: Row, at: Seen, union: Counter[str], added: dict[int, list[str]]) -> None:
         steps, results = unpack(row.steps), unpack(at.results)
         for step, result in zip(steps, results, strict=True):
             namespace, about, verb, *arguments = step
@@ -171,24 +157,23 @@ class Oracle:
                 case "union", "get":
                     own = added.get(at.subtask, [])
                     before = len(result) - len(own)
-                    assert Counter(result[:before]) == everybodys and result[before:] == own
+                    assert Counter(result[:before]) == union and result[before:] == own
                 case _:
                     self._do((row.key, namespace), about, verb, arguments, result)
 
     def _fire(self, seen: list[Seen], until: int | None) -> None:
-        """The timers that fired are those that were due, in order of time."""
-        emitted: dict[Scope, list[list[Any]]] = {}
+        """Checks that the timers that fired are those that were due, in order of time."""
+        emitted: dict[Scope, list[list[Any]]] = defaultdict(list)
         for at in seen:
             namespace, *rest = unpack(at.results)
-            emitted.setdefault((at.key, namespace), []).append(rest)
+            emitted[at.key, namespace].append(rest)
         for scope in [*self.timers]:
             limits = {"event": until, "processing": self.processing_time}
             found = emitted.pop(scope, [])
             for domain, time in self._due(scope, limits):
-                assert found, f"a timer of {scope} did not fire: {domain} {time}"
-                fired_domain, fired_time, results = found.pop(0)
-                assert (fired_domain, fired_time) == (domain, time)
-                # State that lives by event time is seen at the timer's own time.
+                assert found and found[0][:2] == [domain, time], f"{scope}: {domain} {time} is due, fired: {found}"
+                results = found.pop(0)[2]
+                # A timer reads state that lives by event time at its own time.
                 self.timer_time = time if domain == "event" else None
                 for step, result in zip(steps_of_timer(scope[1], domain, time), results, strict=True):
                     _, about, verb, *arguments = step
@@ -198,7 +183,7 @@ class Oracle:
         assert not emitted, f"fired without being set: {emitted}"
 
     def _due(self, scope: Scope, limits: dict[str, int | None]) -> Iterable[Timer]:
-        """Event time until nothing is due, then processing time; again when that made something due."""
+        """Event time until no timer is due, then processing time; again if that set a timer that is due."""
         timers = self.timers[scope]
         again = True
         while again:
@@ -223,8 +208,8 @@ class Oracle:
             case _, "clear":
                 self.entries[scope_key] = {}
             case ("list", "get") | ("map", "items" | "keys" | "values"):
-                shown = {"keys": lambda k, v: k, "values": lambda k, v: v, "items": lambda k, v: [k, v]}
-                self._read(scope_key, result, shown.get(verb, lambda k, v: v))
+                shown = {"keys": lambda k, v: k, "items": _item}
+                self._read(scope_key, result, shown.get(verb, _value))
             case "list", _:
                 self._change_list(scope_key, verb, arguments)
             case "map", _:
@@ -263,32 +248,32 @@ class Oracle:
                 assert held or not result
                 self._read(scope_key, held if result else [], only=arguments[0])
             case _:
-                self._ask_whether_empty(scope_key, *result)
+                self._check_emptiness(scope_key, *result)
 
-    def _ask_whether_empty(self, scope_key: StateKey, was_empty: bool, items: list[Any]) -> None:
-        """And what there was then. Asking is a read: what had expired is not seen a second time."""
+    def _check_emptiness(self, scope_key: StateKey, was_empty: bool, items: list[Any]) -> None:
+        """Checks `is_empty`, and the items read after it. It is a read: an expired entry is not returned again."""
         name = scope_key[0]
-        stale = [e for e in self.entries[scope_key].values() if self.may_be_expired(name, e) and self._relaxed(name)]
+        stale = [e for e in self.entries[scope_key].values() if self._may_be_expired(name, e) and self._relaxed(name)]
         assert (items == []) if was_empty else (items or stale)
         assert not (was_empty and any(e.certain for e in stale))
         for entry in stale:
-            # The first that was there is gone.
+            # The first one is removed.
             entry.certain = False
-        self._read(scope_key, items, lambda k, v: [k, v])
+        self._read(scope_key, items, _item)
 
     def _read(
         self,
         scope_key: StateKey,
         result: Sequence[Any],
-        shown: Callable[[Any, str], Any] = lambda key, value: value,
+        shown: Callable[[Any, str], Any] | None = None,
         only: Any = None,
     ) -> None:
-        """Reads what is there, or only one key of it, in its order; `result` is what was read."""
+        """Checks that `result` is what a read of all entries returns in their order, or of the entry `only`."""
         left, entries, name = list(result), self.entries.setdefault(scope_key, {}), scope_key[0]
         for key in sorted(entries) if only is None else [only] if only in entries else []:
             entry = entries[key]
-            was_given = left[:1] == [shown(key, entry.value)]
-            expired, may_be = self.is_expired(name, entry), self.may_be_expired(name, entry)
+            was_given = left[:1] == [(shown or _value)(key, entry.value)]
+            expired, may_be = self._is_expired(name, entry), self._may_be_expired(name, entry)
             if was_given:
                 assert not expired or self._relaxed(name), f"{scope_key} gives {entry}, which has expired"
                 del left[0]
@@ -298,14 +283,14 @@ class Oracle:
             if expired or not was_given:
                 del entries[key]
                 continue
-            # One that may have expired is given a last time then.
+            # An entry that may have expired is returned a last time.
             entry.certain = not (may_be and self._relaxed(name))
             if self._renews(name):
                 self._write(scope_key, key, entry.value)
         assert not left, f"{scope_key} gives {left} of {result}"
 
     def _add(self, scope_key: StateKey, word: str, result: str) -> None:
-        """What is added to goes as far back as what could be read."""
+        """Checks `add`: the result begins with the value that a read returns."""
         first = f"fold+{word}" if scope_key[0] == "folding" else word
         before = self.entries.get(scope_key, {}).get(0)
         if before is None:
@@ -318,7 +303,7 @@ class Oracle:
         self._write(scope_key, 0, result)
 
     def _write(self, scope_key: StateKey, key: Any, value: str) -> None:
-        """Sets an entry, which lives from now on; in event time at least from where the one before has lived from."""
+        """Sets an entry, which lives from now on; in event time never shorter than the entry that it replaces."""
         name, of = scope_key[0], self.entries.setdefault(scope_key, {})
         ttl, now, before = self.ttls[name], self._now(name), of.get(key)
         if ttl is None:
@@ -332,35 +317,33 @@ class Oracle:
 
     # -- times to live ------------------------------------------------------------------------------------------
 
-    def is_expired(self, name: str, entry: Entry) -> bool:
-        """Whether its time is over for certain."""
+    def _is_expired(self, name: str, entry: Entry) -> bool:
         return self._is_over(name, entry, entry.latest)
 
-    def may_be_expired(self, name: str, entry: Entry) -> bool:
-        """Whether its time may be over."""
+    def _may_be_expired(self, name: str, entry: Entry) -> bool:
         return self._is_over(name, entry, entry.earliest)
 
-    def _is_over(self, name: str, entry: Entry, moment: int | None) -> bool:
+    def _is_over(self, name: str, entry: Entry, written: int | None) -> bool:
         ttl, now = self.ttls[name], self._now(name)
         if ttl is None:
             return False
-        since, moment = self.since[name], moment if entry.time is _domain(ttl) else None
-        begin = moment if name in self.always and moment is not None else _later(since, moment)
+        since, written = self.since[name], written if entry.time is _domain(ttl) else None
+        begin = written if name in self.always and written is not None else _later(since, written)
         return begin is not None and now is not None and begin + ttl.milliseconds <= now
 
     def _begin_lives(self) -> None:
-        """A batch begins: from now on states have the times to live that had none yet, if there is a time."""
+        """A batch begins: times to live that have not begun begin now, if there is a time."""
         self.is_begun = True
         for name, since in self.since.items():
             self.since[name] = self._now(name) if since is None else since
 
     def _clean_up(self, worked: set[int]) -> None:
-        """Some of what has expired may be gone; of a full snapshot, all of it is."""
+        """Expired entries may have been removed; in a full snapshot they are."""
         for scope_key, of in self.entries.items():
             ttl = self.ttls[scope_key[0]]
-            expired = [key for key, entry in of.items() if self.may_be_expired(scope_key[0], entry)]
+            expired = [key for key, entry in of.items() if self._may_be_expired(scope_key[0], entry)]
             for key in expired:
-                if self.full and self.homes.get(scope_key[1]) in worked and self.is_expired(scope_key[0], of[key]):
+                if self.full and self.homes.get(scope_key[1]) in worked and self._is_expired(scope_key[0], of[key]):
                     del of[key]
                 elif self.full or (ttl is not None and ttl.background_cleanup):
                     of[key].certain = False
@@ -387,25 +370,25 @@ class Oracle:
     # -- seen from outside --------------------------------------------------------------------------------------
 
     def check_read(self, scope_key: StateKey, found: Any) -> None:
-        """State as a function would read it now; looking changes nothing."""
+        """Checks state as a function would read it now; the read changes nothing."""
         name, key, namespace = scope_key
         verb = {"list": "get", "map": "items", "value": "value"}.get(name, "get")
         result = [[k, v] for k, v in found.items()] if name == "map" else found
-        looked = self.copy()
-        looked._begin_lives()
-        looked._do((key, namespace), name, verb, [], result)
+        reader = deepcopy(self)
+        reader._begin_lives()
+        reader._do((key, namespace), name, verb, [], result)
 
     def check_hashes(self, found: Iterable[StateEntry]) -> None:
-        """All that is stored: what has expired and was not removed may be there."""
-        stored: dict[StateKey, list[Any]] = {}
+        """Checks all stored entries, which may include expired ones."""
+        stored: dict[StateKey, list[Any]] = defaultdict(list)
         for each in found:
             value = "+".join(each.value) if each.state == "aggregating" else each.value
             shown = [each.map_key, value] if each.state == "map" else value
-            stored.setdefault((each.state, *each.key, each.namespace), []).append(shown)
+            stored[each.state, *each.key, each.namespace].append(shown)
         for scope_key, of in self.entries.items():
             left = stored.pop(scope_key, [])
             for key in sorted(of):
-                shown = [key, of[key].value] if scope_key[0] == "map" else of[key].value
+                shown = (_item if scope_key[0] == "map" else _value)(key, of[key].value)
                 if left[:1] == [shown]:
                     del left[0]
                 else:
@@ -414,13 +397,12 @@ class Oracle:
         assert not stored, f"stored without being written: {stored}"
 
     def check_timers(self, found: Iterable[PendingTimer]) -> None:
-        """The timers that are pending, each once."""
-        domains = {TimeDomain.EVENT_TIME: "event", TimeDomain.PROCESSING_TIME: "processing"}
-        stored = Counter((t.key, t.namespace, domains[t.domain], t.time) for t in found)
+        """Checks the pending timers."""
+        stored = Counter((t.key, t.namespace, t.domain.value, t.time) for t in found)
         assert stored == Counter((*scope, *timer) for scope, of in self.timers.items() for timer in of)
 
     def check_operator_state(self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]) -> None:
-        """What subtasks keep; until a batch has run at another parallelism, those before."""
+        """Checks operator state; until a batch has run at another parallelism, it has the subtasks before."""
         assert split == self.split if len(split) == len(self.split) else _flat(split) == _flat(self.split)
         assert sorted(_flat(union)) == sorted(_flat(self.union))
         assert rules == self.rules
@@ -431,14 +413,12 @@ def _domain(ttl: StateTtlConfig) -> Characteristic:
 
 
 def _later(first: int | None, second: int | None) -> int | None:
-    """The later one of two moments, of which either may be unknown."""
-    known = [moment for moment in (first, second) if moment is not None]
-    return max(known, default=None)
+    return max((time for time in (first, second) if time is not None), default=None)
 
 
 def _check_order(seen: list[Seen]) -> None:
-    """Timers come before rows; those of event time before the others, in order of time over all keys. One that sets
-    another may set it for a time before its own."""
+    """Checks that timers come before rows, in order of time over all keys, those of event time first. A timer that sets
+    another may set it for an earlier time."""
     timers = [unpack(at.results) for at in seen if at.number < 0]
     assert all(at.number < 0 for at in seen[: len(timers)])
     times = [(domain, time) for _, domain, time, _ in timers]
@@ -447,8 +427,16 @@ def _check_order(seen: list[Seen]) -> None:
 
 
 def _in_force(ttls: Ttls) -> Ttls:
-    """Without those that are declared as disabled."""
+    """Returns None for a time to live that is disabled."""
     return {name: ttl if ttl and ttl.update_type is not Update.Disabled else None for name, ttl in ttls.items()}
+
+
+def _value(key: Any, value: str) -> str:
+    return value
+
+
+def _item(key: Any, value: str) -> list[Any]:
+    return [key, value]
 
 
 def _flat(lists: Iterable[list[str]]) -> list[str]:
@@ -456,7 +444,7 @@ def _flat(lists: Iterable[list[str]]) -> list[str]:
 
 
 def _even_split(lists: Sequence[list[str]], parts: int, first: int = 0) -> list[list[str]]:
-    """In order; the parts from `first` on have one more, as far as the remainder goes."""
+    """Keeps the order; the remainder is distributed over the parts from `first` on."""
     words = _flat(lists)
     longer = {(first + at) % parts for at in range(len(words) % parts)}
     sizes = [len(words) // parts + (at in longer) for at in range(parts)]

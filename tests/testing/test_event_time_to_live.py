@@ -1,4 +1,4 @@
-"""State that expires by event time: from the time of the row that wrote it, wherever batches begin and end."""
+"""State that expires by event time lives from the time of the row that wrote it, wherever batches begin and end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from stateflow import (
 from stateflow.testing import KeyedHarness, KeyedInput
 
 LIFE = 10
+HALF = LIFE // 2
 
 
 class Row(msgspec.Struct, frozen=True, order=True):
@@ -31,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, order=True):
 
 
 class Seen(msgspec.Struct, frozen=True, order=True):
-    """What a row, or a timer, found in the state: when it was written last; None when that has expired."""
+    """What a row or a timer read: when the state was written last; None if that has expired."""
 
     key: str
     at: int
@@ -39,11 +40,12 @@ class Seen(msgspec.Struct, frozen=True, order=True):
 
 
 class Last(KeyedProcessFunction[Row, Seen]):
-    """Remembers the time of a key's last row for a while."""
+    """Reads and writes the time of a key's last row. Without timers, its event time moves from batch to batch."""
 
     def open(self, ctx: RuntimeContext) -> None:
         life = StateTtlConfig.new_builder(Time.milliseconds(LIFE)).use_event_time().build()
         self.last = ctx.get_state(ValueStateDescriptor("last", int, ttl=life))
+        self.notes = ctx.get_map_state(MapStateDescriptor("notes", str, int, ttl=life))
 
     def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
         yield Seen(row.key, row.at, self.last.value())
@@ -57,15 +59,19 @@ class Timed(Last):
 
 
 class Reminded(Last):
-    """Looks again halfway."""
+    """Reads the state in a timer; another timer, of an earlier time than the row, replaces an entry without a read."""
 
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
+    def process_element(self, row: Row, ctx: Context) -> None:
         self.last.update(row.at)
-        ctx.timer_service().register_event_time_timer(row.at + LIFE // 2)
-        yield from ()
+        self.notes.put("last", row.at)
+        ctx.timer_service().register_event_time_timer(row.at + HALF)
+        ctx.timer_service().register_event_time_timer(row.at - LIFE)
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
-        yield Seen(ctx.get_current_key(), timestamp, self.last.value())
+        if timestamp % LIFE == HALF:
+            yield Seen(ctx.get_current_key(), timestamp, self.last.value())
+        else:
+            self.notes.put("last", timestamp)
 
 
 # Of a source with a watermark; and as after a keyed operator, where the watermark moves between batches only.
@@ -76,7 +82,7 @@ LATER = KeyedInput(Row, "key", event_time="at")
 @given(
     st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=40), st.sets(st.integers(1, 40), max_size=8)
 )
-def test_a_row_finds_what_a_younger_one_than_its_life_wrote_wherever_batches_are_cut(
+def test_a_row_reads_what_was_written_within_the_time_to_live_wherever_batches_end(
     steps: list[tuple[int, str]], cuts: set[int]
 ) -> None:
     rows, wanted, last, at = [], [], dict[str, int](), 0
@@ -95,7 +101,7 @@ def test_a_row_finds_what_a_younger_one_than_its_life_wrote_wherever_batches_are
     assert sorted(seen) == sorted(wanted)
 
 
-def test_state_lives_from_its_row_though_the_watermark_is_far_behind_it() -> None:
+def test_state_lives_from_the_time_of_its_row_although_the_watermark_is_earlier() -> None:
     with KeyedHarness(Last(), LATER, output=Seen) as harness:
         harness.advance_watermark(0)
         harness.push(Row("a", 100))
@@ -106,36 +112,15 @@ def test_state_lives_from_its_row_though_the_watermark_is_far_behind_it() -> Non
         assert harness.push(Row("a", 300)) == [Seen("a", 300, None)]
 
 
-def test_a_timer_sees_the_state_of_its_own_time() -> None:
-    """The watermark may have passed the end of the state's life as well when the timer fires."""
+def test_a_timer_reads_the_state_of_its_own_time_and_does_not_shorten_the_life_of_a_later_row() -> None:
     with KeyedHarness(Reminded(), LATER, output=Seen) as harness:
         harness.advance_watermark(0)
         harness.push(Row("a", 100), Row("b", 120))
-        half = LIFE // 2
-        assert sorted(harness.advance_watermark(1_000)) == [Seen("a", 100 + half, 100), Seen("b", 120 + half, 120)]
-        assert harness.state("last", key="a") is None
-
-
-class Noted(KeyedProcessFunction[Row, Seen]):
-    """Notes each row in a map; a timer of an earlier time notes itself there, without a look at what it replaces."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        life = StateTtlConfig.new_builder(Time.milliseconds(LIFE)).use_event_time().build()
-        self.notes = ctx.get_map_state(MapStateDescriptor("notes", str, int, ttl=life))
-
-    def process_element(self, row: Row, ctx: Context) -> None:
-        self.notes.put("last", row.at)
-        ctx.timer_service().register_event_time_timer(row.at - LIFE)
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> None:
-        self.notes.put("last", timestamp)
-
-
-def test_a_late_timer_does_not_shorten_the_life_of_what_a_later_row_wrote() -> None:
-    with KeyedHarness(Noted(), LATER, output=Seen) as harness:
-        harness.advance_watermark(0)
-        harness.push(Row("a", 100))
-        harness.advance_watermark(99 + LIFE)
-        assert dict(harness.state("notes", key="a")) == {"last": 100 - LIFE}
-        harness.advance_watermark(100 + LIFE)
-        assert dict(harness.state("notes", key="a")) == {}
+        seen = harness.advance_watermark(99 + LIFE)
+        assert harness.state("notes", key="a") == {"last": 100 - LIFE}
+        seen += harness.advance_watermark(100 + LIFE)
+        assert harness.state("notes", key="a") == {}
+        # The watermark passes the end of the state's life as well when the timer of b fires.
+        seen += harness.advance_watermark(1_000)
+        assert seen == [Seen("a", 100 + HALF, 100), Seen("b", 120 + HALF, 120)]
+        assert harness.state("last", key="b") is None

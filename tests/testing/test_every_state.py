@@ -1,13 +1,14 @@
-"""Every kind of state, timer, time to live and backend through batches, restores and rescalings, against an oracle.
+"""Every kind of state, timer, time to live and backend over batches, restores and rescalings, against an oracle.
 
-A history that fails is printed, shrunk, as the calls that make it. To look further, with other histories each time:
-``HYPOTHESIS_PROFILE=nightly python -m pytest tests/testing/test_every_state.py -m slow``; what that finds is kept in
-``.hypothesis``, and comes first in the next such run.
+A history that fails is printed, shrunk, as method calls. For new histories in each run:
+``HYPOTHESIS_PROFILE=nightly python -m pytest tests/testing/test_every_state.py -m slow``; failures are kept in
+``.hypothesis``, and are the first examples of the next such run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,25 +29,27 @@ from tests.testing.oracle import Oracle, Scope, StateKey
 KEYS = ("a", "b", "", "a\0")
 NAMESPACES = (None, "n", "", "n\0", 0)
 MAP_KEYS = ("", "x", "x\0")
+Visit = tuple[str, Any, Sequence[Step]]
+"""Key, namespace, and steps without the namespace."""
 NO_WORD = "-"
-"""Stands for a word that no other step has."""
+"""Replaced by a word that no other step has."""
 
 MEMORY = MemoryStateBackend()
 FILES, INLINE = FsStateBackend(inline_below_bytes=1), FsStateBackend(inline_below_bytes=500)
 INCREMENTAL, WHOLE = RocksDBStateBackend(), RocksDBStateBackend(incremental=False)
 BACKENDS = (MEMORY, FILES, INLINE, MEMORY, FILES, INLINE, MEMORY, FILES, INCREMENTAL, WHOLE)
-"""Each as often as it stands here: RocksDB costs ten times as much."""
+"""With frequencies: RocksDB costs ten times as much."""
 
 words = st.just(NO_WORD)
 listed = st.lists(words, max_size=3)
 map_keys = st.sampled_from(MAP_KEYS)
 domains = st.sampled_from(["event", "processing"])
 times = st.sampled_from([0, 1, 2, 3, 4, 6, 10, 31, 110, -1, -5])
-"""From the time of the batch on."""
+"""Relative to the time of the batch."""
 steps = st.one_of(
-    st.sampled_from([(k, "value" if k == "value" else "get") for k in CELLS]),
-    st.sampled_from([(k, "clear") for k in KINDS]),
-    st.sampled_from([("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD), ("folding", "add", NO_WORD)]),
+    st.sampled_from([(kind, "value" if kind == "value" else "get") for kind in CELLS]),
+    st.sampled_from([(kind, "clear") for kind in KINDS]),
+    st.sampled_from([(kind, "add", NO_WORD) for kind in CELLS if kind != "value"]),
     st.sampled_from([("value", "update", NO_WORD), ("value", "update", None)]),
     st.just(("list", "add", NO_WORD)),
     st.tuples(st.just("list"), st.sampled_from(["add_all", "update"]), listed),
@@ -56,20 +59,11 @@ steps = st.one_of(
     st.tuples(st.just("map"), st.sampled_from(["get", "contains", "remove"]), map_keys),
     st.tuples(st.just("map"), st.sampled_from(["items", "keys", "values", "is_empty"])),
     st.tuples(st.just("timer"), st.sampled_from(["register", "register", "delete"]), domains, times),
-    st.tuples(st.sampled_from(["split", "union"]), st.sampled_from(["add", "get"])),
+    st.sampled_from([("split", "add", NO_WORD), ("split", "get"), ("union", "add", NO_WORD), ("union", "get")]),
     st.just(("rules", "items")),
 )
-reads = [
-    ("value", "value"),
-    ("list", "get"),
-    ("map", "items"),
-    ("reducing", "get"),
-    ("aggregating", "get"),
-    ("folding", "get"),
-    ("split", "get"),
-    ("union", "get"),
-    ("rules", "items"),
-]
+reads = [(kind, "get") for kind in ("list", "reducing", "aggregating", "folding", "split", "union")]
+reads += [("value", "value"), ("map", "items"), ("rules", "items")]
 visits = st.tuples(
     st.sampled_from(KEYS),
     st.sampled_from([None, *NAMESPACES]),
@@ -86,10 +80,10 @@ filling = [
     ("timer", "register", "event", 30),
     ("timer", "register", "processing", 31),
     ("timer", "register", "event", 102),
-    ("split", "add"),
-    ("union", "add"),
+    ("split", "add", NO_WORD),
+    ("union", "add", NO_WORD),
 ]
-"""Steps that leave something in every state."""
+"""Steps that fill every state."""
 rules = st.lists(st.builds(Rule, st.sampled_from(["x", "y"]), st.integers(0, 2)), max_size=2)
 ttls = st.builds(
     StateTtlConfig,
@@ -112,14 +106,14 @@ passing = st.tuples(durations, st.just(0)) | st.tuples(st.just(0), durations) | 
 
 @dataclass(frozen=True)
 class Kept:
-    """A snapshot, and what must be in it."""
+    """A snapshot, and the oracle of its state."""
 
     snapshot: HarnessSnapshot
     oracle: Oracle
 
 
 class EveryHistory(RuleBasedStateMachine):
-    """Batches, time, failures, snapshots, restores: after each, the function saw what it had to, and so do we."""
+    """Batches, time, failures, snapshots, restores: after each, the results and the state are those of the oracle."""
 
     harness: KeyedHarness
 
@@ -162,9 +156,8 @@ class EveryHistory(RuleBasedStateMachine):
             rocksdb__compact_at_files=2,
         )
         if filled:
-            places = [(key, namespace) for key in KEYS for namespace in (None, "n")]
-            self.push([(key, namespace, filling) for key, namespace in places], [Rule("x", 1)])
-        self.kept = [Kept(self.harness.snapshot(), self.oracle.copy())]
+            self.push([(key, namespace, filling) for key in KEYS for namespace in (None, "n")], [Rule("x", 1)])
+        self.kept = [Kept(self.harness.snapshot(), deepcopy(self.oracle))]
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
@@ -173,17 +166,17 @@ class EveryHistory(RuleBasedStateMachine):
     # -- rules --------------------------------------------------------------------------------------------------
 
     @rule(pushed=pushes, rules=rules)
-    def push(self, pushed: list[tuple[str, Any, list[Any]]], rules: list[Rule]) -> None:
-        rows = [self._row(number, key, self._steps(key, ns, done)) for number, (key, ns, done) in enumerate(pushed)]
+    def push(self, pushed: Sequence[Visit], rules: list[Rule]) -> None:
+        rows = self._rows(pushed)
         self.oracle.batch(self.harness.push_both(rows, rules), rows, rules)
-        self._look(*pushed[0][:2])
+        self._check_state(*pushed[0][:2])
 
     @rule(pushed=pushes, failing=st.integers(0, 3))
-    def push_with_a_row_that_fails(self, pushed: list[tuple[str, Any, list[Any]]], failing: int) -> None:
+    def push_with_a_row_that_fails(self, pushed: list[Visit], failing: int) -> None:
         failing %= len(pushed)
-        given = [(key, self._steps(key, ns, done)) for key, ns, done in pushed]
-        given[failing][1].extend([(None, "split", "add", "gone"), (None, "fail", "")])
-        rows = [self._row(number, *each) for number, each in enumerate(given)]
+        key, namespace, drawn = pushed[failing]
+        visit = (key, namespace, [*drawn, ("split", "add", NO_WORD), ("fail", "")])
+        rows = self._rows([*pushed[:failing], visit, *pushed[failing + 1 :]])
         if self.letters:
             before = len(self.harness.dead_letters)
             seen = self.harness.push_both(rows, [])
@@ -193,10 +186,10 @@ class EveryHistory(RuleBasedStateMachine):
         else:
             with pytest.raises(UserCodeError, match="Broken"):
                 self.harness.push_both(rows, [Rule("x", 7)])
-        self._look(*pushed[0][:2])
+        self._check_state(*pushed[0][:2])
 
     @rule(durations=passing, pushed=st.just([]) | pushes)
-    def time_passes(self, durations: tuple[int, int], pushed: list[Any]) -> None:
+    def time_passes(self, durations: tuple[int, int], pushed: list[Visit]) -> None:
         in_event_time, in_processing_time = durations
         if in_event_time:
             first = self.oracle.watermark is None
@@ -207,26 +200,24 @@ class EveryHistory(RuleBasedStateMachine):
         if in_processing_time:
             self.oracle.processing_time += in_processing_time
             self.oracle.batch(self.harness.advance_processing_time(self.oracle.processing_time))
-        self._push_or_look(pushed)
+        self._push_or_check(pushed)
 
     @rule()
     def drain(self) -> None:
         self.oracle.batch(self.harness.drain(), until=1 << 62)
-        self._look()
+        self._check_state()
 
     @rule()
     def read_everything(self) -> None:
-        """Then nothing is stored that has expired."""
+        """Afterwards no expired entry is stored."""
         scopes = sorted({state_key[1:] for state_key in self.oracle.entries}, key=repr)
-        rows = [
-            self._row(number, key, self._steps(key, namespace, reads)) for number, (key, namespace) in enumerate(scopes)
-        ]
+        rows = self._rows([(key, namespace, reads) for key, namespace in scopes])
         self.oracle.batch(self.harness.push_both(rows, []), rows)
         self.oracle.check_hashes(self.harness.state_entries())
 
     @rule()
     def snapshot(self) -> None:
-        self.kept = [*self.kept[-2:], Kept(self.harness.snapshot(), self.oracle.copy())]
+        self.kept = [*self.kept[-2:], Kept(self.harness.snapshot(), deepcopy(self.oracle))]
 
     @rule(
         back=st.sampled_from([0, 0, 0, 1, 2, 3]),
@@ -238,15 +229,15 @@ class EveryHistory(RuleBasedStateMachine):
     def restore(
         self,
         back: int,
-        pushed: list[Any],
+        pushed: list[Visit],
         parallelism: int | None,
         changes: Mapping[str, StateTtlConfig | None],
         backend: StateBackend,
     ) -> None:
-        """The newest state, or a snapshot that was kept."""
+        """Restores the newest state, or a snapshot that was kept."""
         now = Kept(self.harness.snapshot(), self.oracle)
         before = [now, *reversed(self.kept)][min(back, len(self.kept))]
-        self.oracle = before.oracle.copy()
+        self.oracle = deepcopy(before.oracle)
         self._use(backend)
         ttls = {**self.oracle.ttls, **changes}
         parallelism = parallelism or self.oracle.parallelism
@@ -258,40 +249,36 @@ class EveryHistory(RuleBasedStateMachine):
         if changes:
             self.oracle.declare(ttls)
             self._settle()
-        self._push_or_look(pushed)
+        self._push_or_check(pushed)
 
-    # -- what they are made of ----------------------------------------------------------------------------------
+    # -- steps and checks ---------------------------------------------------------------------------------------
 
     def _use(self, backend: StateBackend) -> None:
         self.backend = backend
         self.oracle.full = backend != INCREMENTAL
 
-    def _push_or_look(self, pushed: list[Any]) -> None:
+    def _push_or_check(self, pushed: list[Visit]) -> None:
         if pushed:
             self.push(pushed, [])
         else:
-            self._look()
+            self._check_state()
 
     def _settle(self) -> None:
-        """A batch in which the function is opened: times to live that are new count from then."""
-        row = self._row(0, KEYS[0], [])
-        self.oracle.batch(self.harness.push_both([row], []), [row])
+        """A batch in which the function is opened: new times to live begin then."""
+        rows = self._rows([(KEYS[0], None, [])])
+        self.oracle.batch(self.harness.push_both(rows, []), rows)
 
-    def _row(self, number: int, key: str, steps: Sequence[Step]) -> Row:
-        return Row(key, number, pack(steps))
-
-    def _steps(self, key: str, namespace: Any, drawn: list[Any]) -> list[Step]:
-        return [(namespace, *self._step((key, namespace), *step)) for step in drawn]
+    def _rows(self, visits: Sequence[Visit]) -> list[Row]:
+        steps = [[(ns, *self._step((key, ns), *step)) for step in drawn] for key, ns, drawn in visits]
+        return [Row(visit[0], number, pack(of)) for number, (visit, of) in enumerate(zip(visits, steps, strict=True))]
 
     def _step(self, scope: Scope, about: str, verb: str, *arguments: Any) -> Step:
         if about == "timer":
             return (about, verb, arguments[0], self._time_of(scope, verb, *arguments))
-        if about in ("split", "union") and verb == "add":
-            return (about, verb, self._worded(NO_WORD))
         return (about, verb, *map(self._worded, arguments))
 
     def _time_of(self, scope: Scope, verb: str, domain: str, offset: int) -> int:
-        """For a timer that is deleted, mostly one that there is."""
+        """A deletion mostly has the time of a pending timer."""
         pending = sorted(time for of, time in self.oracle.timers.get(scope, ()) if of == domain)
         if verb == "delete" and pending:
             return pending[offset % len(pending)]
@@ -308,10 +295,10 @@ class EveryHistory(RuleBasedStateMachine):
         self.words += 1
         return f"w{self.words}"
 
-    def _look(self, key: str = KEYS[0], namespace: Any = None) -> None:
-        """All that is stored, and what a function would read at one place."""
+    def _check_state(self, key: str = KEYS[0], namespace: Any = None) -> None:
+        """Checks all stored state, and what a function would read in one scope."""
         if self.backend in (INCREMENTAL, WHOLE) and self.words % 4:
-            # It copies and opens every store.
+            # The check copies and opens every store.
             return
         self.oracle.check_timers(self.harness.timers())
         self.oracle.check_hashes(self.harness.state_entries())
@@ -322,8 +309,8 @@ class EveryHistory(RuleBasedStateMachine):
         self.oracle.check_read(state_key, self.harness.state(kind, key, namespace=namespace))
 
 
-def test_there_and_back_without_a_batch_changes_no_operator_state() -> None:
-    """Found by the thousands: a restore at another parallelism, and one back, before any batch."""
+def test_restores_at_another_parallelism_and_back_change_no_operator_state() -> None:
+    """Without a batch in between; found by `test_histories_by_the_thousand`."""
     history = EveryHistory()
     backend = MemoryStateBackend()
     history.begin(dict.fromkeys(KINDS), None, False, 1, True, 2, backend)

@@ -1,4 +1,4 @@
-"""The harness against a whole run of the same function over the same batches, with job root, log and sinks."""
+"""The harness computes what a run of the same function over the same batches computes, with log and sinks."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from stateflow.testing import KeyedHarness, KeyedInput
 from tests.support.local_jobs import LocalJobs
 
 BATCH = 4
+DISORDER = timedelta(milliseconds=5)
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ LATE = OutputTag("late", Note)
 
 
 class Sessions(KeyedProcessFunction[Event, Note]):
-    """Collects a key's times until 10 ms after the last; late rows go aside."""
+    """Collects a key's times until 10 ms after the last; late rows go to a side output."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.times = ctx.get_list_state(ListStateDescriptor("times", int))
@@ -71,7 +72,7 @@ class Sessions(KeyedProcessFunction[Event, Note]):
 
 
 def _by_key(rows: Iterable[dict[str, Any]]) -> dict[Any, list[Note]]:
-    """What is promised of the order: of a key, within an output."""
+    """The order of rows is defined for a key, within an output."""
     result: dict[Any, list[Note]] = {}
     for row in rows:
         result.setdefault(row["key"], []).append(Note(**row))
@@ -79,58 +80,34 @@ def _by_key(rows: Iterable[dict[str, Any]]) -> dict[Any, list[Note]]:
 
 
 def _run(folder: Path, events: Sequence[Event]) -> tuple[LocalJobs, list[StateEntry]]:
-    box = LocalJobs(folder)
+    jobs = LocalJobs(folder)
 
     def build(env: StreamExecutionEnvironment) -> None:
-        disorder = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5))
-        strategy = disorder.with_timestamp_column("at")
+        strategy = WatermarkStrategy.for_bounded_out_of_orderness(DISORDER).with_timestamp_column("at")
         stream = env.from_collection(events, Event, uid="events").assign_timestamps_and_watermarks(strategy)
         notes = stream.key_by("key").process(Sessions(), output=Note, uid="operator")
-        notes.sink_to(box.sink("notes"), uid="notes")
-        notes.get_side_output(LATE).sink_to(box.sink("late"), uid="late")
+        notes.sink_to(jobs.sink("notes"), uid="notes")
+        notes.get_side_output(LATE).sink_to(jobs.sink("late"), uid="late")
 
     try:
-        box.run(build, **{"source.max_rows_per_batch": str(BATCH), "max_parallelism": "128"})
+        jobs.run(build, **{"source.max_rows_per_batch": str(BATCH), "max_parallelism": "128"})
     finally:
         store_cache.close_all()
-    return box, list(read_state(str(folder / "root"), "operator"))
-
-
-def _harness(events: Sequence[Event], parallelism: int) -> KeyedHarness:
-    """The same batches with the watermarks of a run, and the end of its input."""
-    source = KeyedInput(Event, "key", event_time="at", out_of_orderness=timedelta(milliseconds=5))
-    h = KeyedHarness(Sessions(), source, output=Note, side_outputs=[LATE], parallelism=parallelism)
-    for start in range(0, len(events), BATCH):
-        h.push(*events[start : start + BATCH])
-    h.drain()
-    return h
+    return jobs, list(read_state(str(folder / "root"), "operator"))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_side_outputs_timers_and_state_are_those_of_a_run(tmp_path: Path, seed: int) -> None:
-    dice = random.Random(seed)
-    events = [Event(dice.choice("abcde"), n + dice.randrange(30)) for n in range(50)]
-    box, stored = _run(tmp_path, events)
-    with _harness(events, 2) as h:
-        assert _by_key(map(msgspec.structs.asdict, h.output)) == _by_key(box.sink("notes").rows())
+    rng = random.Random(seed)
+    events = [Event(rng.choice("abcde"), n + rng.randrange(30)) for n in range(50)]
+    jobs, stored = _run(tmp_path, events)
+    source = KeyedInput(Event, "key", event_time="at", out_of_orderness=DISORDER)
+    with KeyedHarness(Sessions(), source, output=Note, side_outputs=[LATE], parallelism=2) as h:
+        for start in range(0, len(events), BATCH):
+            h.push(*events[start : start + BATCH])
+        h.drain()
         late = _by_key(map(msgspec.structs.asdict, h.side_output(LATE)))
-        assert late == _by_key(box.sink("late").rows())
+        assert _by_key(map(msgspec.structs.asdict, h.output)) == _by_key(jobs.sink("notes").rows())
+        assert late == _by_key(jobs.sink("late").rows())
         assert h.state_entries() == stored
         assert late and stored and any(row.what == "session" for row in h.output)
-
-
-def test_parallelism_changes_nothing_of_what_is_computed() -> None:
-    events = [Event("abcdefgh"[n % 8], n * 7 % 50 + n) for n in range(80)]
-    source = KeyedInput(Event, "key", event_time="at")
-    h = KeyedHarness(Sessions(), source, output=Note)
-    for parallelism, batch in zip((1, 3, 2, 1), (events[n : n + 20] for n in range(0, 80, 20)), strict=True):
-        with h:
-            snapshot = h.snapshot()
-        h = KeyedHarness.restore(snapshot, parallelism=parallelism)
-        h.push(*batch)
-    with h:
-        sessions = [row for row in h.drain() if row.what == "session"]
-    times = {key: [event.at for event in events if event.key == key] for key in "abcdefgh"}
-    assert sorted(sessions, key=lambda row: row.key) == [
-        Note("session", key, max(of) + 10, len(of)) for key, of in times.items()
-    ]

@@ -1,14 +1,16 @@
-"""Every kind of function in the harness, and short jobs of several."""
+"""Every kind of function in the harness, and short jobs of several operators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 from stateflow import (
     CheckpointedFunction,
@@ -36,74 +38,44 @@ from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
 from tests.support.errors import raises
 
 
-class Row(msgspec.Struct):
+class Row(msgspec.Struct, order=True):
     key: str
     number: int
 
 
-class Rate(msgspec.Struct):
-    key: str
-    factor: int
-
-
-class Out(msgspec.Struct):
-    key: str
-    number: int
-
-
-SIDE = OutputTag("side", Out)
-ROWS, RATES = KeyedInput(Row, "key"), KeyedInput(Rate, "key")
+SIDE = OutputTag("side", Row)
+ROWS = KeyedInput(Row, "key")
 RULES = MapStateDescriptor("rules", str, int)
 
 
-class Priced(KeyedCoProcessFunction[Row, Rate, Out]):
+class Priced(KeyedCoProcessFunction[Row, Row, Row]):
+    """Multiplies the first input with the key's last number of the second."""
+
     def open(self, ctx: RuntimeContext) -> None:
         self.factor = ctx.get_state(ValueStateDescriptor("factor", int))
 
-    def process_element1(self, row: Row, ctx: Context) -> Iterable[Out]:
-        yield Out(row.key, row.number * (self.factor.value() or 1))
+    def process_element1(self, row: Row, ctx: Context) -> Iterable[Row]:
+        yield Row(row.key, row.number * (self.factor.value() or 1))
 
-    def process_element2(self, row: Rate, ctx: Context) -> None:
-        self.factor.update(row.factor)
-
-
-def test_two_keyed_inputs_share_their_state() -> None:
-    with KeyedHarness(Priced(), ROWS, RATES, output=Out, parallelism=2) as h:
-        assert h.push_both([("a", 2)], [("a", 10)]) == [Out("a", 2)]
-        assert h.push_both([("a", 3), ("b", 3)], []) in ([Out("a", 30), Out("b", 3)], [Out("b", 3), Out("a", 30)])
-        snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, parallelism=3) as h:
-        assert h.push_both([("a", 1)], [("b", 5)]) == [Out("a", 10)]
-        assert h.state("factor", "b") == 5
+    def process_element2(self, row: Row, ctx: Context) -> None:
+        self.factor.update(row.number)
 
 
-def test_the_push_for_another_number_of_inputs_is_refused() -> None:
-    with KeyedHarness(Priced(), ROWS, RATES, output=Out) as h, raises(ConfigError, inputs=2):
-        h.push(("a", 1))
-    with KeyedHarness(Summed(), ROWS, output=Out) as h, raises(ConfigError, inputs=1):
-        h.push_both([("a", 1)], [])
+class Filtered(KeyedBroadcastProcessFunction[Row, Row, Row]):
+    """Multiplies with the broadcast number of the key; the number 0 reads keyed state, which a broadcast row lacks."""
 
+    def open(self, ctx: RuntimeContext) -> None:
+        self.total = ctx.get_state(ValueStateDescriptor("total", int))
 
-class Filtered(KeyedBroadcastProcessFunction[Row, Rate, Out]):
-    def process_element(self, row: Row, ctx: Context) -> Iterable[Out]:
+    def process_element(self, row: Row, ctx: Context) -> Iterable[Row]:
         factor = ctx.get_broadcast_state(RULES).get(row.key)
         if factor is not None:
-            yield Out(row.key, row.number * factor)
+            yield Row(row.key, row.number * factor)
 
-    def process_broadcast_element(self, row: Rate, ctx: Context) -> None:
-        ctx.get_broadcast_state(RULES).put(row.key, row.factor)
-
-
-def test_broadcast_rows_reach_every_subtask_and_last() -> None:
-    with KeyedHarness(Filtered(), ROWS, BroadcastInput(Rate), output=Out, parallelism=2) as h:
-        keys = [f"key-{n}" for n in range(10)]
-        h.push_both([], [(key, 2) for key in keys])
-        assert h.broadcast_state(RULES) == dict.fromkeys(keys, 2)
-        snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, parallelism=3) as h:
-        h.push_both([(key, 5) for key in [*keys, "other"]], [])
-        assert sorted(h.output, key=lambda row: row.key) == [Out(key, 10) for key in keys]
-        assert h.broadcast_state(RULES) == dict.fromkeys(keys, 2)
+    def process_broadcast_element(self, row: Row, ctx: Context) -> None:
+        if row.number == 0:
+            self.total.value()
+        ctx.get_broadcast_state(RULES).put(row.key, row.number)
 
 
 class Summed(VectorizedKeyedFunction):
@@ -117,41 +89,18 @@ class Summed(VectorizedKeyedFunction):
         return pa.RecordBatch.from_pydict({"key": state.keys.column("key"), "number": totals})
 
 
-def test_a_vectorized_function_emits_and_keeps_what_it_does_in_a_run() -> None:
-    with KeyedHarness(Summed(), ROWS, output=Out, parallelism=2) as h:
-        h.push(("a", 1), ("b", 5), ("a", 2))
-        assert sorted((row.key, row.number) for row in h.output) == [("a", 3), ("b", 5)]
-        assert h.push(("a", 10)) == [Out("a", 13)]
-        assert (h.state("total", "a"), h.state("total", "b")) == (13, 5)
-
-
-def test_rows_and_columns_share_one_state() -> None:
-    class SummedRows(KeyedProcessFunction[Row, Out]):
-        def open(self, ctx: RuntimeContext) -> None:
-            self.total = ctx.get_state(ValueStateDescriptor("total", int))
-
-        def process_element(self, row: Row, ctx: Context) -> Iterable[Out]:
-            yield Out(row.key, (self.total.value() or 0) + row.number)
-
-    with KeyedHarness(Summed(), ROWS, output=Out) as h:
-        h.push(("a", 1), ("a", 2))
-        snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, SummedRows()) as h:
-        assert h.push(("a", 10)) == [Out("a", 13)]
-
-
-class Numbered(RichMapFunction[Row, Out]):
+class Numbered(RichMapFunction[Row, Row]):
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 
-    def map(self, row: Row) -> Out:
+    def map(self, row: Row) -> Row:
         self.count.update((self.count.value() or 0) + 1)
-        return Out(row.key, self.count.value() or 0)
+        return Row(row.key, self.count.value() or 0)
 
 
-class Twice(RichFlatMapFunction[Row, Out]):
-    def flat_map(self, row: Row) -> Iterable[Out]:
-        return [Out(row.key, row.number)] * 2
+class Twice(RichFlatMapFunction[Row, Row]):
+    def flat_map(self, row: Row) -> Iterable[Row]:
+        return [row] * 2
 
 
 class New(RichFilterFunction[Row]):
@@ -163,43 +112,71 @@ class New(RichFilterFunction[Row]):
         return not seen
 
 
-def test_rich_functions_have_state_for_each_key() -> None:
-    with KeyedHarness(Numbered(), ROWS, output=Out) as h:
-        h.push(("a", 0), ("a", 0))
-        assert h.push(("a", 0)) == [Out("a", 3)]
-    with KeyedHarness(Twice(), ROWS, output=Out) as h:
-        assert h.push(("a", 7)) == [Out("a", 7)] * 2
-    with KeyedHarness(New(), ROWS) as h:
-        h.push(("a", 1), ("a", 2))
-        h.push(("a", 3), ("b", 4))
-        assert h.output == [Row("a", 1), Row("b", 4)]
+def _count(row: Row, seen: int | None) -> tuple[Row, int]:
+    return Row(row.key, (seen or 0) + 1), (seen or 0) + 1
 
 
-def test_short_forms_are_given_as_a_callable() -> None:
-    def count(row: Row, seen: int | None) -> tuple[Out, int]:
-        return Out(row.key, (seen or 0) + 1), (seen or 0) + 1
+def _add(x: Row, y: Row) -> Row:
+    return Row(x.key, x.number + y.number)
 
-    with KeyedHarness(lambda rows: rows.map_with_state(count, state=int, output=Out, uid="count"), ROWS) as h:
-        h.push(("a", 0), ("a", 0))
-        assert h.output == [Out("a", 1), Out("a", 2)]
-        assert h.state("value", "a") == 2
 
-    def add(x: Row, y: Row) -> Row:
-        return Row(x.key, x.number + y.number)
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (Summed(), [16, 24]),
+        (Numbered(), [1, 2, 3]),
+        (Twice(), [7, 7, 9, 9, 8, 8]),
+        (New(), [7]),
+        (lambda rows: rows.map_with_state(_count, state=int, output=Row, uid="count"), [1, 2, 3]),
+        (lambda rows: rows.reduce(_add, uid="sum"), [7, 16, 24]),
+        (lambda rows: rows.aggregate_columns({"number": ("max", "number")}, output=Row, uid="max"), [9, 9]),
+    ],
+    ids=["vectorized", "map", "flat map", "filter", "map with state", "reduce", "aggregate columns"],
+)
+def test_functions_of_every_kind_have_state_that_a_restore_keeps(function: Any, numbers: list[int]) -> None:
+    output = {} if isinstance(function, FunctionType) else {"output": Row}
+    with KeyedHarness(function, ROWS, **output) as h:
+        emitted = h.push(("a", 7), ("a", 9))
+        snapshot = h.snapshot()
+        with raises(ConfigError, inputs=1):
+            h.push_both([("a", 1)], [])
+    with KeyedHarness.restore(snapshot, parallelism=3) as h:
+        emitted += h.push(("a", 8))
+    assert [row.number for row in emitted] == numbers
 
-    with KeyedHarness(lambda rows: rows.reduce(add, uid="sum"), ROWS) as h:
-        h.push(("a", 1), ("a", 2))
-        assert h.push(("a", 3)) == [Row("a", 6)]
-    with KeyedHarness(
-        lambda rows: rows.aggregate_columns({"number": ("max", "number")}, output=Out, uid="max"), ROWS
-    ) as h:
-        assert h.push(("a", 1), ("a", 9)) == [Out("a", 9)]
+
+@pytest.mark.parametrize(
+    ("function", "second", "numbers"),
+    [(Priced(), ROWS, [2, 30, 40, 3]), (Filtered(), BroadcastInput(Row), [20, 30, 40])],
+    ids=["two keyed inputs", "keyed and broadcast input"],
+)
+def test_functions_of_two_inputs_have_state_that_a_restore_keeps(
+    function: Any, second: Any, numbers: list[int]
+) -> None:
+    with KeyedHarness(function, ROWS, second, output=Row, parallelism=2) as h:
+        emitted = h.push_both([("a", 2)], [("a", 10)]) + h.push_both([("a", 3)], [])
+        snapshot = h.snapshot()
+        with raises(ConfigError, inputs=2):
+            h.push(("a", 1))
+    with KeyedHarness.restore(snapshot, parallelism=3) as h:
+        emitted += sorted(h.push_both([("a", 4), ("b", 3)], []))
+    assert [row.number for row in emitted] == numbers
+
+
+def test_broadcast_rows_reach_every_subtask_and_have_no_keyed_state() -> None:
+    keys = [f"key-{n}" for n in range(10)]
+    with KeyedHarness(Filtered(), ROWS, BroadcastInput(Row), output=Row, parallelism=2) as h:
+        h.push_both([], [(key, 2) for key in keys])
+        with raises(StateError, row=repr(Row("a", 0))):
+            h.push_both([], [("a", 0)])
+        assert h.broadcast_state(RULES) == dict.fromkeys(keys, 2)
+        assert sorted(h.push_both([(key, 5) for key in keys], [])) == [Row(key, 10) for key in keys]
 
 
 def test_several_operators_are_named_by_uid() -> None:
     def two_levels(rows: Any) -> Any:
-        first = rows.map(Numbered(), output=Out, uid="first")
-        return first.key_by("key").map(Numbered(), output=Out, uid="second")
+        first = rows.map(Numbered(), output=Row, uid="first")
+        return first.key_by("key").map(Numbered(), output=Row, uid="second")
 
     with KeyedHarness(two_levels, ROWS, parallelism=2) as h:
         h.push(("a", 0), ("b", 0), ("a", 0))
@@ -208,45 +185,45 @@ def test_several_operators_are_named_by_uid() -> None:
             h.state("count", "a")
         snapshot = h.snapshot()
     with KeyedHarness.restore(snapshot, parallelism=3) as h:
-        assert h.push(("a", 0)) == [Out("a", 3)]
+        assert h.push(("a", 0)) == [Row("a", 3)]
 
 
 def test_dead_letters_and_side_outputs_of_a_callable_are_collected() -> None:
-    class Picky(KeyedProcessFunction[Row, Out]):
+    class Divided(KeyedProcessFunction[Row, Row]):
         def process_element(self, row: Row, ctx: Context) -> None:
-            ctx.output(SIDE, Out(row.key, 100 // row.number))
+            ctx.output(SIDE, Row(row.key, 100 // row.number))
 
     def build(rows: Any) -> Any:
-        return rows.process(Picky(), output=Out, uid="picky", on_error=DeadLetters(budget=5))
+        return rows.process(Divided(), output=Row, uid="divided", on_error=DeadLetters(budget=5))
 
     with KeyedHarness(build, ROWS, side_outputs=[SIDE]) as h:
         h.push(("a", 4), ("a", 0))
-        assert h.side_output(SIDE) == [Out("a", 25)]
-        assert [letter.operator for letter in h.dead_letters] == ["picky"]
+        assert h.side_output(SIDE) == [Row("a", 25)]
+        assert [letter.operator for letter in h.dead_letters] == ["divided"]
     with raises(JobDefinitionError, given=["output"]):
-        KeyedHarness(build, ROWS, output=Out)
+        KeyedHarness(build, ROWS, output=Row)
 
 
 def test_an_error_in_a_row_function_after_an_operator_names_both() -> None:
     def build(rows: Any) -> Any:
-        return rows.map(Numbered(), output=Out, uid="op").map(lambda row: 1 // 0)
+        return rows.map(Numbered(), output=Row, uid="op").map(lambda row: 1 // 0)
 
-    with KeyedHarness(build, ROWS) as h, raises(UserCodeError, operator="op", row=repr(Out("a", 1))) as caught:
+    with KeyedHarness(build, ROWS) as h, raises(UserCodeError, operator="op", row=repr(Row("a", 1))) as caught:
         h.push(("a", 0))
     assert "ZeroDivisionError" in str(caught.value) and "<lambda>" in str(caught.value.facts["function"])
 
 
 def test_a_spark_expression_is_refused() -> None:
     def build(rows: Any) -> Any:
-        mapped = rows.map(Numbered(), output=Out, uid="op").transform(lambda frame: frame)
-        return mapped.key_by("key").map(Numbered(), output=Out, uid="next")
+        mapped = rows.map(Numbered(), output=Row, uid="op").transform(lambda frame: frame)
+        return mapped.key_by("key").map(Numbered(), output=Row, uid="next")
 
     with raises(JobDefinitionError, uid="next"):
         KeyedHarness(build, ROWS)
 
 
-class Buffered(KeyedProcessFunction[Row, Out], CheckpointedFunction, CheckpointListener):
-    """Keeps numbers in an operator list, emits the checkpoint that it was last notified of."""
+class Buffered(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointListener):
+    """Keeps numbers in an operator list, emits the checkpoint of its last notification."""
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         self.restored = ctx.is_restored
@@ -256,36 +233,23 @@ class Buffered(KeyedProcessFunction[Row, Out], CheckpointedFunction, CheckpointL
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self.notified = checkpoint_id
 
-    def process_element(self, row: Row, ctx: Context) -> Iterable[Out]:
+    def process_element(self, row: Row, ctx: Context) -> Iterable[Row]:
         self.buffer.add(row.number)
-        yield Out("restored" if self.restored else "new", self.notified)
+        yield Row("restored" if self.restored else "new", self.notified)
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
         pass
 
 
 def test_operator_state_is_restored_and_checkpoints_are_notified() -> None:
-    with KeyedHarness(Buffered(), ROWS, output=Out) as h:
+    with KeyedHarness(Buffered(), ROWS, output=Row) as h:
         assert h.operator_state("buffer") == [[]]
-        assert h.push(("a", 1), ("a", 2)) == [Out("new", 0), Out("new", 0)]
-        assert h.push(("a", 3)) == [Out("restored", 1)]
+        assert h.push(("a", 1), ("a", 2)) == [Row("new", 0), Row("new", 0)]
+        assert h.push(("a", 3)) == [Row("restored", 1)]
         assert h.operator_state("buffer") == [[1, 2, 3]]
         snapshot = h.snapshot()
     with KeyedHarness.restore(snapshot, parallelism=2) as h:
-        assert h.push(("a", 4)) == [Out("restored", 2)]
+        assert h.push(("a", 4)) == [Row("restored", 2)]
         assert sorted(map(sorted, h.operator_state("buffer"))) in ([[1, 2], [3, 4]], [[1, 2, 4], [3]])
         with raises(ConfigError, name="bufer", declared=["buffer"]):
             h.operator_state("bufer")
-
-
-def test_keyed_state_of_a_broadcast_row_is_refused_as_in_a_run() -> None:
-    class Wrong(Filtered):
-        def open(self, ctx: RuntimeContext) -> None:
-            self.mine = ctx.get_state(ValueStateDescriptor("mine", int))
-
-        def process_broadcast_element(self, row: Rate, ctx: Context) -> None:
-            self.mine.value()
-
-    with KeyedHarness(Wrong(), ROWS, BroadcastInput(Rate), output=Out) as h:
-        with raises(StateError, row=repr(Rate("a", 1))):
-            h.push_both([], [("a", 1)])
