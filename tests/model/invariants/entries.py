@@ -30,7 +30,7 @@ class Entry:
 
     @cached_property
     def checkpoint(self) -> int:
-        """The checkpoint that the entry stands for; 0 when there is none."""
+        """The current checkpoint; 0 when there is none."""
         is_import = self.kind == "claim" and self.manifest and not self.doc.get("checkpoint")
         return self.seq if self.kind == "commit" or is_import else (self.doc.get("checkpoint") or {"id": 0})["id"]
 
@@ -69,7 +69,7 @@ class Entry:
 
 _NO_DOCUMENT = {"kind": "", "generation": 0, "ordinal": 0, "retained": [], "pinned": [], "pending": []}
 NO_ENTRY = Entry(0, "", _NO_DOCUMENT, {})
-"""Stands for the parent of the first entry."""
+"""The parent of the first entry."""
 
 
 def read_document(data: bytes) -> dict[str, Any]:

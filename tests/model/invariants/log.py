@@ -123,7 +123,7 @@ class Checker:
             raise Violation("I9", f"generation {generation} was fenced, and no CLAIM came after it")
 
     def adoptable_since(self, checkpoint: int, seq: int) -> bool:
-        """Whether every entry from `seq` on stands for the checkpoint, or retains it other than by a pin."""
+        """Whether the checkpoint is current in every entry from `seq` on, or retained other than by a pin."""
         return all(
             checkpoint == entry.checkpoint or any(r["id"] == checkpoint for r in entry.doc["retained"])
             for entry in self.chain[seq:]

@@ -73,7 +73,7 @@ def append(job: SimJob) -> None:
 
 
 def vacuum(job: SimJob) -> None:
-    """Deletes a file that no table has while no process publishes, as VACUUM does when a job stood still."""
+    """Deletes a file that no table has while no process publishes, as VACUUM does after a job was stopped for long."""
     while True:
         job.scheduler.sleep(job.rng.randint(1, 10))
         sink = job.rng.choice(job.sinks)

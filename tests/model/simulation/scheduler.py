@@ -55,8 +55,8 @@ class Scheduler:
         trace: receives one line for each step when given.
 
     Attributes:
-        is_unscheduled: whether nothing is scheduled any more: calls are executed where they are made.
-        faults_stopped: whether no new fault happens any more.
+        is_unscheduled: whether scheduling has ended: calls are executed immediately.
+        faults_stopped: whether new faults have ended.
     """
 
     def __init__(self, rng: random.Random, plan: Plan, trace: deque[str] | None = None) -> None:
@@ -156,7 +156,7 @@ class Scheduler:
         self._hold = 0.0
 
     def finish(self) -> None:
-        """Ends every actor and lets every late write arrive; later calls are executed where they are made."""
+        """Ends every actor and lets every late write arrive; later calls are executed immediately."""
         self.end_all()
         while self._late:
             self._execute_late()
