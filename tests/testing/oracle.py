@@ -384,7 +384,7 @@ class Oracle:
         for each in found:
             value = "+".join(each.value) if each.state == "aggregating" else each.value
             shown = [each.map_key, value] if each.state == "map" else value
-            stored[each.state, *each.key, each.namespace].append(shown)
+            stored[each.state, str(each.key[0]), each.namespace].append(shown)
         for scope_key, of in self.entries.items():
             left = stored.pop(scope_key, [])
             for key in sorted(of):

@@ -61,11 +61,12 @@ class Timed(Last):
 class Reminded(Last):
     """Reads the state in a timer; another timer, of an earlier time than the row, replaces an entry without a read."""
 
-    def process_element(self, row: Row, ctx: Context) -> None:
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
         self.last.update(row.at)
         self.notes.put("last", row.at)
         ctx.timer_service().register_event_time_timer(row.at + HALF)
         ctx.timer_service().register_event_time_timer(row.at - LIFE)
+        yield from ()
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
         if timestamp % LIFE == HALF:

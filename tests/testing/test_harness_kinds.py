@@ -78,8 +78,9 @@ class New(RichFilterFunction[Row]):
         self.seen = ctx.get_state(ValueStateDescriptor("seen", bool))
 
     def filter(self, row: Row) -> bool:
-        seen, _ = self.seen.value(), self.seen.update(True)
-        return not seen
+        is_new = not self.seen.value()
+        self.seen.update(True)
+        return is_new
 
 
 def _count(row: Row, seen: int | None) -> tuple[Row, int]:
@@ -104,7 +105,7 @@ def _add(x: Row, y: Row) -> Row:
     ids=["vectorized", "map", "flat map", "filter", "map with state", "reduce", "aggregate columns"],
 )
 def test_functions_of_every_kind_have_state_that_a_restore_keeps(function: Any, numbers: list[int]) -> None:
-    output = {} if isinstance(function, FunctionType) else {"output": Row}
+    output: dict[str, Any] = {} if isinstance(function, FunctionType) else {"output": Row}
     with KeyedHarness(function, ROWS, **output) as h:
         emitted = h.push(("a", 7), ("a", 9))
         snapshot = h.snapshot()

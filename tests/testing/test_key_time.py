@@ -181,15 +181,15 @@ def _source(bound: int, *order_by: str) -> KeyedInput:
     return KeyedInput(Row, "key", order_by, event_time="at", out_of_orderness=timedelta(milliseconds=bound))
 
 
-def _arrow(rows: int | None) -> dict[str, str]:
+def _arrow(rows: int | None) -> dict[str, Any]:
     """The setting that gives tasks so many rows at once; the rows of a key then come in several pieces."""
     return {} if rows is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": str(rows)}
 
 
 def _check(history: History, backend: StateBackend) -> None:
     model, seen, letters = Record(history.bound), defaultdict(list), 0
-    settings = {"on_error": DeadLetters(budget=1000), "backend": backend, **_arrow(history.arrow_rows)}
-    h = KeyedHarness(Scripted(), _source(history.bound), output=Seen, parallelism=2, **settings)
+    more: dict[str, Any] = {"on_error": DeadLetters(budget=1000), "backend": backend, **_arrow(history.arrow_rows)}
+    h = KeyedHarness(Scripted(), _source(history.bound), output=Seen, parallelism=2, **more)
     for batch, parallelism in history.batches:
         if parallelism:
             letters += len(h.dead_letters)

@@ -46,11 +46,11 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        return self.doc["kind"]
+        return str(self.doc["kind"])
 
     @property
     def manifest(self) -> str:
-        return (self.doc.get("manifest") or {"key": ""})["key"]
+        return str((self.doc.get("manifest") or {"key": ""})["key"])
 
     @property
     def offset(self) -> str:

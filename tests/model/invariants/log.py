@@ -231,8 +231,11 @@ class Checker:
         needs = self._read_needs(entry)
         for key in needs.keys() - self._needs[parent.manifest].keys():
             match = _DATA.fullmatch(key)
-            is_own = match and int(match[1]) == entry.doc["generation"]
-            if not is_own or not parent.doc["ordinal"] < int(match[2]) <= entry.doc["ordinal"]:
+            if (
+                match is None
+                or int(match[1]) != entry.doc["generation"]
+                or not parent.doc["ordinal"] < int(match[2]) <= entry.doc["ordinal"]
+            ):
                 raise Violation("I4", f"commit {entry.seq} adds {key}")
         self._needs[entry.manifest] = needs
         if len(entry.doc["retained"]) >= self._retain:

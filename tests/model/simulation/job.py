@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
+from stateflow.checkpoint.log.checkpoint_log import Appended, Base, CheckpointLog, Overtaken
 from stateflow.checkpoint.log.documents import LogEntry
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -35,7 +35,7 @@ class CheckedLog(CheckpointLog):
         super().__init__(log.storage, log.job)
         self._checker = checker
 
-    def append(self, parent: Head | None, build: Callable[[Head | None], LogEntry]) -> Appended | Overtaken:
+    def append(self, parent: Base, build: Callable[[Base], LogEntry]) -> Appended | Overtaken:
         outcome = super().append(parent, build)
         if isinstance(outcome, Appended):
             for head in (outcome.own, outcome.head):

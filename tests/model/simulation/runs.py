@@ -74,8 +74,6 @@ class GaveUp(Exception):
 class Run:
     """A run from its start to its end; subclasses have `start`, `batch` and `finish`."""
 
-    stopped = False
-
     def __init__(self, job: SimJob, name: str, batches: int) -> None:
         self.job = job
         self.name = name
@@ -109,6 +107,10 @@ class Run:
     def generation(self) -> int:
         """The run's generation; 0 before its claim is acknowledged."""
         raise NotImplementedError
+
+    @property
+    def stopped(self) -> bool:
+        return False
 
     def start(self) -> None:
         raise NotImplementedError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stateflow.errors import ConfigError, StorageError
@@ -64,9 +65,9 @@ class SimStorage(MemoryStorage):
         while left:
             count = len(left) if self._rng.random() < 0.8 else 1
             chunk, left = left[:count], left[count:]
-            self.scheduler.call(WRITE, f"delete {len(chunk)}", chunk[0], lambda chunk=chunk: self._delete(chunk))
+            self.scheduler.call(WRITE, f"delete {len(chunk)}", chunk[0], partial(self._delete, chunk))
 
-    def _refuse(self, keys: list[str]) -> None:
+    def _refuse(self, keys: Sequence[str]) -> None:
         """A start refuses a storage whose probe cannot be deleted, so that is never denied."""
         if not self._denied or self.scheduler.is_unscheduled or not keys or keys[0].startswith(PROBE):
             return
@@ -78,7 +79,7 @@ class SimStorage(MemoryStorage):
         """Returns an object without a call."""
         return self._objects.get(key)
 
-    def keys(self) -> list[str]:
+    def keys(self) -> Sequence[str]:
         """Returns the keys of all objects without a call."""
         return sorted(self._objects)
 
@@ -89,7 +90,7 @@ class SimStorage(MemoryStorage):
             self.observer.created(key, data)
         return result
 
-    def _delete(self, keys: list[str]) -> None:
+    def _delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             if key in self._objects:
                 self.scheduler.changed(key, created=False)

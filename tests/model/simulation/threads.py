@@ -11,7 +11,8 @@ from greenlet import getcurrent
 
 from tests.model.simulation.scheduler import Scheduler
 
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 _CHECK_STEPS = (20, 60)
 """How many steps pass between two checks of a wait with a timeout."""
 
