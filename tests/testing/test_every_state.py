@@ -333,6 +333,6 @@ def test_histories_by_the_thousand() -> None:
 @pytest.mark.parametrize("mistake", MUTANTS)
 def test_the_histories_find(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MUTANTS[mistake])
-    as_found = settings(max_examples=1_000, stateful_step_count=10, phases=[Phase.generate])
+    as_found = settings(max_examples=2_000, stateful_step_count=10, phases=[Phase.generate])
     with pytest.raises((AssertionError, StateflowError)):
         run_state_machine_as_test(EveryHistory, settings=as_found)
