@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import AccountsJob
+from tests.support.processes import spawn
 
 
 @pytest.fixture
@@ -18,12 +20,27 @@ def box(tmp_path: Path) -> Iterator[AccountsJob]:
 
 
 @pytest.fixture
+def resting(box: AccountsJob) -> AccountsJob:
+    """A job with a few checkpoints and nothing to do."""
+    box.run_to(50)
+    return box
+
+
+@pytest.fixture
 def early(box: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 50th event that went on to the 120th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
-    box.deliver(50)
-    box.finish()
-    assert box.command("savepoint", "create", "--name", "early").code == 0
-    box.deliver(120)
-    box.finish()
+    box.run_to(50)
+    box.create_savepoint("early")
+    box.run_to(120)
     return box
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Iterator[FlightsJob]:
+    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark"}
+    box = FlightsJob(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
+    yield box
+    box.end_all()
+    for process in box.processes:
+        process.wait_family()

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -34,7 +35,7 @@ class DiskPlan:
 
     Attributes:
         folders: that are on it.
-        image: a folder that gets what a power cut leaves when the process ends, and ``acked.json``.
+        image: a folder that gets what a power cut leaves when the process ends, and ``facts.json``.
         calls: how many calls there are before the power fails; -1 for none.
         errors: share of calls that fail with EIO.
     """
@@ -58,17 +59,7 @@ def disk_from_environment() -> Iterator[None]:
     if not described:
         yield
         return
-    plan = DiskPlan(**json.loads(described))
-    disk = FaultyDisk(plan)
-    posix.os = _Calls(disk)  # type: ignore[attr-defined]
-    _note_acks(disk)
-    try:
-        yield
-    finally:
-        disk.write_image()
-
-
-def _note_acks(disk: FaultyDisk) -> None:
+    disk = FaultyDisk(DiskPlan(**json.loads(described)))
     commit = JobRoot.commit
 
     def noted(self: JobRoot, *arguments: Any) -> Any:
@@ -77,7 +68,11 @@ def _note_acks(disk: FaultyDisk) -> None:
             disk.acked.append(done.own.entry.seq)
         return done
 
-    JobRoot.commit = noted  # type: ignore[method-assign]
+    with patch.object(posix, "os", _Calls(disk)), patch.object(JobRoot, "commit", noted):
+        try:
+            yield
+        finally:
+            disk.write_image()
 
 
 @dataclass(frozen=True)
@@ -108,14 +103,11 @@ class FaultyDisk:
         self.failed = 0
         for folder in map(Path, plan.folders):
             for path in [folder, *folder.rglob("*")]:
-                self._note(path)
-
-    def _note(self, path: Path) -> None:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            self._folders[found.st_ino, str(path)] = _listing(path)
-        else:
-            self._files[found.st_ino] = path.read_bytes()
+                inode = path.stat().st_ino
+                if path.is_dir():
+                    self._folders[inode, str(path)] = _listing(path)
+                else:
+                    self._files[inode] = path.read_bytes()
 
     def call(self, act: Callable[[], Any]) -> Any:
         """Does one call, unless it is the one at which power fails, or one that fails."""
@@ -130,24 +122,20 @@ class FaultyDisk:
         return act()
 
     def fsync(self, fd: int) -> None:
-        """What is behind `fd` is durable from here on; after an error, never."""
-        path = Path(f"/proc/self/fd/{fd}")
+        """What `fd` is open for is durable from here on; after an error, never."""
+        found, path = os.fstat(fd), Path(f"/proc/self/fd/{fd}")
         try:
             self.call(lambda: os.fsync(fd))
         except OSError:
             with self._lock:
-                self._files.pop(os.fstat(fd).st_ino, None)
+                self._files.pop(found.st_ino, None)
             raise
         with self._lock:
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                self._sync_folder(os.fstat(fd).st_ino, path)
+            if stat.S_ISDIR(found.st_mode):
+                now = {n: replace(e, content=self._files.get(e.inode)) for n, e in _listing(path).items()}
+                self._folders[found.st_ino, os.readlink(path)] = now
             else:
-                self._files[os.fstat(fd).st_ino] = path.read_bytes()
-
-    def _sync_folder(self, inode: int, path: Path) -> None:
-        listing = _listing(path)
-        now = {name: replace(entry, content=self._files.get(entry.inode)) for name, entry in listing.items()}
-        self._folders[inode, os.readlink(path)] = now
+                self._files[found.st_ino] = path.read_bytes()
 
     def write_image(self) -> None:
         """What a power cut would leave now, and what was acknowledged before it."""
@@ -157,8 +145,7 @@ class FaultyDisk:
             image.mkdir(parents=True)
             for number, folder in enumerate(map(Path, self._plan.folders)):
                 self._write_folder(folder.stat().st_ino, folder, image / str(number))
-            facts = {"acked": self.acked, "failed": self.failed}
-            (image / "facts.json").write_text(json.dumps(facts))
+            (image / "facts.json").write_text(json.dumps({"acked": self.acked, "failed": self.failed}))
 
     def _write_folder(self, inode: int, source: Path, target: Path) -> None:
         target.mkdir(mode=0o700)
@@ -168,12 +155,15 @@ class FaultyDisk:
             # Also a removal need not have come to the disk.
             if not is_safe and self._dice.random() < 0.5:
                 continue
-            if name not in there:
-                _write(target / name, None if durable[name].is_folder else durable[name].content)
-            elif there[name].is_folder:
-                self._write_folder(there[name].inode, source / name, target / name)
-            else:
-                _write(target / name, self._content(there[name], source / name))
+            entry = there.get(name)
+            if entry is not None and entry.is_folder:
+                self._write_folder(entry.inode, source / name, target / name)
+                continue
+            content = durable[name].content if entry is None else self._content(entry, source / name)
+            # A folder that was removed stays away.
+            if content is not None and not (entry or durable[name]).is_folder:
+                (target / name).write_bytes(content)
+                (target / name).chmod(0o600)
 
     def _content(self, entry: _Entry, path: Path) -> bytes:
         """What is durable of a file; of one that was never synced, what dice say."""
@@ -182,13 +172,6 @@ class FaultyDisk:
             return known
         whole = path.read_bytes()
         return whole[: self._dice.randrange(len(whole) + 1)]
-
-
-def _write(path: Path, content: bytes | None) -> None:
-    # A folder that was removed stays away.
-    if content is not None:
-        path.write_bytes(content)
-        path.chmod(0o600)
 
 
 class _Calls:
@@ -203,9 +186,8 @@ class _Calls:
     def fsync(self, fd: int) -> None:
         self._disk.fsync(fd)
 
-    def write(self, fd: int, data: Any) -> int:
-        written: int = self._disk.call(lambda: os.write(fd, data))
-        return written
+    def write(self, fd: int, data: Any) -> Any:
+        return self._disk.call(lambda: os.write(fd, data))
 
     def link(self, *arguments: Any, **options: Any) -> None:
         self._disk.call(lambda: os.link(*arguments, **options))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,33 +20,30 @@ class NewRoot:
 
     def __init__(self, old: AccountsJob, folder: Path) -> None:
         self.old = old
-        old.deliver(50)
-        old.finish()
-        made = old.command("savepoint", "create", "--name", "mine", "--into", str(folder / "kept"), "--json")
-        assert made.code == 0, str(made)
-        self.savepoint = Path(unquote(json.loads(made.out)["path"].removeprefix("file://")))
+        old.run_to(50)
+        made = old.create_savepoint("mine", "--into", str(folder / "kept"))
+        self.savepoint = Path(unquote(made["path"].removeprefix("file://")))
         self.tables = folder / "tables"
         self.new = AccountsJob(old.folder, {"local_dir": folder / "local"}, root_folder=folder / "new")
 
     def begin(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Running:
         tables = ("--set", f"job.tables={self.tables}") if own_tables else ()
-        return self.new.begin(
-            "run",
-            self.new.job_file,
-            "--from-savepoint",
-            str(self.savepoint),
-            *tables,
-            *more,
-            failpoint=failpoint,
-            with_job=True,
-        )
+        command = ("run", self.new.job_file, "--from-savepoint", str(self.savepoint), *tables, *more)
+        return self.new.begin(*command, failpoint=failpoint, with_job=True)
 
     def run(self, *more: str, failpoint: str = "", own_tables: bool = True) -> Ended:
         return self.begin(*more, failpoint=failpoint, own_tables=own_tables).wait()
+
+    def run_to(self, rows: int, *more: str, own_tables: bool = True) -> None:
+        """Delivers up to that many events, and runs until all are processed."""
+        self.new.deliver(rows)
+        self.run(*more, own_tables=own_tables).check()
+        if own_tables:
+            self.check_own_tables()
 
     def check_own_tables(self) -> None:
         """What the new job has written is what comes after the savepoint, once."""
         found = multiset(root_files.folder_rows(self.tables / "movements"))
         assert found == multiset(expected(self.new.delivered).movements[50:])
-        assert root_files.head(self.new.root).position == len(self.new.delivered)
+        assert self.new.head.position == len(self.new.delivered)
         assert root_files.read_state(self.new.root, "balances") == expected(self.new.delivered).balances

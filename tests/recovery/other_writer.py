@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.support import root_files
 from tests.support.job_fixture import AccountsJob, Row, expected, multiset
 
 TABLES = ("movements", "totals")
@@ -26,14 +25,8 @@ def newest_version(box: AccountsJob, table: str) -> int:
     return len(list((box.table(table) / "versions").iterdir())) - 1
 
 
-def rows_of(box: AccountsJob, table: str) -> list[Row]:
-    """Everything that a reader of the table sees."""
-    return root_files.folder_rows(box.table(table))
-
-
 def check_tables(box: AccountsJob, others: dict[str, list[Row]]) -> None:
     """Each table has the job's rows once, and those of the other writer."""
     wanted = expected(box.delivered)
     for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
-        found = multiset(rows_of(box, table))
-        assert found == multiset(rows) + multiset(others.get(table, [])), f"rows of {table}"
+        assert multiset(box.rows(table)) == multiset(rows) + multiset(others.get(table, [])), f"rows of {table}"

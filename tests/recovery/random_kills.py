@@ -20,11 +20,8 @@ _RUNS_EACH = 10
 
 
 def check_at_rest(flights: FlightsJob) -> None:
-    """What must hold at rest; a JVM may outlive its driver for a moment."""
-    for process in flights.processes:
-        process.wait_family()
-    flights.check_results()
-    flights.check_clean()
+    """What must hold at rest."""
+    flights.check()
 
 
 def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random) -> None:
@@ -36,7 +33,7 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
         assert runs <= _RUNS_EACH * len(victims), f"{runs - 1} runs ended, and {done} processes were killed"
         flights.deliver(_files_done(flights) + 6)
         run = flights.start()
-        while done < len(victims) and _strike(run, victims[done], dice):
+        while done < len(victims) and _kill_one(run, victims[done], dice):
             done += 1
             if victims[done - 1] != WORKER:
                 break
@@ -44,21 +41,20 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
         # Without Spark, a driver ends by an error that a retry mends.
         assert ended.code in (0, -9, 5), str(ended)
     # A run that has work in every subtask sweeps the scratch space.
-    flights.deliver(_files_done(flights) + 1)
-    flights.finish()
-    check_at_rest(flights)
+    flights.run_to(_files_done(flights) + 1)
+    flights.check()
 
 
-def _strike(run: Running, victim: str, dice: random.Random) -> bool:
+def _kill_one(run: Running, victim: str, dice: random.Random) -> bool:
     """Waits for a random moment, from the restoring on, and kills; False when the run ended before."""
     # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so do we.
-    batches = _batches(run) + (dice.randrange(1, 3) if victim == WORKER else dice.randrange(3))
+    batches = run.count("committed") + (dice.randrange(1, 3) if victim == WORKER else dice.randrange(3))
     delay, began = dice.uniform(0, 1), 0.0
 
     def due() -> bool:
         nonlocal began
         there = candidates(run, victim)
-        if not began and _is_restored(run) and _batches(run) >= batches:
+        if not began and run.count("restored") and run.count("committed") >= batches:
             began = time.monotonic()
         late_enough = bool(began) and time.monotonic() - began >= delay
         return run.poll() is not None or (late_enough and bool(there))
@@ -70,7 +66,7 @@ def _strike(run: Running, victim: str, dice: random.Random) -> bool:
         os.kill(dice.choice(candidates(run, victim)), signal.SIGKILL)
     except (IndexError, ProcessLookupError):
         # Spark let its idle workers go in this very moment.
-        return _strike(run, victim, dice)
+        return _kill_one(run, victim, dice)
     return True
 
 
@@ -87,16 +83,6 @@ def _name_of(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
-
-
-def _is_restored(run: Running) -> bool:
-    """Whether a run has claimed the job and is restored."""
-    return run.count("restored") > 0
-
-
-def _batches(run: Running) -> int:
-    """How many batches a run has committed so far."""
-    return run.count("committed")
 
 
 def _files_done(flights: FlightsJob) -> int:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 import pytest
 
 from stateflow.checkpoint.log.lineage import lineage_ranges
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
+from tests.support.restores import ask, go_back, plan
 
 
 @pytest.fixture
@@ -18,82 +18,59 @@ def undone(box: AccountsJob) -> AccountsJob:
     """A job with savepoints *good* (30 events) and *bad* (50), that went back to *good*."""
     box.settings = {"checkpoints__retained": 100}
     for name, rows in (("good", 30), ("bad", 50)):
-        box.deliver(rows)
-        box.finish()
-        _create(box, name)
-    _go_back(box, "good")
+        box.run_to(rows)
+        box.create_savepoint(name)
+    go_back(box, "good")
     return box
-
-
-def _create(box: AccountsJob, name: str, *more: str) -> None:
-    assert box.command("savepoint", "create", "--name", name, *more).code == 0
-
-
-def _plan(box: AccountsJob, target: str) -> dict[str, Any]:
-    ended = box.begin(
-        "restore", box.job_file, "--plan", target, "--json", "--out", str(box.folder / "plan"), with_job=True
-    ).wait()
-    assert ended.code == 0, str(ended)
-    return json.loads(ended.out)  # type: ignore[no-any-return]
 
 
 def _position(box: AccountsJob, target: str) -> int:
     """Up to which event the source was read there."""
-    return int(json.loads(_plan(box, target)["sources"][0]["then"])["row"])
+    return int(json.loads(plan(box, target)["sources"][0]["then"])["row"])
 
 
-def _go_back(box: AccountsJob, target: str) -> None:
-    _plan(box, target)
-    ended = box.begin("restore", box.job_file, "--execute", str(box.folder / "plan"), with_job=True).wait()
-    assert ended.code == 0, str(ended)
-
-
-@pytest.mark.parametrize("target", ["before:2999-01-01", "before:events=50"])
-def test_a_branch_that_was_undone_is_not_before_anything(undone: AccountsJob, target: str) -> None:
+@pytest.mark.parametrize(("target", "then"), [("before:2999-01-01", 60), ("before:events=50", 50)])
+def test_a_branch_that_was_undone_is_not_before_anything(undone: AccountsJob, target: str, then: int) -> None:
     assert _position(undone, target) == 30
     undone.replace_events(since=30)
-    undone.deliver(60)
-    undone.finish()
-    assert _position(undone, target) == (60 if "2999" in target else 50)
+    undone.run_to(60)
+    assert _position(undone, target) == then
 
 
 def test_what_was_undone_is_known_without_the_history(undone: AccountsJob) -> None:
     shutil.rmtree(undone.root / "history")
     undone.replace_events(since=30)
-    undone.deliver(60)
-    undone.finish(history__retained=1, checkpoints__retained=1)
+    undone.run_to(60, history__retained=1, checkpoints__retained=1)
     assert len(list((undone.root / "history").iterdir())) == 1
     assert _position(undone, "before:events=55") == 30
     shutil.rmtree(undone.root / "history")
-    _go_back(undone, "bad")
+    go_back(undone, "bad")
     assert _position(undone, "before:2999-01-01") == 50
 
 
 def test_what_an_older_version_did_not_record_is_left_out_with_a_warning(undone: AccountsJob) -> None:
     """The log as a version wrote it that knew of restores from the history alone."""
+    rare = {"checkpoints__retained": 1}
     undone.replace_events(since=30)
-    undone.deliver(40)
-    undone.finish(checkpoints__retained=1)
-    newest = root_files.head(undone.root)
+    undone.run_to(40, **rare)
+    newest = undone.head
     old = {k: v for k, v in newest.doc.items() if k != "ancestry"}
     root_files.entry_path(undone.root, newest.seq).write_bytes(root_files.sealed(old))
-    ended = undone.begin("restore", undone.job_file, "--plan", "before:events=35", with_job=True).wait()
+    ended = ask(undone, "before:events=35")
     assert (ended.code, ended.error.facts) == (2, {"before": "events=35"}), str(ended)
     warnings = ended.err.partition("error [")[0].splitlines()
     for name in ("good", "bad"):
         assert sum(f" {name}: " in line for line in warnings) == 1, str(ended)
     # From the next entry on it is recorded.
-    undone.deliver(60)
-    undone.finish(checkpoints__retained=1)
-    _create(undone, "new")
-    undone.deliver(70)
-    undone.finish(checkpoints__retained=1)
+    undone.run_to(60, **rare)
+    undone.create_savepoint("new")
+    undone.run_to(70, **rare)
     assert _position(undone, "before:events=65") == 60
     assert _position(undone, "bad") == 50
 
 
 def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsJob) -> None:
-    _go_back(undone, "bad")
+    go_back(undone, "bad")
     assert _position(undone, "before:2999-01-01") == 50
     # The checkpoints between the two were let go when the job first went back.
     assert _position(undone, "before:events=49") == 30
@@ -101,31 +78,25 @@ def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsJob) -
 
 def test_an_older_checkpoint_that_was_exported_later_is_still_older(box: AccountsJob) -> None:
     box.deliver(100)
-    run = box.start("commit.after:4:stop")
-    run.wait_stopped()
+    run = box.start("commit.after:4:stop").wait_stopped()
     # The newest checkpoint's output is not published: this is the one before it, and made later.
-    _create(box, "older", "--from-head")
-    newest = root_files.head(box.root).checkpoint
-    stored = root_files.savepoints(box.root)["older"]
+    box.create_savepoint("older", "--from-head")
+    newest, stored = box.head.checkpoint, box.savepoints["older"]
     assert stored["checkpoint_id"] < newest
-    assert (
-        stored["committed_at"]
-        == {ref["id"]: ref["at"] for ref in root_files.kept_refs(box.root)}[stored["checkpoint_id"]]
-    )
-    assert _plan(box, f"before:{stored['made_at'].replace('+00:00', 'Z')}")["target_checkpoint"] == newest
-    planned = _plan(box, "before:2999-01-01")
-    assert (planned["target_checkpoint"], planned["savepoint"]) == (newest, "")
-    run.resume()
-    assert run.wait().code == 0
+    committed = {ref["id"]: ref["at"] for ref in root_files.kept_refs(box.root)}
+    assert stored["committed_at"] == committed[stored["checkpoint_id"]]
+    for time in (stored["made_at"].replace("+00:00", "Z"), "2999-01-01"):
+        planned = plan(box, f"before:{time}")
+        assert (planned["target_checkpoint"], planned["savepoint"]) == (newest, "")
+    run.resume().wait().check()
 
 
 def test_a_damaged_checkpoint_is_left_out(box: AccountsJob) -> None:
     box.settings = {"checkpoints__retained": 100}
-    box.deliver(50)
-    box.finish()
-    kept = root_files.kept_entries(box.root)
-    (box.root / kept[1].doc["manifest"]["key"]).unlink()
-    assert _plan(box, f"before:events={kept[1].position}")["target_checkpoint"] == kept[0].seq
+    box.run_to(50)
+    first, second, *_ = root_files.kept_entries(box.root)
+    (box.root / second.doc["manifest"]["key"]).unlink()
+    assert plan(box, f"before:events={second.position}")["target_checkpoint"] == first.seq
 
 
 def test_the_line_goes_back_through_every_restore() -> None:

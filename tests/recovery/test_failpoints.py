@@ -6,7 +6,8 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.support import root_files
-from tests.support.job_fixture import ASKED, BESIDE, AccountsJob
+from tests.support.job_fixture import ASKED, BESIDE, KILLED, AccountsJob
+from tests.support.processes import Ended
 
 ONLY_ON_SPARK = {"start.seeded"}
 _ONCE_PER_RUN = {"claim.before", "claim.after", "start.published", "run.end"}
@@ -43,20 +44,48 @@ def test_a_kill_in_the_first_run(box: AccountsJob, name: str) -> None:
 @pytest.mark.parametrize("name", HERE)
 def test_a_kill_later(box: AccountsJob, name: str) -> None:
     box.settings = SETTINGS
-    box.deliver(30)
-    box.finish()
+    box.run_to(30)
     box.deliver(70)
     _recover(box, f"{name}:{_LATER.get(name, 1)}", 100)
 
 
 def _recover(box: AccountsJob, failpoint: str, rows: int) -> None:
-    """Kills a run; the next one, with the same command, finds that more has arrived and works it all off."""
-    assert box.run(failpoint).code == -9
+    """Kills a run; the next one finds that more has arrived and processes it all."""
+    assert _run(box, failpoint).code == KILLED
     assert box.marker.exists(), "the failpoint was not reached"
-    committed = root_files.head(box.root).position if root_files.entries(box.root) else 0
-    asked = len(box.requested())
     box.deliver(rows)
-    box.finish(failpoint=failpoint)
-    assert box.requested()[asked:] == [(n, n + 10) for n in range(committed, rows, 10)]
-    box.check_results()
-    box.check_clean()
+    _run(box).check()
+    box.check()
+
+
+def test_a_source_that_crashes_and_pauses(box: AccountsJob) -> None:
+    """The process dies inside the source; a run is caught up where the script pauses."""
+    items = [(20, {"crash": "first"}), (50, {"pause": "gate"}), (60, {"crash": "second"})]
+    box.deliver(90, *items)
+    found = []
+    for _ in range(4):
+        ended = _run(box)
+        found.append((ended.code, _committed(box)))
+        if ended.code == 0:
+            (box.folder / "gate").touch()
+    assert found == [(KILLED, 20), (0, 50), (KILLED, 60), (0, 90)]
+    box.check()
+
+
+def _run(box: AccountsJob, failpoint: str = "") -> Ended:
+    """A run. It asks the source for what comes right after the newest checkpoint, and for each next slice only when the
+    one before is in a checkpoint; so nothing before a checkpoint is asked for again."""
+    before, asked = _committed(box), len(box.requested())
+    ended = box.run(failpoint)
+    slices = box.requested()[asked:]
+    starts, ends = [start for start, _ in slices], [end for _, end in slices]
+    assert starts == [before, *ends[:-1]][: len(slices)]
+    # All but the last were committed before the next was asked for; of the last, either may be.
+    assert _committed(box) in ([starts[-1], ends[-1]] if slices else [before])
+    return ended
+
+
+def _committed(box: AccountsJob) -> int:
+    """Up to where the source was read in the newest checkpoint."""
+    found = root_files.entries(box.root)
+    return found[-1].position if found else 0

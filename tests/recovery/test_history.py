@@ -12,32 +12,28 @@ from stateflow.config.sources import resolve
 from tests.support import root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import AccountsJob
+from tests.support.restores import execute, plan
 
 
-def _keys(box: AccountsJob) -> list[str]:
-    return sorted(path.name for path in (box.root / "history").iterdir())
+def _objects(box: AccountsJob) -> int:
+    """How many objects the history has."""
+    return len(list((box.root / "history").iterdir()))
 
 
-def _records(box: AccountsJob, kind: str) -> list[dict[str, Any]]:
-    return [r for r in root_files.history(box.root) if r.get("kind") == kind]
+def _checkpoints(box: AccountsJob) -> list[int]:
+    return [r["checkpoint_id"] for r in root_files.history(box.root)]
 
 
 def _go_back(box: AccountsJob, target: str, *more: str) -> dict[str, Any]:
     """Returns the plan."""
-    file = str(box.folder / "plan.json")
-    job = box.job_file
-    planned = box.begin("restore", job, "--plan", target, "--out", file, *more, with_job=True).wait()
-    assert planned.code == 0, str(planned)
-    done = box.begin("restore", job, "--execute", file, "--by", "ada", with_job=True).wait()
-    assert done.code == 0, str(done)
-    plan: dict[str, Any] = json.loads(Path(file).read_text())
-    return plan
+    planned = plan(box, target, *more)
+    execute(box, "--by", "ada").check()
+    return planned
 
 
 def _graph(box: AccountsJob) -> list[str]:
-    shown = box.command("history")
-    assert shown.code == 0, str(shown)
-    return [line.partition("  2")[0].rstrip() for line in shown.out.splitlines() if "  20" in line]
+    shown = box.command("history").check().out
+    return [line.partition("  2")[0].rstrip() for line in shown.splitlines() if "  20" in line]
 
 
 # -- how much is kept -------------------------------------------------------------------------------------------------
@@ -50,40 +46,35 @@ def test_ten_thousand_records_are_kept_unless_set() -> None:
 
 def test_runs_that_end_well_keep_the_newest_records(box: AccountsJob) -> None:
     for rows in (30, 60, 90, 120):
-        box.deliver(rows)
-        box.finish(history__retained=5, checkpoints__retained=100)
-    commits = [e.seq for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit"]
+        box.run_to(rows, history__retained=5, checkpoints__retained=100)
     # Those of a run are one object, and of objects so many are kept as it takes.
-    assert [r["checkpoint_id"] for r in root_files.history(box.root)] == commits[-6:]
-    assert len(_keys(box)) == 2
+    assert _checkpoints(box) == [e.seq for e in box.commits][-6:]
+    assert _objects(box) == 2
 
 
 def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(box: AccountsJob) -> None:
     box.deliver(200)
-    box.settings = {"history__retained": 4, "checkpoints__retained": 100}
     for _ in range(5):
-        box.marker.unlink(missing_ok=True)
-        assert box.run("batch.end:3").code == -9
-    assert len(_keys(box)) == 2
-    commits = [e.seq for e in root_files.kept_entries(box.root) if e.doc["kind"] == "commit"]
+        box.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
+    assert _objects(box) == 2
     # The newest three are in a manifest only.
-    assert [r["checkpoint_id"] for r in root_files.history(box.root)] == commits[-9:]
+    assert _checkpoints(box) == [e.seq for e in box.commits][-9:]
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsJob) -> None:
     box.deliver(1020)
-    assert box.run("batch.end:101", history__retained=4, checkpoints__collect_every=100).code == -9
-    assert len(_keys(box)) == 1
+    box.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
+    assert _objects(box) == 1
 
 
-def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsJob) -> None:
+def test_a_kill_right_after_writing_history_doubles_no_record(box: AccountsJob) -> None:
     box.deliver(300)
-    assert box.run("batch.end:20").code == -9
+    box.reach("batch.end:20")
     box.finish(checkpoints__retained=100)
-    records = [r["checkpoint_id"] for r in root_files.history(box.root)]
-    shown = json.loads(box.command("checkpoints", "list", "--newest", "100", "--json").out)
-    assert len(records) == 30 and [r["checkpoint_id"] for r in shown] == records
+    shown = box.command("checkpoints", "list", "--newest", "100", "--json").document
+    assert [r["checkpoint_id"] for r in shown] == _checkpoints(box)
+    assert len(shown) == 30
 
 
 # -- what is in it ----------------------------------------------------------------------------------------------------
@@ -93,110 +84,96 @@ def test_a_kill_right_behind_writing_history_doubles_no_record(box: AccountsJob)
 def early(box: AccountsJob) -> AccountsJob:
     """A job with a savepoint at its 20th event that went on to the 40th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
-    box.deliver(20)
-    box.finish()
-    assert box.command("savepoint", "create", "--name", "early").code == 0
-    box.deliver(40)
-    box.finish()
+    box.run_to(20)
+    box.create_savepoint("early")
+    box.run_to(40)
     return box
-
-
-def test_a_restore_is_recorded_with_the_bytes_it_went_back_to_and_how_long_it_took(early: AccountsJob) -> None:
-    plan = _go_back(early, "early")
-    (record,) = _records(early, "restore")
-    (savepoint,) = _records(early, "savepoint")
-    assert record["bytes"] == sum(s["bytes"] for s in plan["states"]) == savepoint["bytes"] > 0
-    assert record["took_ms"] > 0
 
 
 def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsJob) -> None:
     box.deliver(20)
-    ended = box.begin("run", box.job_file, "--run-id", "nightly/3", with_job=True).wait()
-    assert ended.code == 0, str(ended)
+    box.command("run", box.job_file, "--run-id", "nightly/3", with_job=True).check()
     claim = root_files.entries(box.root)[0].doc
-    for record in root_files.history(box.root):
-        assert (record["by"], record["reason"]) == (claim["writer"], "nightly/3")
+    records = root_files.history(box.root)
+    assert [(r["by"], r["reason"]) for r in records] == [(claim["writer"], "nightly/3")] * 2
     assert "nightly/3" in box.command("history").out
 
 
 def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsJob) -> None:
-    """Runs without input count as well; a restore is no run."""
-    first = {line["generation"]: line["run"] for line in _checkpoints(early)}
+    """Runs without input count as well; a restore is no run, and has its bytes and its duration."""
+    first = _runs(early)
     assert sorted(first.values()) == [1, 2]
-    _go_back(early, "early")
+    planned = _go_back(early, "early")
+    (record,), (savepoint,) = early.records("restore"), early.records("savepoint")
+    assert record["bytes"] == sum(s["bytes"] for s in planned["states"]) == savepoint["bytes"] > 0
+    assert record["took_ms"] > 0
     early.finish()
-    early.settings = {**early.settings, "history__retained": 1}
-    early.deliver(60)
-    early.finish()
-    left = {line["generation"]: line["run"] for line in _checkpoints(early)}
+    early.run_to(60, history__retained=1)
+    left = _runs(early)
     assert left.keys().isdisjoint(first)
-    assert left[max(left)] == root_files.head(early.root).doc["runs"] > 3
+    assert left[max(left)] == early.head.doc["runs"] > 3
 
 
-def _checkpoints(box: AccountsJob) -> list[dict[str, Any]]:
+def _runs(box: AccountsJob) -> dict[int, int]:
+    """The number of each run, by generation, as the command shows it."""
     lines = map(json.loads, box.command("history", "--json").out.splitlines())
-    return [line for line in lines if "checkpoint_id" in line]
+    return {line["generation"]: line["run"] for line in lines if "checkpoint_id" in line}
 
 
 def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsJob, tmp_path: Path) -> None:
-    uuid = root_files.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
+    """A fork of an old checkpoint is recorded there last, under that one's number."""
     for target in ("latest", "early"):
         into = tmp_path / target
-        assert early.command("fork", target, "--into", str(into)).code == 0
+        early.command("fork", target, "--into", str(into), "--by", "eve").check()
         (record,) = root_files.history(into)
         facts = record["facts"]
-        assert (facts["parent_job"], facts["parent_root"]) == (f"accounts {uuid}", f"file://{early.root}")
+        assert (facts["parent_job"], facts["parent_root"]) == (f"accounts {early.job_uuid}", f"file://{early.root}")
         assert ("savepoint_path" in facts) == (target == "early")
+    newest = early.command("history", "--newest", "1", "--json").document
+    assert (newest["kind"], newest["by"]) == ("fork", "eve")
 
 
 def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsJob) -> None:
     """Back to the savepoint, on; then back to where the job was before, which counts again."""
-    before = root_files.head(early.root).doc["checkpoint"]["id"]
-    assert early.command("savepoint", "create", "--name", "late").code == 0
+    before = early.head.doc["checkpoint"]["id"]
+    early.create_savepoint("late")
     _go_back(early, "early")
     assert _graph(early) == ["●", "●─╮", "◆ │", "│ ○", "│ ○", "│ ◆", "↶"]
     early.finish(run__max_batches=1)
     _go_back(early, "late")
-    early.deliver(50)
-    early.finish()
+    early.run_to(50)
     assert _graph(early) == ["●", "●─╮", "◆ │", "● │", "● │", "◆ │", "│ ↶", "│ ○", "↶", "●"]
-    assert [int(r["facts"]["base"]) for r in _records(early, "restore")][-1] == before
+    assert int(early.records("restore")[-1]["facts"]["base"]) == before
 
 
 def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsJob) -> None:
     """Output was deleted before it was published, as a VACUUM does it."""
     box.deliver(60)
-    assert box.run("commit.after:4").code == -9
-    newest = root_files.head(box.root)
-    (box.table("movements") / "data" / newest.pending["movements"][0]).unlink()
+    box.reach("commit.after:4")
+    newest = box.lose_output()
     box.finish()
-    (record,) = _records(box, "rewind")
+    (record,) = box.records("rewind")
     assert record["facts"]["from_checkpoint"] == str(newest.seq) and str(newest.seq) in record["reason"]
     # Also of the checkpoint that it left, whose run was killed before it wrote history: the manifest has the record.
     assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
-    box.check_results()
 
 
 def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(early: AccountsJob, tmp_path: Path) -> None:
     other = AccountsJob(tmp_path / "other", settings=early.settings)
-    other.deliver(30)
-    other.finish()
+    other.run_to(30)
     (path,) = map(str, (early.root / "savepoints").iterdir())
     _go_back(other, path, "--from-other-job")
-    (record,) = _records(other, "restore")
-    facts = record["facts"]
-    assert facts["base"] == "0"
-    uuid = root_files.unsealed((early.root / "FORMAT").read_bytes())[0]["job_uuid"]
-    assert (facts["of_job"], facts["savepoint_path"]) == (f"accounts {uuid}", f"file://{path}")
+    facts, uuid = other.records("restore")[0]["facts"], early.job_uuid
+    assert (facts["base"], facts["of_job"], facts["savepoint_path"]) == ("0", f"accounts {uuid}", f"file://{path}")
     (line,) = [line for line in other.command("history").out.splitlines() if "ada" in line]
     assert uuid in line and path in line
     assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
 
 
 def test_history_of_a_wrong_path_is_an_error(box: AccountsJob) -> None:
-    for command in (["history"], ["savepoint", "list"]):
+    missing = ReportedError("config", {"storage": f"file://{box.root}"})
+    for command in (["history"], ["savepoint", "list"], ["checkpoints", "list"], ["checkpoints", "history"]):
         ended = box.command(*command)
-        missing = ReportedError("config", {"storage": f"file://{box.root}"})
         assert (ended.code, ended.error) == (2, missing), str(ended)
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import SystemClock
 from stateflow.query.state import read_state
-from stateflow.storage import open_storage
 from tests.support.job_fixture import AccountsJob
+from tests.support.restores import go_back
 
 
 @pytest.fixture
@@ -20,7 +18,8 @@ def lists(box: AccountsJob) -> AccountsJob:
     return box
 
 
-def _check(box: AccountsJob) -> None:
+def _check(box: AccountsJob, epoch: int) -> None:
+    """Each list has the account's numbers in order, after so many batches."""
     wanted: dict[str, list[int]] = defaultdict(list)
     for event in box.delivered:
         wanted[event["account"]].append(event["number"])
@@ -34,46 +33,30 @@ def _check(box: AccountsJob) -> None:
             last[entry.key[0]] = entry.value
     assert found == wanted
     assert last == {account: numbers[-1] for account, numbers in wanted.items()}
-
-
-def _epoch(root: Path) -> int:
-    job = JobRoot.open(open_storage(str(root)), SystemClock(), "test")
-    manifest = job.checkpoints.manifest_at(job.head())
-    assert manifest is not None
-    return manifest.epoch
+    assert box.manifest["epoch"] == epoch
 
 
 def test_over_batches_runs_kills_and_rescaling(lists: AccountsJob) -> None:
-    for turn, (rows, failpoint) in enumerate([(35, ""), (70, "batch.reported"), (120, "commit.after"), (125, "")], 1):
+    epochs = (4, 4 + 4, 4 + 4 + 5, 4 + 4 + 5 + 1)
+    for turn, (rows, failpoint) in enumerate([(35, ""), (70, "batch.reported"), (120, "commit.after"), (125, "")]):
         lists.deliver(rows)
-        lists.run(failpoint, parallelism=turn)
-        lists.marker.unlink(missing_ok=True)
-        lists.finish(parallelism=turn)
-        _check(lists)
-    assert _epoch(lists.root) == 4 + 4 + 5 + 1
+        lists.run(failpoint, parallelism=turn + 1)
+        lists.finish(parallelism=turn + 1)
+        _check(lists, epochs[turn])
 
 
 def test_over_going_back_and_forks(lists: AccountsJob, tmp_path: Path) -> None:
     lists.settings = {"checkpoints__retained": 100}
-    lists.deliver(50)
-    lists.finish()
-    assert lists.command("savepoint", "create", "--name", "early").code == 0
-    lists.deliver(100)
-    lists.finish()
-    assert _epoch(lists.root) == 10
-    plan = str(lists.folder / "plan.json")
-    arguments = ("restore", lists.job_file, "--plan", "early", "--out", plan)
-    assert lists.begin(*arguments, with_job=True).wait().code == 0
-    assert lists.begin("restore", lists.job_file, "--execute", plan, with_job=True).wait().code == 0
-    lists.deliver(70)
-    lists.finish()
-    _check(lists)
-    assert _epoch(lists.root) == 7
+    lists.run_to(50)
+    lists.create_savepoint("early")
+    lists.run_to(100)
+    _check(lists, 10)
+    go_back(lists, "early")
+    lists.run_to(70)
+    _check(lists, 7)
 
     fork = AccountsJob(lists.folder, {"local_dir": tmp_path / "local"}, job="lists", root_folder=tmp_path / "fork")
-    assert lists.command("fork", "early", "--into", str(fork.root), "--shadow").code == 0
-    fork.deliver(90)
-    fork.finish()
-    _check(fork)
-    assert _epoch(fork.root) == 9
+    lists.command("fork", "early", "--into", str(fork.root), "--shadow").check()
+    fork.run_to(90)
+    _check(fork, 9)
     fork.end_all()

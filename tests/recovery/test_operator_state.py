@@ -16,11 +16,12 @@ from stateflow.clock import SystemClock
 from stateflow.runtime.task.operator_state import INLINE_BYTES, read_part
 from stateflow.state.handles import OperatorContent
 from stateflow.storage import open_storage
-from stateflow.testing.sinks import FolderSink
 from stateflow.types.key_groups import key_hash, subtask_of
 from stateflow.types.serializers import decode_key, decode_untyped
+from tests.recovery.damaged_job import flip
 from tests.support.job_fixture import SLICE, AccountsJob
 from tests.support.jobs.checkpointed import KEY_GROUPS
+from tests.support.restores import go_back
 
 
 @pytest.fixture
@@ -42,6 +43,10 @@ def _operator(box: AccountsJob, uid: str) -> tuple[OperatorState, dict[int, Oper
     return state, {part.subtask: read_part(root.storage, part) for part in state.parts}
 
 
+def _group(event: dict[str, Any]) -> int:
+    return key_hash((event["account"],), ("string",)) % KEY_GROUPS
+
+
 def _numbers(elements: list[bytes]) -> list[int]:
     found = [decode_untyped(each) for each in elements]
     return [each["number"] if isinstance(each, dict) else each for each in found]
@@ -57,22 +62,17 @@ def _rates(events: list[dict[str, Any]]) -> Counter[str]:
 def check_collected(box: AccountsJob) -> None:
     """Every number is in each kind of state once, where it belongs; each event had all rules up to its batch."""
     events = box.delivered
-    state, contents = _operator(box, "collect")
     wanted = [event["number"] for event in events]
+    state, contents = _operator(box, "collect")
     for kept in (
         [n for c in contents.values() for n in _numbers(c.lists["mine"])],
         [n for c in contents.values() for n in _numbers(c.unions["everybody"])],
         [int(piece) for c in contents.values() for piece in c.raw],
     ):
         assert sorted(kept) == wanted
-    groups = {e["number"]: key_hash((e["account"],), ("string",)) % KEY_GROUPS for e in events}
-    found = [
-        (n, group, subtask)
-        for subtask, c in contents.items()
-        for group, piece in c.raw_keyed
-        for n in json.loads(piece)
-    ]
-    assert sorted(found) == [(n, g, subtask_of(g, state.parallelism, KEY_GROUPS)) for n, g in sorted(groups.items())]
+    places = [(e["number"], g := _group(e), subtask_of(g, state.parallelism, KEY_GROUPS)) for e in events]
+    keyed = [(subtask, group, piece) for subtask, c in contents.items() for group, piece in c.raw_keyed]
+    assert sorted((n, group, subtask) for subtask, group, piece in keyed for n in json.loads(piece)) == places
     rate, copies = _operator(box, "rate")
     assert [part.subtask for part in rate.parts] == [0]
     entries = copies[0].broadcasts["rates"]
@@ -81,7 +81,7 @@ def check_collected(box: AccountsJob) -> None:
 
 def check_rated(box: AccountsJob, since: int = 0) -> None:
     events = box.delivered
-    rated = {row["number"]: row["rate"] for row in FolderSink(box.table("rated")).rows()}
+    rated = {row["number"]: row["rate"] for row in box.rows("rated")}
     for event in events[since:]:
         batch_end = (event["number"] // SLICE + 1) * SLICE
         assert rated[event["number"]] == _rates(events[:batch_end])[event["shop"]]
@@ -94,57 +94,45 @@ def test_over_batches_runs_kills_and_rescaling(job: AccountsJob, failpoint: str,
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):
         job.deliver(rows)
         if failpoint:
-            assert job.run(failpoint, parallelism=parallelism).code == -9
-            job.marker.unlink()
+            job.reach(failpoint, parallelism=parallelism)
         job.finish(parallelism=parallelism)
         check_collected(job)
     # The last batch has one row: all other subtasks had none, and were assigned theirs without being called.
     check_rated(job)
     state, contents = _operator(job, "collect")
-    assert {s: len(_numbers(c.lists["mine"])) for s, c in contents.items()}.keys() == {0, 1, 2}
+    assert contents.keys() == {0, 1, 2}
     sizes = [part.handle is not None for part in state.parts]
     assert sizes == [pad * 33 > INLINE_BYTES] * 3
     job.collect()
 
 
 def test_a_subtask_without_rows_keeps_its_state(job: AccountsJob) -> None:
-    job.deliver(40)
-    job.finish(parallelism=4)
+    job.run_to(40, parallelism=4)
     before, contents = _operator(job, "collect")
-    job.deliver(41)
-    job.finish(parallelism=4)
+    job.run_to(41, parallelism=4)
     after, _ = _operator(job, "collect")
     assert len(contents) > 1
-    changed = [a.subtask for a, b in zip(after.parts, before.parts, strict=True) if a != b]
-    assert len(changed) == 1
+    assert sum(a != b for a, b in zip(after.parts, before.parts, strict=True)) == 1
     check_collected(job)
 
 
-def test_functions_are_told_what_there_is(job: AccountsJob) -> None:
-    """Of the one subtask: restored from the second batch on, over runs; told of the checkpoint before its batch."""
-    job.deliver(20)
-    job.finish(parallelism=1)
-    job.deliver(40)
-    job.finish(parallelism=1)
-    rows = FolderSink(job.table("told")).rows()
+def test_functions_know_whether_they_were_restored_and_which_checkpoint_was_committed(job: AccountsJob) -> None:
+    """Of the one subtask: restored from the second batch on, over runs; notified of the checkpoint before its batch."""
+    job.run_to(20, parallelism=1)
+    job.run_to(40, parallelism=1)
+    rows = job.rows("told")
     assert [row["restored"] for row in rows] == [False] * 10 + [True] * 30
     assert [row["mine"] for row in rows] == [row["everybody"] for row in rows] == list(range(1, 41))
-    told = [row["told"] for row in rows]
-    assert told[:10] == [0] * 10 and told == sorted(told) and len(set(told)) == 4
-    root, _ = _manifest(job)
-    ids = {ref.id for ref in root.head().entry.retained}
-    assert set(told[20:]) <= ids
+    notified = [row["told"] for row in rows]
+    assert notified[:10] == [0] * 10 and notified == sorted(notified) and len(set(notified)) == 4
+    assert set(notified[20:]) <= {ref["id"] for ref in job.head.doc["retained"]}
 
 
 def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsJob) -> None:
-    job.deliver(50)
-    job.finish(parallelism=3)
-    subtask = {
-        e["number"]: subtask_of(key_hash((e["account"],), ("string",)) % KEY_GROUPS, 3, KEY_GROUPS)
-        for e in job.delivered
-    }
+    job.run_to(50, parallelism=3)
+    subtask = {e["number"]: subtask_of(_group(e), 3, KEY_GROUPS) for e in job.delivered}
     seen: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for row in FolderSink(job.table("told")).rows():
+    for row in job.rows("told"):
         seen[row["number"] // SLICE, subtask[row["number"]]].append(row["everybody"])
     for (batch, _), counts in seen.items():
         # All of the batches before, then its own of this one: what others add meanwhile is not seen.
@@ -155,48 +143,36 @@ def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsJob) ->
 @pytest.mark.parametrize("pad", [0, 1500])
 def test_savepoints_going_back_and_forks_carry_it(job: AccountsJob, tmp_path: Path, pad: int) -> None:
     job.settings = {"checkpoints__retained": 100, "job__pad": pad}
-    job.deliver(50)
-    job.finish(parallelism=2)
-    assert job.command("savepoint", "create", "--name", "early").code == 0
+    job.run_to(50, parallelism=2)
+    job.create_savepoint("early")
     _, manifest = _manifest(job)
     spilled = [part.handle for o in manifest.operators for part in o.parts if part.handle]
     assert bool(spilled) == bool(pad) and set(spilled) <= set(files_of(manifest))
     inline = sum(len(part.content) for operator in manifest.operators for part in operator.parts)
     assert manifest.full_bytes == sum(f.size for f in files_of(manifest)) + inline
-    job.deliver(100)
-    job.finish(parallelism=2)
-    plan = str(job.folder / "plan.json")
-    arguments = ("restore", job.job_file, "--plan", "early", "--out", plan)
-    assert job.begin(*arguments, with_job=True).wait().code == 0
-    assert job.begin("restore", job.job_file, "--execute", plan, with_job=True).wait().code == 0
-    job.deliver(70)
-    job.finish(parallelism=3)
+    job.run_to(100, parallelism=2)
+    go_back(job, "early")
+    job.run_to(70, parallelism=3)
     check_collected(job)
     check_rated(job)
 
     settings = {"local_dir": tmp_path / "local", "job__pad": pad}
     fork = AccountsJob(job.folder, settings, job="checkpointed", root_folder=tmp_path / "fork")
-    assert job.command("fork", "early", "--into", str(fork.root), "--shadow").code == 0
-    fork.deliver(90)
-    fork.finish(parallelism=4)
+    job.command("fork", "early", "--into", str(fork.root), "--shadow").check()
+    fork.run_to(90, parallelism=4)
     check_collected(fork)
-    assert fork.command("savepoint", "create", "--name", "late").code == 0
-    assert fork.command("gc").code == 0
+    fork.create_savepoint("late")
+    fork.command("gc").check()
     check_collected(fork)
     fork.end_all()
 
 
 def test_a_part_that_was_changed_on_disk_is_named_before_the_run_begins(job: AccountsJob) -> None:
     job.settings = {"job__pad": 1500}
-    job.deliver(50)
-    job.finish(parallelism=1)
+    job.run_to(50, parallelism=1)
     state, _ = _operator(job, "collect")
     handle = state.parts[0].handle
     assert handle is not None
-    path = job.root / handle.key
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    flip(1)(job.root / handle.key)
     job.deliver(60)
-    ended = job.run(parallelism=1)
-    error = ended.error
-    assert (ended.code, error.code, error.facts["file"]) == (4, "corrupt-file", handle.key), str(ended)
+    job.run(parallelism=1).check_error(4, "corrupt-file", file=handle.key)

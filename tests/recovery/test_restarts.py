@@ -1,49 +1,41 @@
-"""A run that fails somewhere and starts again by itself, in one process: nothing is lost, nothing is there twice."""
+"""A run that fails somewhere and starts again by itself, and one that is cancelled: nothing is lost or there twice."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.failpoints import NAMES
-from tests.support import root_files
-from tests.support.job_fixture import ASKED, BESIDE, AccountsJob, mostly_slow, second_time
+from tests.support.errors import reported_errors
+from tests.support.job_fixture import ASKED, BESIDE, SLICE, AccountsJob, mostly_slow, second_time
+from tests.support.processes import spawn
 from tests.support.screens import normalized
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
 _POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded", "run.end"})
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsJob]:
-    made = AccountsJob(tmp_path / "job", _AGAIN)
-    yield made
-    made.end_all()
-
-
 _QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "publish.after", "gc.deleting")
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
 def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsJob, point: str) -> None:
+    box.settings = _AGAIN
     box.deliver(60)
-    ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2)
-    assert ended.code == 0, str(ended)
+    ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2).check()
     # A collection that fails is no reason to fail a run: it is made up for by the next one.
     assert box.marker.exists() and ended.result["restarts"] == (0 if point.startswith("gc.") else 1)
-    box.check_results()
-    box.check_clean()
+    box.check()
 
 
 def test_bounds_and_figures_are_those_of_the_whole_run(box: AccountsJob, golden: SnapshotAssertion) -> None:
+    box.settings = _AGAIN
     box.deliver(100)
-    ended = box.run("batch.reported:3:error", run__max_batches=4)
-    assert ended.code == 0, str(ended)
-    assert root_files.head(box.root).position == 40
+    ended = box.run("batch.reported:3:error", run__max_batches=4).check()
+    assert box.head.position == 40
     figures = {name: ended.result[name] for name in ("batches", "rows_in", "started_from", "restarts")}
     assert figures == {"batches": 4, "rows_in": 40, "started_from": 0, "restarts": 1}
     assert ended.result["rows_out"] == {"movements": 40, "totals": 20}
@@ -55,5 +47,27 @@ def test_when_the_strategy_gives_up_the_next_launch_goes_on(box: AccountsJob) ->
     ended = box.run("batch.reported:3:error", restart__strategy="none")
     assert ended.code == 1, str(ended)
     box.finish()
-    box.check_results()
-    box.check_clean()
+    box.check()
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """A shell without job control has what it starts in the background ignore SIGINT, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_cancelled_run_keeps_what_it_committed(box: AccountsJob, number: signal.Signals, code: int) -> None:
+    box.deliver(10 * SLICE)
+    run = box.start("batch.begin:5:stop", launcher=spawn, restart__strategy="exponential-delay").wait_stopped()
+    os.kill(run.pid, number)
+    ended = run.resume().wait()
+    assert ended.code == code, str(ended)
+    codes = [error.code for error in reported_errors(ended.err)]
+    assert codes == (["interrupted"] if number == signal.SIGINT else []), str(ended)
+    assert box.head.position == 4 * SLICE
+    box.finish()
+    box.check()

@@ -13,23 +13,14 @@ import pytest
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import s3_server
 from tests.support import root_files
-from tests.support.job_fixture import AccountsJob, mostly_slow
-from tests.support.processes import wait_for
+from tests.support.job_fixture import KILLED, AccountsJob, mostly_slow
+from tests.support.restores import plan
 
 MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoint.complete"]
 
 
-@pytest.fixture
-def resting(box: AccountsJob) -> AccountsJob:
-    box.deliver(50)
-    box.finish()
-    return box
-
-
 def _create(box: AccountsJob, into: Path | str, *more: str) -> dict[str, Any]:
-    ended = box.command("savepoint", "create", "--name", "mine", "--into", str(into), "--json", *more)
-    assert ended.code == 0, str(ended)
-    return json.loads(ended.out)  # type: ignore[no-any-return]
+    return box.create_savepoint("mine", "--into", str(into), *more)
 
 
 def _folder(made: dict[str, Any]) -> Path:
@@ -43,36 +34,34 @@ def _complete(into: Path) -> list[Path]:
 def test_it_needs_nothing_of_its_job_root(resting: AccountsJob, tmp_path: Path) -> None:
     into = tmp_path / "kept here"
     made = _create(resting, into)
-    assert (made["checkpoint_id"], made["taken_by"]) == (root_files.head(resting.root).checkpoint, "head")
-    assert root_files.savepoints(resting.root) == {} and root_files.head(resting.root).doc["pinned"] == []
+    folder = _folder(made)
+    assert (made["checkpoint_id"], made["taken_by"]) == (resting.head.checkpoint, "head")
+    assert (resting.savepoints, resting.head.doc["pinned"]) == ({}, [])
     resting.check_clean()
     shutil.rmtree(resting.root)
-    root_files.check_savepoint(_folder(made))
-    (listed,) = json.loads(resting.shell(f"stateflow savepoint list --in '{into}' --json").out)
+    root_files.check_savepoint(folder)
+    (listed,) = resting.shell(f"stateflow savepoint list --in '{into}' --json").document
     assert listed["path"] == made["path"]
-    for path in (made["path"], *(f"'{_folder(made)}{end}'" for end in ("", "/", "/_savepoint"))):
-        assert json.loads(resting.shell(f"stateflow savepoint show {path} --json").out)["id"] == made["id"]
-        assert resting.shell(f"stateflow savepoint verify {path}").code == 0
-    (_folder(made) / "notes.txt").write_text("mine")
-    assert resting.shell(f"stateflow savepoint dispose '{_folder(made)}/_savepoint'").code == 0
-    assert [p.name for p in _folder(made).iterdir()] == ["notes.txt"]
-    assert resting.shell(f"stateflow savepoint dispose '{_folder(made)}'").code == 2
+    for path in (made["path"], *(f"'{folder}{end}'" for end in ("", "/", "/_savepoint"))):
+        assert resting.shell(f"stateflow savepoint show {path} --json").document["id"] == made["id"]
+        resting.shell(f"stateflow savepoint verify {path}").check()
+    (folder / "notes.txt").write_text("mine")
+    resting.shell(f"stateflow savepoint dispose '{folder}/_savepoint'").check()
+    # Files of others stay, and a folder with nothing else is refused.
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+    assert resting.shell(f"stateflow savepoint dispose '{folder}'").code == 2
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
 
 
 def test_a_plan_names_it_as_what_remains_of_a_checkpoint_while_it_is_there(
     resting: AccountsJob, tmp_path: Path
 ) -> None:
-    earlier = root_files.head(resting.root).checkpoint
-    resting.deliver_more(20)
-    resting.finish()
-    into = tmp_path / "kept"
-    made = _create(resting, into)
+    earlier = resting.head.checkpoint
+    resting.run_to(70)
+    made = _create(resting, tmp_path / "kept")
     for remaining in ([made["path"]], []):
-        command = ("restore", resting.job_file, "--plan", str(earlier), "--json")
-        planned = resting.begin(*command, with_job=True).wait()
-        assert planned.code == 0, str(planned)
-        assert [saved["savepoint"] for saved in json.loads(planned.out)["saved"]] == remaining
-        shutil.rmtree(into, ignore_errors=True)
+        assert [saved["savepoint"] for saved in plan(resting, str(earlier))["saved"]] == remaining
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
 
 
 @pytest.mark.parametrize("name", mostly_slow(MAKING, ["savepoint.copied", "savepoint.complete"]))
@@ -82,7 +71,7 @@ def test_the_same_command_completes_it_and_clears_up_after_one_that_was_killed(
     into = tmp_path / "kept"
     asked = ("--request-id", "r1", "--by", "ada")
     command = ("savepoint", "create", "--name", "mine", "--into", str(into), *asked)
-    assert resting.command(*command, failpoint=name).code == -9
+    assert resting.command(*command, failpoint=name).code == KILLED
     assert len(_complete(into)) == (1 if name == "savepoint.complete" else 0)
     # Another job's maker is at work in the same folder.
     other = into / "theirs-00000000"
@@ -94,29 +83,20 @@ def test_the_same_command_completes_it_and_clears_up_after_one_that_was_killed(
     root_files.check_savepoint(folder)
     half_made = [p for p in into.iterdir() if p not in (folder, other)]
     assert all([f.name for f in root_files.files_below(p).values()] == ["_savepoint"] for p in half_made)
-    assert root_files.head(resting.root).doc["pinned"] == []
-    assert (other / "_started").exists() and not (other / "_savepoint").exists()
+    assert resting.head.doc["pinned"] == []
+    assert [p.name for p in other.iterdir()] == ["_started"]
     resting.check_clean()
 
 
 def test_a_run_makes_the_checkpoint_that_is_copied(box: AccountsJob, tmp_path: Path) -> None:
-    box.settings = {"checkpoints__interval_batches": 50, "requests__interval": "20ms"}
+    box.settings = {"checkpoints__interval_batches": 50}
     box.deliver(200)
-    into = tmp_path / "kept"
-    run = box.start("batch.begin:3:stop")
-    run.wait_stopped()
-    asker = box.begin(
-        "savepoint", "create", "--name", "mine", "--into", str(into), "--json", "--timeout", "60", "--patience", "60"
-    )
-    wait_for(lambda: (box.root / "requests").is_dir(), lambda: "the request")
-    run.resume()
-    made, ended = asker.wait(), run.wait()
-    assert (made.code, ended.code) == (0, 0), f"{made}\n{ended}"
-    report = json.loads(made.out)
+    create = ("savepoint", "create", "--name", "mine", "--into", str(tmp_path / "kept"), "--json")
+    made, _ = box.asked_at("batch.begin:3", *create)
+    report = made.check().document
     assert report["taken_by"] == "run" and 0 < json.loads(report["offsets"]["events"])["row"] <= 200
     root_files.check_savepoint(_folder(report))
-    box.check_results()
-    box.check_clean()
+    box.check()
 
 
 @pytest.mark.slow
@@ -124,49 +104,41 @@ def test_a_bucket_and_hdfs_take_it_and_a_job_goes_back_to_it(resting: AccountsJo
     with s3_server(tmp_path / "s3", "bucket") as variables, hdfs_server(tmp_path / "hdfs") as hdfs:
         resting.variables = variables
         made = [_create(resting, into) for into in ("s3://bucket/kept", f"{hdfs.address}/kept")]
-        resting.deliver(80)
-        resting.finish()
+        resting.run_to(80)
         for number, each in enumerate(made):
             again = AccountsJob(tmp_path / f"again-{number}", variables=variables)
-            again.deliver(80)
-            forked = resting.command("fork", f"{each['path']}/_savepoint", "--into", str(again.root))
-            assert forked.code == 0, str(forked)
-            again.finish()
-            assert root_files.head(again.root).position == 80
-            assert resting.shell(f"stateflow savepoint dispose {each['path']}").code == 0
+            resting.command("fork", f"{each['path']}/_savepoint", "--into", str(again.root)).check()
+            again.run_to(80)
+            assert again.head.position == 80
+            resting.shell(f"stateflow savepoint dispose {each['path']}").check()
             left = resting.shell(f"stateflow savepoint list --in {each['path'].rpartition('/')[0]} --json")
-            assert json.loads(left.out) == []
+            assert left.document == []
 
 
 @pytest.mark.parametrize("name", ["savepoint.disposing", "savepoint.disposed"])
 def test_a_deletion_that_was_killed_is_completed_by_the_same_command(
     resting: AccountsJob, tmp_path: Path, name: str
 ) -> None:
-    folder = _folder(_create(resting, tmp_path / "kept"))
-    assert resting.command("savepoint", "dispose", str(folder), failpoint=name).code == -9
-    assert resting.command("savepoint", "dispose", str(folder)).code == 0
+    dispose = ("savepoint", "dispose", str(_folder(_create(resting, tmp_path / "kept"))))
+    assert resting.command(*dispose, failpoint=name).code == KILLED
+    resting.command(*dispose).check()
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_one_that_is_being_made_is_given_up_when_it_is_deleted(resting: AccountsJob, tmp_path: Path) -> None:
     into = tmp_path / "kept"
-    maker = resting.begin(
-        "savepoint", "create", "--name", "mine", "--into", str(into), failpoint="savepoint.copied:1:stop"
-    )
-    maker.wait_stopped()
+    create = ("savepoint", "create", "--name", "mine", "--into", str(into))
+    maker = resting.begin(*create, failpoint="savepoint.copied:1:stop").wait_stopped()
     (folder,) = into.iterdir()
-    assert resting.command("savepoint", "dispose", str(folder)).code == 0
-    maker.resume()
-    assert maker.wait().code == 4
+    resting.command("savepoint", "dispose", str(folder)).check()
+    assert maker.resume().wait().code == 4
     assert _complete(into) == []
 
 
-def test_what_cannot_be_is_refused(resting: AccountsJob, tmp_path: Path) -> None:
+def test_a_folder_of_the_job_root_and_a_second_one_of_the_name_are_refused(
+    resting: AccountsJob, tmp_path: Path
+) -> None:
     _create(resting, tmp_path / "kept")
     for into in (resting.root, resting.root / "data", tmp_path / "kept"):
         refused = resting.command("savepoint", "create", "--name", "mine", "--into", str(into))
         assert refused.code == 2, str(refused)
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "thesis.txt").write_text("years of work")
-    assert resting.command("savepoint", "dispose", str(tmp_path / "thesis")).code == 2
-    assert (tmp_path / "thesis" / "thesis.txt").exists()

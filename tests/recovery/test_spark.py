@@ -1,9 +1,11 @@
-"""The same on Spark: kills at failpoints and at random moments, of drivers and of Python workers; two drivers."""
+"""The same on Spark, with Delta tables: kills at failpoints, two drivers, restarts, and a job root in a bucket.
+
+The scoreboard kills drivers, workers and Spark itself at random moments.
+"""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,68 +13,77 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.recovery.random_kills import DRIVER, JVM, WORKER, candidates, check_at_rest, kill_at_random
+from tests.recovery.random_kills import JVM, candidates
+from tests.servers.running import s3_server
 from tests.support import root_files
 from tests.support.flights_job import FlightsJob
-from tests.support.processes import Running, spawn, wait_for
+from tests.support.processes import Running, wait_for
 
 pytestmark = [pytest.mark.spark]
 
 
 @pytest.fixture
-def flights(tmp_path: Path) -> Iterator[FlightsJob]:
-    scratch = {"spark__conf__spark.local.dir": tmp_path / "spark", "checkpoints__collect_every": 3}
-    box = FlightsJob(tmp_path / "job", scratch, job="small_flights", launcher=spawn)
-    yield box
-    box.end_all()
-    for process in box.processes:
-        process.wait_family()
+def flights(flights: FlightsJob) -> FlightsJob:
+    flights.settings = {**flights.settings, "checkpoints__collect_every": 3}
+    return flights
 
 
 def test_kills_at_failpoints(flights: FlightsJob) -> None:
     flights.deliver(8)
-    flights.reach("start.seeded:1", -9)
-    flights.reach("batch.reported:2", -9)
-    flights.reach("commit.after:2", -9)
+    flights.reach("start.seeded:1")
+    flights.reach("batch.reported:2")
+    flights.reach("commit.after:2")
     # The start publishes what is pending in both tables; the third is the first one's output of the next batch.
-    flights.reach("publish.after:3", -9)
+    flights.reach("publish.after:3")
     # A worker dies, and Spark tries its task again: the run goes on.
     flights.reach("task.sink-closed:3", 0)
-    check_at_rest(flights)
+    flights.check()
 
 
 @pytest.mark.slow
-def test_kills_while_files_are_stored_and_checkpoints_committed_beside_the_batches(flights: FlightsJob) -> None:
+def test_kills_while_files_are_stored_and_checkpoints_committed_in_the_background(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
     # A worker dies with files that it owed: another process stores them, and the run goes on.
     flights.reach("upload.before:3", 0)
-    check_at_rest(flights)
+    flights.check()
     flights.deliver(12)
     # A run has two checkpoints at least, the first batch's and its last, however slowly they are committed.
-    flights.reach("commit.stored:2", -9)
+    flights.reach("commit.stored:2")
     flights.finish()
-    check_at_rest(flights)
+    flights.check()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_after_three_batches_is_exact_when_killed_between_and_at_it(flights: FlightsJob) -> None:
+    third = {"checkpoints__interval_batches": 3}
+    flights.deliver(5)
+    flights.reach("batch.end:4", **third)
+    assert flights.head.doc["ordinal"] == 3
+    flights.reach("commit.after:1", **third)
+    flights.run_to(8, **third)
+    flights.check()
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_starts_again_in_the_same_session(flights: FlightsJob) -> None:
+    flights.deliver(6)
+    ended = flights.run("batch.reported:3:error", restart__strategy="fixed-delay", restart__fixed_delay__delay="10ms")
+    assert ended.check().result["restarts"] == 1, str(ended)
+    flights.check()
 
 
 def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: FlightsJob) -> None:
     """A process has one Spark, so it would start again without end; whoever launched the run starts a new one."""
     without_end = {"restart__strategy": "exponential-delay", "restart__exponential_delay__initial_backoff": "1ms"}
     flights.deliver(4)
-    run = flights.start("batch.reported:2:stop", **without_end)
-    run.wait_stopped()
+    run = flights.start("batch.reported:2:stop", **without_end).wait_stopped()
     (spark,) = candidates(run, JVM)
     os.kill(spark, signal.SIGKILL)
-    run.resume()
-    ended = run.wait()
-    assert (ended.code, ended.error.code) == (5, "spark-gone"), str(ended)
+    ended = run.resume().wait()
+    ended.check_error(5, "spark-gone")
     assert "Traceback" not in ended.err, ended.err
     assert [e.doc["kind"] for e in root_files.entries(flights.root)].count("claim") == 1
-
-
-@pytest.mark.slow
-def test_kills_at_random_moments(flights: FlightsJob) -> None:
-    kill_at_random(flights, [DRIVER, WORKER, JVM], random.Random(2))
 
 
 @pytest.mark.slow
@@ -85,17 +96,14 @@ def test_two_drivers(flights: FlightsJob) -> None:
     assert codes in ([0, 0], [0, 3]), "\n".join(map(str, (first, second)))
     flights.check_results()
     flights.deliver(12)
-    stopped = flights.start("commit.after:2:stop")
-    stopped.wait_stopped(chain.look)
+    stopped = flights.start("commit.after:2:stop").wait_stopped(chain.look)
     other = flights.start()
     assert _end(other, chain) == 0, str(other)
-    stopped.resume()
-    assert _end(stopped, chain) == 3, str(stopped)
+    assert _end(stopped.resume(), chain) == 3, str(stopped)
     chain.check()
-    # Its tasks may have written for one more batch behind the other's start; the next start sweeps that.
-    flights.deliver(13)
-    flights.finish()
-    check_at_rest(flights)
+    # Its tasks may have written for one more batch after the other's start; the next start sweeps that.
+    flights.run_to(13)
+    flights.check()
 
 
 def test_a_run_in_a_batch_that_does_not_end_learns_that_it_is_fenced(flights: FlightsJob) -> None:
@@ -104,9 +112,8 @@ def test_a_run_in_a_batch_that_does_not_end_learns_that_it_is_fenced(flights: Fl
     first = flights.start("task.sink-closed:2:stop")
     wait_for(lambda: any(map(_is_stopped, first.workers())), lambda: f"a stopped worker of {first}")
     flights.finish()
-    ended = first.wait()
-    assert (ended.code, ended.error.code) == (3, "fenced"), str(ended)
-    check_at_rest(flights)
+    first.wait().check_error(3, "fenced")
+    flights.check()
 
 
 def _is_stopped(worker: psutil.Process) -> bool:
@@ -124,3 +131,25 @@ def _end(run: Running, chain: root_files.Chain) -> int:
     ended = run.wait(look)
     assert ended.code != 3 or ended.error.code == "fenced", str(ended)
     return ended.code
+
+
+@pytest.fixture
+def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
+    with s3_server(tmp_path / "s3", "bucket") as variables:
+        flights.root_folder = tmp_path / "s3" / "data" / "bucket" / "flights"
+        flights.address, flights.variables = "s3://bucket/flights", variables
+        yield flights
+
+
+@pytest.mark.slow
+def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
+    in_a_bucket: FlightsJob, tmp_path: Path
+) -> None:
+    in_a_bucket.deliver(5)
+    in_a_bucket.reach("commit.after:2")
+    in_a_bucket.run_to(7)
+    in_a_bucket.check()
+    # Spark's own location is on the driver's disk: a bucket needs no Hadoop client.
+    assert not (in_a_bucket.root / "spark").exists()
+    canary = in_a_bucket.variables["AWS_SECRET_ACCESS_KEY"].encode()
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and canary in path.read_bytes()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from datetime import datetime, timedelta
+from unittest.mock import patch
 
 from stateflow.clock import SystemClock
 
@@ -26,4 +27,4 @@ def skew_from_environment() -> None:
             wrong_by[0] = dice.uniform(-1, 1) * _MOST
         return right(self) + wrong_by[0]
 
-    SystemClock.now = now  # type: ignore[method-assign]
+    patch.object(SystemClock, "now", now).start()

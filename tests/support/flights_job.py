@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from tests.support import root_files
 from tests.support.job_fixture import Expected, JobFixture, Row, multiset
+from tests.support.processes import Ended
 
 _ROWS = 300
 _SCHEMA = pa.schema(
@@ -29,12 +30,18 @@ _FIRST_MTIME = 1_700_000_000
 
 
 class FlightsJob(JobFixture):
-    """The job on Spark."""
+    """The job on Spark.
+
+    Attributes:
+        place: where its files are, unless below its folder.
+    """
+
+    place: Path | None = None
 
     @property
     def input(self) -> Path:
         """Where its files are."""
-        return self.folder / "flights"
+        return self.place or self.folder / "flights"
 
     def deliver(self, files: int) -> None:
         """Makes that many files be there; they never change, and one of them is one batch."""
@@ -47,14 +54,30 @@ class FlightsJob(JobFixture):
                 os.utime(folder / f".{path.name}", (_FIRST_MTIME + i, _FIRST_MTIME + i))
                 (folder / f".{path.name}").rename(path)
 
+    def run_to(self, files: int, **settings: object) -> Ended:
+        """Delivers up to that many files, and runs until all are processed."""
+        self.deliver(files)
+        return self.finish(**settings)
+
     @property
     def delivered(self) -> int:
         return len(list(self.input.glob("[0-9]*.parquet")))
 
+    def rows(self, table: str) -> list[Row]:
+        """The rows of a table."""
+        return delta_rows(self.table(table))
+
+    def check(self) -> None:
+        """What must hold at rest; a JVM may outlive its driver for a moment."""
+        for process in self.processes:
+            process.wait_family()
+        self.check_results()
+        self.check_clean()
+
     def check_results(self) -> None:
         """Tables and state are what the oracle says; no row is there twice."""
         wanted = expected(self.delivered)
-        legs, routes = (delta_rows(self.table(t)) for t in ("legs", "routes"))
+        legs, routes = self.rows("legs"), self.rows("routes")
         assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
         assert multiset(legs) == multiset(wanted.movements)
         assert multiset(routes) == multiset(wanted.totals)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -70,6 +70,23 @@ class Ended:
         assert len(found) == 1, str(self)
         return found[0]
 
+    @property
+    def document(self) -> Any:
+        """The JSON that it printed."""
+        return json.loads(self.out)
+
+    def check(self) -> Ended:
+        """It ended well."""
+        assert self.code == 0, str(self)
+        return self
+
+    def check_error(self, exit_code: int, code: str, **facts: object) -> ReportedError:
+        """It ended with this error, which has these facts, and maybe more."""
+        error = self.error
+        found = {name: error.facts.get(name) for name in facts}
+        assert (self.code, error.code, found) == (exit_code, code, facts), str(self)
+        return error
+
     def __str__(self) -> str:
         return f"exit code {self.code}\n{self.out}{self.err[-6000:]}"
 
@@ -100,7 +117,7 @@ class Running(ABC):
         assert code is not None
         return Ended(code, self._text("out"), self.errors, json.loads(self._text("json") or "{}"))
 
-    def wait_stopped(self, each: Callable[[], object] = lambda: None) -> None:
+    def wait_stopped(self, each: Callable[[], object] = lambda: None) -> Self:
         """Waits until it has stopped itself by SIGSTOP."""
 
         def stopped() -> bool:
@@ -109,10 +126,12 @@ class Running(ABC):
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
 
         wait_for(stopped, lambda: f"a stop of {self}")
+        return self
 
-    def resume(self) -> None:
+    def resume(self) -> Self:
         """Lets a stopped process go on."""
         os.kill(self.pid, signal.SIGCONT)
+        return self
 
     def kill(self) -> None:
         """SIGKILL, unless it has ended."""

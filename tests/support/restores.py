@@ -2,52 +2,60 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.job_fixture import AccountsJob
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob, JobFixture
 from tests.support.processes import Ended, Running
 
 
-def plan(box: AccountsJob, target: str, *more: str) -> dict[str, Any]:
+def plan(box: JobFixture, target: str, *more: str) -> dict[str, Any]:
     """The plan, which is written for `execute` as well."""
-    ended = ask(box, target, "--json", "--out", str(plan_file(box)), *more)
-    assert ended.code == 0, str(ended)
-    return json.loads(ended.out)  # type: ignore[no-any-return]
+    planned: dict[str, Any] = ask(box, target, "--json", "--out", str(plan_file(box)), *more).check().document
+    return planned
 
 
-def ask(box: AccountsJob, target: str, *more: str) -> Ended:
+def ask(box: JobFixture, target: str, *more: str) -> Ended:
     """As `plan`, whatever comes of it."""
-    return box.begin("restore", box.job_file, "--plan", target, *more, with_job=True).wait()
+    return box.command("restore", box.job_file, "--plan", target, *more, with_job=True)
 
 
-def execute(box: AccountsJob, *more: str, failpoint: str = "") -> Ended:
+def execute(box: JobFixture, *more: str, failpoint: str = "") -> Ended:
     """Carries the newest plan out."""
     return begin(box, *more, failpoint=failpoint).wait()
 
 
-def begin(box: AccountsJob, *more: str, failpoint: str = "") -> Running:
+def begin(box: JobFixture, *more: str, failpoint: str = "") -> Running:
     """As `execute`, without waiting."""
-    return box.begin(
-        "restore", box.job_file, "--execute", str(plan_file(box)), *more, failpoint=failpoint, with_job=True
-    )
+    arguments = ("restore", box.job_file, "--execute", str(plan_file(box)), *more)
+    return box.begin(*arguments, failpoint=failpoint, with_job=True)
 
 
-def go_back(box: AccountsJob, target: str, *more: str) -> None:
-    """Plans and executes."""
-    plan(box, target, *more)
-    ended = execute(box)
-    assert ended.code == 0, str(ended)
+def go_back(box: JobFixture, target: str, *more: str) -> dict[str, Any]:
+    """Plans and executes; returns the plan."""
+    planned = plan(box, target, *more)
+    execute(box).check()
+    return planned
 
 
-def plan_file(box: AccountsJob) -> Path:
+def plan_file(box: JobFixture) -> Path:
     """Where the newest plan is."""
     return box.folder / "plan.json"
 
 
-def check_after(box: AccountsJob) -> None:
-    """The next run works off what comes behind the point; tables, state and disk are as if nothing else had been."""
+def everything(box: JobFixture) -> dict[str, str]:
+    """The files of the job root and of the tables, by their hashes."""
+    return root_files.digests(box.root, box.folder / "tables")
+
+
+def check_after(box: AccountsJob, since: int | None = None) -> None:
+    """The next run processes what comes after the target; tables, state and disk are as if nothing else had been.
+
+    Args:
+        since: the first event that is replaced by another one, which tells what was undone from what must come.
+    """
+    if since is not None:
+        box.replace_events(since)
     box.finish()
-    box.check_results()
-    box.check_clean()
+    box.check()

@@ -1,0 +1,143 @@
+"""Asynchronous checkpoints, checkpoints after several batches, and output that does not wait for its checkpoint: a kill
+costs a replay and no row, and what is asked of a run is whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from stateflow.config.settings import AT_LEAST_ONCE, EXACTLY_ONCE
+from stateflow.config.sources import resolve
+from stateflow.errors import ConfigError
+from stateflow.failpoints import NAMES
+from tests.support import root_files
+from tests.support.errors import raises
+from tests.support.job_fixture import ASKED, BESIDE, KILLED, SLICE, AccountsJob, expected, multiset, second_time
+
+_THIRD = {"checkpoints__interval_batches": 3}
+_EARLY_OUTPUT = {**_THIRD, "checkpoints__mode": "at-least-once"}
+MODES: dict[str, dict[str, object]] = {
+    "asynchronous": {"checkpoints__asynchronous": "yes"},
+    "each-third": _THIRD,
+    "at-least-once": _EARLY_OUTPUT,
+    "at-least-once-asynchronous": {**_EARLY_OUTPUT, "checkpoints__asynchronous": "yes"},
+}
+_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+_QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")}
+_QUICK |= {"batch.reported", "batch.end", "log.created", "gc.deleting"}
+CASES = [
+    pytest.param(mode, point, marks=() if point in _QUICK else pytest.mark.slow)
+    for mode, settings in MODES.items()
+    for point in _POINTS
+    if "checkpoints__asynchronous" in settings or point not in BESIDE
+]
+
+
+def _repeated(box: AccountsJob) -> int:
+    """How many rows are there again; fails when one is missing, or is not what the oracle says."""
+    wanted = expected(box.delivered)
+    more = 0
+    for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):
+        found, due = multiset(box.rows(table)), multiset(rows)
+        assert found >= due and found.keys() == due.keys()
+        more += (found - due).total()
+    return more
+
+
+def _check_state(box: AccountsJob) -> None:
+    wanted = expected(box.delivered)
+    assert root_files.read_state(box.root, "balances") == wanted.balances
+    assert root_files.read_state(box.root, "turnovers") == wanted.turnovers
+    assert box.head.position == len(box.delivered)
+    box.check_clean()
+
+
+@pytest.mark.parametrize(("mode", "point"), CASES)
+def test_a_kill_costs_a_replay_and_no_row(box: AccountsJob, mode: str, point: str) -> None:
+    box.settings = MODES[mode]
+    box.deliver(10 * SLICE)
+    box.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
+    box.deliver_more(3 * SLICE)
+    box.finish()
+    assert _repeated(box) == 0 or mode.startswith("at-least-once")
+    _check_state(box)
+
+
+@pytest.mark.parametrize("point", ["upload.before", "commit.stored", "commit.after"])
+def test_a_kill_in_each_of_many_runs(box: AccountsJob, point: str) -> None:
+    box.settings = MODES["asynchronous"]
+    box.deliver(30 * SLICE)
+    for _ in range(4):
+        box.kill_at(f"{point}:3:kill")
+    box.finish()
+    box.check()
+
+
+def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(box: AccountsJob) -> None:
+    box.run_to(8 * SLICE, checkpoints__retained=10, **_THIRD)
+    assert [entry.position for entry in box.commits] == [3 * SLICE, 6 * SLICE, 8 * SLICE]
+    box.check()
+    records = [r for r in root_files.history(box.root) if "rows_in" in r]
+    assert [r["rows_in"] for r in records] == [3 * SLICE, 3 * SLICE, 2 * SLICE]
+
+
+@pytest.mark.parametrize(("mode", "batches"), [("each-third", 3), ("at-least-once", 5)])
+def test_output_is_visible_at_its_checkpoint_or_at_each_barrier(box: AccountsJob, mode: str, batches: int) -> None:
+    box.settings = MODES[mode]
+    box.deliver(8 * SLICE)
+    run = box.start("batch.end:5:stop").wait_stopped()
+    assert len(box.rows("movements")) == batches * SLICE
+    assert box.head.position == 3 * SLICE
+    run.resume().wait().check()
+    box.check_results()
+
+
+@pytest.mark.parametrize(
+    "settings", [MODES["asynchronous"], {"checkpoints__interval_batches": 1000}], ids=["asynchronous", "seldom"]
+)
+def test_a_savepoint_and_a_stop_have_what_was_processed(box: AccountsJob, settings: dict[str, object]) -> None:
+    """The next barrier is a checkpoint for the one; the other commits and publishes."""
+    box.settings = settings
+    box.deliver(8 * SLICE)
+    made, _ = box.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
+    assert made.check().document["taken_by"] == "run" and box.savepoints.keys() == {"early"}
+    box.check_results()
+    box.deliver(38 * SLICE)
+    stopped, _ = box.asked_at("batch.begin:4", "stop")
+    stopped.check()
+    assert 12 * SLICE <= box.head.position < 38 * SLICE
+    assert len(box.rows("movements")) == box.head.position
+    box.finish()
+    box.check_results()
+
+
+# -- at least once ----------------------------------------------------------------------------------------------------
+
+
+def test_what_no_checkpoint_had_when_a_run_died_comes_again_and_nothing_else(box: AccountsJob) -> None:
+    box.settings = _EARLY_OUTPUT
+    box.deliver(8 * SLICE)
+    box.reach("batch.end:5")
+    before = len(box.rows("totals"))
+    box.finish()
+    assert _repeated(box) >= 2 * SLICE
+    assert len(box.rows("movements")) == 10 * SLICE
+    assert len(box.rows("totals")) > before
+    _check_state(box)
+
+
+@pytest.mark.parametrize(("mode", "other"), [(EXACTLY_ONCE, AT_LEAST_ONCE), (AT_LEAST_ONCE, EXACTLY_ONCE)])
+def test_a_run_may_have_another_mode_than_the_one_before(box: AccountsJob, mode: str, other: str) -> None:
+    box.settings = _THIRD
+    box.deliver(8 * SLICE)
+    box.reach("commit.after:2", checkpoints__mode=mode)
+    box.deliver(16 * SLICE)
+    assert box.run("batch.end:3", checkpoints__mode=other).code in (0, KILLED)
+    box.finish(checkpoints__mode=mode)
+    _repeated(box)
+    _check_state(box)
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with raises(ConfigError, name="checkpoints.mode", value="at-most-once") as refused:
+        resolve({"checkpoints.mode": "at-most-once"})
+    assert EXACTLY_ONCE in refused.value.hint and AT_LEAST_ONCE in refused.value.hint
