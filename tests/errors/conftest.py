@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stateflow.runtime.task import store_cache
 from tests.support.cli_fixture import CliFixture
 
 
@@ -19,11 +21,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> CliFixture:
-    return CliFixture(tmp_path)
+def bench(tmp_path: Path) -> Iterator[CliFixture]:
+    yield CliFixture(tmp_path)
+    store_cache.close_all()
 
 
 @pytest.fixture
-def ran(tmp_path: Path, finished: Path) -> CliFixture:
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("code"))
-    return CliFixture(tmp_path)
+def ran(finished: Path, bench: CliFixture) -> CliFixture:
+    shutil.copytree(finished, bench.folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("code"))
+    return bench

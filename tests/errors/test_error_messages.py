@@ -1,10 +1,11 @@
-"""Mistakes in the job file and in the settings: each leads to an error of its kind that names what is wrong."""
+"""Mistakes in the job file and in the settings: each leads to an error of its kind that names what is wrong.
+
+What `StreamExecutionEnvironment` and the settings refuse themselves is in tests/unit.
+"""
 
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Mapping
 
 import pytest
 
@@ -14,14 +15,16 @@ from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, check, stateflow
 from tests.support.errors import reported_error
 
-# -- the job file and its graph -----------------------------------------------------------------------------------
-
 
 def _job(build: str, *shown: str, head: str = JOB, hint: str = "", **facts: object) -> Case:
     return Case(lambda bench: bench.write(build, head), JobDefinitionError, facts, shown, hint)
 
 
-JOBS = {
+def _setting(name: str, value: str, hint: str = "", **facts: object) -> Case:
+    return Case(lambda bench: bench.settings.update({name: value}), ConfigError, facts, hint=hint)
+
+
+CASES = {
     "no job file": Case(lambda b: b.job.unlink(), JobDefinitionError, shown=("job.py",)),
     "no build": _job("", "job.py", hint="build(env"),
     "build without an argument": _job("def build(): pass", found="build()", hint="build(env"),
@@ -34,71 +37,24 @@ JOBS = {
     "does not import": _job(BUILD, "no_such_package", "job.py", head="import no_such_package\n"),
     "build raises": _job("def build(env):\n    {}['nothing']", "KeyError: 'nothing'", "job.py:"),
     "reads nothing": _job("def build(env): pass", hint="from_source"),
-    "does nothing": _job(STREAM + "pass", sources=["rows"], hint="sink_to"),
-    "a parameter is missing": _job(STREAM + "env.parameter('tables')", name="tables", hint="--set job.tables="),
-    "a source without uid": _job("def build(env):\n    env.from_source(source())", kind="source"),
-    "an operator without uid": _job(STREAM + "rows.key_by('key').process(Sum(), output=Total)", kind="operator"),
-    "a sink without uid": _job(STREAM + "rows.sink_to(sink())", kind="sink"),
     "a uid twice": _job(STREAM + "rows.sink_to(sink(), uid='rows')", uid="rows"),
-    "a uid that is no name": Case(
-        lambda b: b.write(STREAM + "rows.sink_to(sink(), uid='../x')"), ConfigError, {"name": "../x"}
-    ),
     "no such key column": _job(STREAM + "rows.key_by('kye')", column="kye", called="key_by", hint="key, number"),
     "no such order column": _job(STREAM + "rows.key_by('key', order_by=['time'])", column="time", called="order_by"),
-    "a source that nothing reads": _job(
-        STREAM + "more = env.from_source(source(), uid='more')\n    rows.sink_to(sink(), uid='out')", sources=["more"]
-    ),
     "an expression without Spark": _job(STREAM + "rows.transform(lambda df: df).sink_to(sink(), uid='out')", uid="out"),
-    "a class without columns": _job(
-        STREAM + "rows.key_by('key').process(Sum(), output=dict, uid='sum')", given=repr(dict)
-    ),
+    "an unknown setting": _setting("paralelism", "2", name="paralelism", hint="parallelism"),
+    "a value of a setting": _setting("run.max_duration", "1e400h", name="run.max_duration", value="1e400h"),
+    "a name of a job": _setting("name", "../x", name="../x"),
 }
 
 
-@pytest.mark.parametrize("case", JOBS.values(), ids=JOBS)
-def test_a_mistake_in_the_job(bench: CliFixture, case: Case) -> None:
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_mistake_is_named_and_changes_nothing(bench: CliFixture, case: Case) -> None:
     check(bench, case)
 
 
-# -- settings -----------------------------------------------------------------------------------------------------
-
-
-def _unknown(name: str, known: str) -> tuple[str, str, Case]:
-    return name, "2", Case(lambda b: b.settings.update({name: "2"}), ConfigError, {"name": name}, hint=known)
-
-
-def _refused(name: str, value: str, facts: Mapping[str, object] | None = None) -> tuple[str, str, Case]:
-    facts = facts or {"name": name, "value": value}
-    return name, value, Case(lambda b: b.settings.update({name: value}), ConfigError, facts)
-
-
-SETTINGS = [
-    _unknown("paralelism", "parallelism"),
-    _unknown("run.batches", "max_batches"),
-    _refused("parallelism", "two"),
-    _refused("parallelism", "500", {"value": 500, "max_parallelism": 128}),
-    _refused("max_parallelism", "40000", {"value": 40000}),
-    _refused("run.max_duration", "soon"),
-    _refused("run.max_duration", "1e400h"),
-    _refused("run.max_batches", "0"),
-    _refused("checkpoints.retained", "0"),
-    _refused("source.max_rows_per_batch", "-1"),
-    _refused("storage.shared", "maybe"),
-    _refused("name", "../x", {"name": "../x"}),
-]
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, id=f"{name}={value}") for name, value, case in SETTINGS])
-def test_a_mistake_in_the_settings(bench: CliFixture, case: Case) -> None:
-    check(bench, case)
-
-
-# -- as a user meets it -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["no job file", "a uid twice"])
+@pytest.mark.parametrize("name", ["no job file", "a uid twice", "reads nothing"])
 def test_on_the_command_line(bench: CliFixture, name: str) -> None:
-    case = JOBS[name]
+    case = CASES[name]
     case.make(bench)
     before = bench.on_disk()
     ended = stateflow(bench.command("--result-file", str(bench.folder / "result.json")), bench.folder)
@@ -114,20 +70,20 @@ def test_on_the_command_line(bench: CliFixture, name: str) -> None:
     assert bench.on_disk() == before
 
 
-def test_a_source_that_fails_is_named_and_costs_nothing(bench: CliFixture) -> None:
-    bench.write(
-        textwrap.dedent("""
-    class Failing(ScriptedSource):
-        def read(self, position, limits):
-            if position is not None:
-                raise ConnectionResetError(104, "the database went away")
-            return super().read(position, limits)
+FAILING_SOURCE = """
+class Failing(ScriptedSource):
+    def read(self, position, limits):
+        if position is not None:
+            raise ConnectionResetError(104, "the database went away")
+        return super().read(position, limits)
 
-    def source():
-        return Failing(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4)
-    """)
-        + BUILD
-    )
+def source():
+    return Failing(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4)
+"""
+
+
+def test_a_source_that_fails_is_named_and_costs_nothing(bench: CliFixture) -> None:
+    bench.write(FAILING_SOURCE + BUILD)
     ended = stateflow(bench.command(), bench.folder)
     assert ended.returncode == BatchFailed.exit_code and "Traceback" not in ended.stderr
     facts = reported_error(ended.stderr).facts

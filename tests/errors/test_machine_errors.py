@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from stateflow.config.settings import SourceSettings
+from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, EnvironmentUnsupported, SchemaMismatch
+from stateflow.runtime.spark.settings import check_master
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark, java_major
 from tests.support.cli_fixture import Case, CliFixture, check, contents
 from tests.support.errors import raises
@@ -18,14 +21,6 @@ from tests.support.errors import raises
 # -- the machine --------------------------------------------------------------------------------------------------
 
 SPARK_JOB = "def build(env):\n    env.from_source(FileSource(HERE, schema=Row), uid='rows').sink_to(sink(), uid='out')"
-
-
-def _fake_java(folder: Path, version: str) -> Path:
-    java = folder / "bin" / "java"
-    java.parent.mkdir(parents=True)
-    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
-    java.chmod(0o700)
-    return folder
 
 
 def test_no_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,8 +36,12 @@ def test_no_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(_fake_java(bench.folder / "jdk", 'openjdk version "1.8.0_292"')))
-    facts = {"found": 8, "java": str(bench.folder / "jdk" / "bin" / "java")}
+    java = bench.folder / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
+    java.chmod(0o700)
+    monkeypatch.setenv("JAVA_HOME", str(bench.folder / "jdk"))
+    facts = {"found": 8, "java": str(java)}
     check(bench, Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, facts, hint="JAVA_HOME"))
 
 
@@ -80,8 +79,6 @@ def test_another_spark(version: str) -> None:
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
 def test_a_master_that_never_tries_a_task_again(master: str) -> None:
-    from stateflow.runtime.spark.settings import check_master
-
     with raises(ConfigError, master=master) as refused:
         check_master(master)
     assert "local[N,4]" in refused.value.hint
@@ -90,6 +87,13 @@ def test_a_master_that_never_tries_a_task_again(master: str) -> None:
 
 
 # -- columns of files ---------------------------------------------------------------------------------------------
+
+
+def _file_source(folder: Path, **columns: pa.DataType) -> Any:
+    """A source of rows with a text as key and a whole number, over a file with other columns."""
+    row_class = msgspec.defstruct("Row", [("key", str), ("number", int)])
+    parquet.write_table(pa.schema(columns.items()).empty_table(), folder / "part-0.parquet")
+    return FileSource(folder, schema=row_class)
 
 
 @pytest.mark.spark
@@ -105,7 +109,7 @@ def test_a_master_that_never_tries_a_task_again(master: str) -> None:
 def test_files_with_other_columns(
     tmp_path: Path, spark_session: Any, columns: dict[str, pa.DataType], facts: dict[str, Any]
 ) -> None:
-    source = _file_source(tmp_path, columns)
+    source = _file_source(tmp_path, **columns)
     before = contents(tmp_path)
     with raises(SchemaMismatch, path=str(tmp_path), **facts) as refused:
         source.check(spark_session)
@@ -115,21 +119,11 @@ def test_files_with_other_columns(
 
 @pytest.mark.spark
 def test_files_with_narrower_numbers_are_taken(tmp_path: Path, spark_session: Any) -> None:
-    _file_source(tmp_path, {"key": pa.string(), "number": pa.int32(), "more": pa.int8()}).check(spark_session)
+    _file_source(tmp_path, key=pa.string(), number=pa.int32(), more=pa.int8()).check(spark_session)
 
 
 def test_a_folder_of_files_that_is_not_there(tmp_path: Path) -> None:
-    source = _file_source(tmp_path, {"key": pa.string()})
+    source = _file_source(tmp_path, key=pa.string())
     source.path = str(tmp_path / "gone")
     with raises(ConfigError, path=source.path):
         source.check_settings(SourceSettings())
-
-
-def _file_source(folder: Path, columns: dict[str, pa.DataType]) -> Any:
-    import msgspec
-
-    from stateflow.connectors.files.source import FileSource
-
-    row_class = msgspec.defstruct("Row", [("key", str), ("number", int)])
-    parquet.write_table(pa.schema(columns.items()).empty_table(), folder / "part-0.parquet")
-    return FileSource(folder, schema=row_class)
