@@ -16,12 +16,12 @@ from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, chec
 from tests.support.errors import reported_error
 
 
-def _job(build: str, *shown: str, head: str = JOB, hint: str = "", **facts: object) -> Case:
+def _job(build: str, /, *shown: str, head: str = JOB, hint: str = "", **facts: object) -> Case:
     return Case(lambda bench: bench.write(build, head), JobDefinitionError, facts, shown, hint)
 
 
-def _setting(name: str, value: str, hint: str = "", **facts: object) -> Case:
-    return Case(lambda bench: bench.settings.update({name: value}), ConfigError, facts, hint=hint)
+def _setting(given: str, text: str, /, hint: str = "", **facts: object) -> Case:
+    return Case(lambda bench: bench.settings.update({given: text}), ConfigError, facts, hint=hint)
 
 
 CASES = {

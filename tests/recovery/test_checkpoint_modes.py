@@ -13,7 +13,7 @@ from tests.support import root_files
 from tests.support.errors import raises
 from tests.support.job_fixture import ASKED, BESIDE, KILLED, SLICE, AccountsJob, expected, multiset, second_time
 
-_THIRD = {"checkpoints__interval_batches": 3}
+_THIRD: dict[str, object] = {"checkpoints__interval_batches": 3}
 _EARLY_OUTPUT = {**_THIRD, "checkpoints__mode": "at-least-once"}
 MODES: dict[str, dict[str, object]] = {
     "asynchronous": {"checkpoints__asynchronous": "yes"},
@@ -60,16 +60,6 @@ def test_a_kill_costs_a_replay_and_no_row(box: AccountsJob, mode: str, point: st
     box.finish()
     assert _repeated(box) == 0 or mode.startswith("at-least-once")
     _check_state(box)
-
-
-@pytest.mark.parametrize("point", ["upload.before", "commit.stored", "commit.after"])
-def test_a_kill_in_each_of_many_runs(box: AccountsJob, point: str) -> None:
-    box.settings = MODES["asynchronous"]
-    box.deliver(30 * SLICE)
-    for _ in range(4):
-        box.kill_at(f"{point}:3:kill")
-    box.finish()
-    box.check()
 
 
 def test_each_third_barrier_is_a_checkpoint_and_so_is_the_last(box: AccountsJob) -> None:

@@ -1,14 +1,17 @@
-"""``stateflow checkpoints``: which there are, what they hold, and one out of turn."""
+"""Checkpoints and the history: what is listed, what is recorded, how much is kept, how branches are drawn."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.restores import execute, plan
 
 KEEP_ALL = {"checkpoints__retained": 100, "checkpoints__collect_every": 100}
 
@@ -137,3 +140,170 @@ def test_the_recorded_sizes_are_those_of_what_the_storage_got(box: AccountsJob) 
         assert record["increment_bytes"] + record["compaction_bytes"] == _bytes(box, new)
         seen |= new
     assert len(box.commits) == 8 and any(r["compaction_bytes"] for r in records.values())
+
+
+# -- the history -------------------------------------------------------------------------------------------------------
+
+
+def _objects(box: AccountsJob) -> int:
+    """How many objects the history has."""
+    return len(list((box.root / "history").iterdir()))
+
+
+def _checkpoints(box: AccountsJob) -> list[int]:
+    return [r["checkpoint_id"] for r in root_files.history(box.root)]
+
+
+def _go_back(box: AccountsJob, target: str, *more: str) -> dict[str, Any]:
+    """Returns the plan."""
+    planned = plan(box, target, *more)
+    execute(box, "--by", "ada").check()
+    return planned
+
+
+def _graph(box: AccountsJob) -> list[str]:
+    shown = box.command("history").check().out
+    return [line.partition("  2")[0].rstrip() for line in shown.splitlines() if "  20" in line]
+
+
+# -- how much is kept -------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_end_well_keep_the_newest_records(box: AccountsJob) -> None:
+    for rows in (30, 60, 90, 120):
+        box.run_to(rows, history__retained=5, checkpoints__retained=100)
+    # Those of a run are one object, and of objects so many are kept as it takes.
+    assert _checkpoints(box) == [e.seq for e in box.commits][-6:]
+    assert _objects(box) == 2
+
+
+def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(box: AccountsJob) -> None:
+    box.deliver(200)
+    for _ in range(5):
+        box.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
+    assert _objects(box) == 2
+    # The newest three are in a manifest only.
+    assert _checkpoints(box) == [e.seq for e in box.commits][-9:]
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsJob) -> None:
+    box.deliver(1020)
+    box.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
+    assert _objects(box) == 1
+
+
+def test_a_kill_right_after_writing_history_doubles_no_record(box: AccountsJob) -> None:
+    box.deliver(300)
+    box.reach("batch.end:20")
+    box.finish(checkpoints__retained=100)
+    shown = box.command("checkpoints", "list", "--newest", "100", "--json").document
+    assert [r["checkpoint_id"] for r in shown] == _checkpoints(box)
+    assert len(shown) == 30
+
+
+# -- what is in it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def early(box: AccountsJob) -> AccountsJob:
+    """A job with a savepoint at its 20th event that went on to the 40th, and keeps every checkpoint."""
+    box.settings = {"checkpoints__retained": 100}
+    box.run_to(20)
+    box.create_savepoint("early")
+    box.run_to(40)
+    return box
+
+
+def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsJob) -> None:
+    box.deliver(20)
+    box.command("run", box.job_file, "--run-id", "nightly/3", with_job=True).check()
+    claim = root_files.entries(box.root)[0].doc
+    records = root_files.history(box.root)
+    assert [(r["by"], r["reason"]) for r in records] == [(claim["writer"], "nightly/3")] * 2
+    assert "nightly/3" in box.command("history").out
+
+
+def test_a_run_keeps_its_number_when_older_records_are_removed(early: AccountsJob) -> None:
+    """Runs without input count as well; a restore is no run, and has its bytes and its duration."""
+    first = _runs(early)
+    assert sorted(first.values()) == [1, 2]
+    planned = _go_back(early, "early")
+    (record,), (savepoint,) = early.records("restore"), early.records("savepoint")
+    assert record["bytes"] == sum(s["bytes"] for s in planned["states"]) == savepoint["bytes"] > 0
+    assert record["took_ms"] > 0
+    early.finish()
+    early.run_to(60, history__retained=1)
+    left = _runs(early)
+    assert left.keys().isdisjoint(first)
+    assert left[max(left)] == early.head.doc["runs"] > 3
+
+
+def _runs(box: AccountsJob) -> dict[int, int]:
+    """The number of each run, by generation, as the command shows it."""
+    lines = map(json.loads, box.command("history", "--json").out.splitlines())
+    return {line["generation"]: line["run"] for line in lines if "checkpoint_id" in line}
+
+
+def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsJob, tmp_path: Path) -> None:
+    """A fork of an old checkpoint is recorded there last, under that one's number."""
+    for target in ("latest", "early"):
+        into = tmp_path / target
+        early.command("fork", target, "--into", str(into), "--by", "eve").check()
+        (record,) = root_files.history(into)
+        facts = record["facts"]
+        assert (facts["parent_job"], facts["parent_root"]) == (f"accounts {early.job_uuid}", f"file://{early.root}")
+        assert ("savepoint_path" in facts) == (target == "early")
+    newest = early.command("history", "--newest", "1", "--json").document
+    assert (newest["kind"], newest["by"]) == ("fork", "eve")
+
+
+def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsJob) -> None:
+    """Back to the savepoint, on; then back to where the job was before, which counts again."""
+    before = early.head.doc["checkpoint"]["id"]
+    early.create_savepoint("late")
+    _go_back(early, "early")
+    assert _graph(early) == ["●", "●─╮", "◆ │", "│ ○", "│ ○", "│ ◆", "↶"]
+    early.finish(run__max_batches=1)
+    _go_back(early, "late")
+    early.run_to(50)
+    assert _graph(early) == ["●", "●─╮", "◆ │", "● │", "● │", "◆ │", "│ ↶", "│ ○", "↶", "●"]
+    assert int(early.records("restore")[-1]["facts"]["base"]) == before
+
+
+def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsJob) -> None:
+    """Output was deleted before it was published, as a VACUUM does it."""
+    box.deliver(60)
+    box.reach("commit.after:4")
+    newest = box.lose_output()
+    box.finish()
+    (record,) = box.records("rewind")
+    assert record["facts"]["from_checkpoint"] == str(newest.seq) and str(newest.seq) in record["reason"]
+    # Also of the checkpoint that it left, whose run was killed before it wrote history: the manifest has the record.
+    assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
+
+
+def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(early: AccountsJob, tmp_path: Path) -> None:
+    other = AccountsJob(tmp_path / "other", settings=early.settings)
+    other.run_to(30)
+    (path,) = map(str, (early.root / "savepoints").iterdir())
+    _go_back(other, path, "--from-other-job")
+    facts, uuid = other.records("restore")[0]["facts"], early.job_uuid
+    assert (facts["base"], facts["of_job"], facts["savepoint_path"]) == ("0", f"accounts {uuid}", f"file://{path}")
+    (line,) = [line for line in other.command("history").out.splitlines() if "ada" in line]
+    assert uuid in line and path in line
+    assert _graph(other) == ["  ○", "  ○", "  ○", "↶"]
+
+
+def test_history_of_a_wrong_path_is_an_error(box: AccountsJob) -> None:
+    missing = ReportedError("config", {"storage": f"file://{box.root}"})
+    for command in (["history"], ["savepoint", "list"], ["checkpoints", "list"], ["checkpoints", "history"]):
+        ended = box.command(*command)
+        assert (ended.code, ended.error) == (2, missing), str(ended)
+
+
+def test_the_list_of_savepoints_has_each_path_whole_on_a_line_of_its_own(early: AccountsJob) -> None:
+    (path,) = (early.root / "savepoints").iterdir()
+    _, line, *more = early.command("savepoint", "list").out.splitlines()
+    assert line.startswith("early ") and " manual " in line and len(line) <= 80
+    assert [each.strip() for each in more] == [path.as_uri()]

@@ -16,7 +16,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda data: data[: len(data) // 2],
     "a bit in the middle": lambda data: data[: (at := len(data) // 2)] + bytes([data[at] ^ 1]) + data[at + 1 :],
 }
-BACKENDS = {
+BACKENDS: dict[str, dict[str, object]] = {
     "rocksdb": {"state__backend": "rocksdb"},
     "filesystem": {"state__backend": "filesystem", "state__inline_below_bytes": 1},
 }

@@ -42,14 +42,6 @@ def test_bounds_and_figures_are_those_of_the_whole_run(box: AccountsJob, golden:
     assert normalized(ended.out) == golden
 
 
-def test_when_the_strategy_gives_up_the_next_launch_goes_on(box: AccountsJob) -> None:
-    box.deliver(60)
-    ended = box.run("batch.reported:3:error", restart__strategy="none")
-    assert ended.code == 1, str(ended)
-    box.finish()
-    box.check()
-
-
 @pytest.fixture
 def _interruptible() -> Iterator[None]:
     """A shell without job control has what it starts in the background ignore SIGINT, and children inherit that."""

@@ -57,10 +57,9 @@ def submit(claimed: AccountsJob) -> Iterator[Submit]:
         yield lambda request: pool.submit(operations.create_savepoint, str(claimed.root), request)
 
 
-def _request(**timeouts: float) -> SavepointRequest:
-    return SavepointRequest(
-        name="mine", request_id="r1", **{name: timedelta(seconds=value) for name, value in timeouts.items()}
-    )
+def _request(acknowledge: float, timeout: float = 60) -> SavepointRequest:
+    waits, ends = timedelta(seconds=acknowledge), timedelta(seconds=timeout)
+    return SavepointRequest(name="mine", request_id="r1", acknowledge_timeout=waits, timeout=ends)
 
 
 def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob, submit: Submit) -> None:
@@ -75,7 +74,7 @@ def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob,
         if len(committed) == 5:
             storage.go_on.set()
 
-    made = submit(_request(acknowledge_timeout=60))
+    made = submit(_request(60))
     wait_for(lambda: (claimed.root / "requests" / "r1").exists() or made.done(), lambda: "the request")
     run_with(claimed, storage, after)
     report = made.result(60)
@@ -99,7 +98,7 @@ def test_a_run_repeats_its_sign(claimed: AccountsJob, submit: Submit) -> None:
 
     def after(_: BatchResult) -> None:
         if not made:
-            made.append(submit(_request(acknowledge_timeout=0.5)))
+            made.append(submit(_request(0.5)))
             wait_for(signed, lambda: "three signs")
 
     run_with(claimed, PosixStorage(claimed.root), after)
@@ -117,7 +116,7 @@ def test_a_run_that_reaches_no_barrier_in_time_is_not_waited_for(
     def after(_: BatchResult) -> None:
         if not refused:
             with raises(RequestTimeout, seconds=0.3) as error:
-                ask(str(claimed.root), _request(acknowledge_timeout=60, timeout=0.3))
+                ask(str(claimed.root), _request(60, timeout=0.3))
             refused.append(error.value)
 
     run_with(claimed, PosixStorage(claimed.root), after)
