@@ -7,7 +7,7 @@ import pytest
 from stateflow.failpoints import NAMES
 from tests.support import root_files
 from tests.support.job_fixture import ASKED, BESIDE, KILLED, AccountsJob
-from tests.support.processes import Ended, spawn
+from tests.support.processes import Ended
 
 ONLY_ON_SPARK = {"start.seeded"}
 _ONCE_PER_RUN = {"claim.before", "claim.after", "start.published", "run.end"}
@@ -125,16 +125,6 @@ def test_a_run_of_a_known_job_is_stopped_and_its_checkpoint_collected(box: Accou
     box.run_to(30)
     box.deliver(_ROWS + 30)
     _overtake(box, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=3)
-
-
-def test_two_runs_at_once_from_nothing(box: AccountsJob) -> None:
-    """With processes as users start them. The scoreboard starts the second later, and a third."""
-    box.deliver(_ROWS)
-    chain = root_files.Chain(box.root)
-    runs = [box.start(launcher=spawn), box.start(launcher=spawn)]
-    ended = [run.wait(chain.look) for run in runs]
-    assert all(map(_is_known, ended)) and 0 in [e.code for e in ended], "\n".join(map(str, ended))
-    _check(box, chain)
 
 
 def _overtake(box: AccountsJob, failpoint: str, loser_ends_with: int) -> None:

@@ -18,8 +18,6 @@ from tests.support.job_fixture import AccountsJob, expected, multiset
 from tests.support.processes import Ended
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan, plan_file
 
-CHAIN = (1, 3, 5, 2, 4, 2)
-
 
 def _check_refused(box: AccountsJob) -> Ended:
     """The plan is not carried out, and nothing at all has changed."""
@@ -321,25 +319,3 @@ def test_a_damaged_older_checkpoint_is_passed_over(early: AccountsJob) -> None:
     assert planned.document["target_checkpoint"] == older.seq
     assert damaged.doc["manifest"]["key"] in planned.err
     ask(early, str(damaged.seq)).check_error(4, "corrupt-file")
-
-
-# -- another parallelism ----------------------------------------------------------------------------------------------
-
-
-def test_it_goes_back_at_any_parallelism(box: AccountsJob) -> None:
-    """Each time to a savepoint that was taken at another one; the plan shows the change."""
-    box.settings = {"checkpoints__retained": 100, "parallelism": CHAIN[0]}
-    box.run_to(30)
-    for number, parallelism in enumerate(CHAIN[1:]):
-        before, kept = CHAIN[number], 30 * (number + 1)
-        box.create_savepoint(f"at-{before}")
-        box.run_to(kept + 20)
-        _set(box, parallelism=parallelism)
-        planned = go_back(box, f"at-{before}")
-        changes = {s["uid"]: (s["from_parallelism"], s["to_parallelism"]) for s in planned["states"]}
-        assert changes == dict.fromkeys(("balances", "turnovers"), (before, parallelism))
-        assert box.head.position == kept
-        box.deliver(kept + 30)
-        check_after(box)
-        layout = {(o["uid"], o["parallelism"], len(o["subtasks"])) for o in box.manifest["operators"]}
-        assert layout == {(uid, parallelism, parallelism) for uid in ("balances", "turnovers")}

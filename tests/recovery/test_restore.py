@@ -265,8 +265,10 @@ def test_every_step_has_a_kill() -> None:
 
 @pytest.mark.parametrize("target", ["early", "checkpoint"])
 def test_tables_go_back_at_another_parallelism(early: AccountsJob, target: str) -> None:
+    before = {o["uid"]: (o["parallelism"], 5) for o in early.manifest["operators"]}
     early.settings = {**early.settings, "parallelism": 5}
     planned = plan(early, "early" if target == "early" else str(early.commit_at(50).seq))
+    assert {s["uid"]: (s["from_parallelism"], s["to_parallelism"]) for s in planned["states"]} == before
     early.replace_events(since=50)
     _kill_at_each_step(early, planned)
     check_after(early)
