@@ -14,8 +14,8 @@ from multiprocessing import get_context
 
 from tests.model.history import Report, Search, explore, play
 from tests.model.invariants.violation import Violation
-from tests.model.mutants import MUTANTS
 from tests.model.simulation.plan import PLANS
+from tests.support.mutants import SIMULATED
 
 _CHUNK = 100
 
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("histories", nargs="?", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first history")
-    parser.add_argument("--mutant", choices=sorted(MUTANTS), default="", help="the code without one rule")
+    parser.add_argument("--mutant", choices=sorted(SIMULATED), default="", help="the code with one rule taken out")
     parser.add_argument("--plan", choices=sorted(PLANS), default="", help="a directed search")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,6 @@ from stateflow.errors import ConfigError
 from stateflow.storage.paths import FORMAT
 from tests.model.invariants.log import Checker
 from tests.model.invariants.violation import Violation
-from tests.model.mutants import MUTANTS, Mutant
 from tests.model.simulation import processes
 from tests.model.simulation.command_env import CommandEnv
 from tests.model.simulation.commands import COMMANDS
@@ -23,6 +22,7 @@ from tests.model.simulation.plan import PLANS, Plan
 from tests.model.simulation.runs import JobRunProcess, make_run
 from tests.model.simulation.scheduler import Scheduler, SimClock
 from tests.model.simulation.storage import SimStorage
+from tests.support.mutants import MUTANTS, planted
 
 _CALM_STEPS = 120
 
@@ -38,10 +38,6 @@ class Search:
 
     mutant: str = ""
     plan: str = ""
-
-    @property
-    def planted(self) -> Mutant | None:
-        return MUTANTS[self.mutant] if self.mutant else None
 
 
 @dataclass(frozen=True)
@@ -179,11 +175,10 @@ class History:
 
 def play(seed: int, search: Search = Search(), trace: deque[str] | None = None) -> Counter[str]:
     """Plays one history, of the code as it is or with a planted bug. Raises Violation."""
-    planted = search.planted
-    plan = PLANS[search.plan or (planted.plan if planted else "")]
-    with planted.applied() if planted else nullcontext():
+    plan = PLANS[search.plan or (MUTANTS[search.mutant].plan if search.mutant else "")]
+    with planted(search.mutant):
         history = History(seed, plan, trace)
-        history.job.name_by_seq = planted is not None and planted.name_by_seq
+        history.job.name_by_seq = search.mutant == "no-ordinals"
         return history.run()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.model.history import Search, explore, first_finding, play
 from tests.model.invariants.violation import Violation
-from tests.model.mutants import MUTANTS
+from tests.support.mutants import SIMULATED
 
 _SEEDS = [
     ("plain-none", 2),
@@ -22,18 +22,18 @@ _SEEDS = [
 
 @pytest.mark.parametrize(("name", "seed"), _SEEDS)
 def test_a_history_that_showed_a_mistake_is_sound_now(name: str, seed: int) -> None:
-    play(seed, Search(plan=MUTANTS[name].plan))
+    play(seed, Search(plan=SIMULATED[name].plan))
     with pytest.raises(Violation):
         play(seed, Search(name))
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", SIMULATED)
 def test_a_rule_taken_out_is_missed(name: str) -> None:
-    assert first_finding(name), f"no history showed that {MUTANTS[name].what}"
+    assert first_finding(name), f"no history showed: {SIMULATED[name].what}"
 
 
 def test_mistakes_are_gone_after_a_mutant() -> None:
     before = [play(seed) for seed in range(5)]
-    for name in MUTANTS:
+    for name in SIMULATED:
         explore(range(2), Search(name))
     assert [play(seed) for seed in range(5)] == before

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.mutants import PLANTS, planted
+from tests.support.mutants import MUTANTS, planted
 
 
 class Tier(enum.Enum):
@@ -44,7 +44,7 @@ class Row:
         holds: what must hold, and what shows it.
         play: plays a round; returns how many faults it injected. Raises AssertionError when something does not hold.
         rounds: how many there are by tier; none without an entry.
-        plant: a bug that must be caught, of `plants.PLANTS` unless the row has its own.
+        plant: a bug that must be caught, of `plants.MUTANTS` unless the row has its own.
         plant_rounds: within so many rounds.
         what: the planted bug in words, of a row that has its own.
         on_spark: whether the rounds run jobs on Spark.
@@ -65,7 +65,7 @@ class Row:
     @property
     def plant_text(self) -> str:
         """The planted bug in words."""
-        return self.what or PLANTS[self.plant].what
+        return self.what or MUTANTS[self.plant].what
 
 
 @dataclass
@@ -103,7 +103,7 @@ def play(row: Row, seeds: Iterable[int], plant: str = "", limit: int = 3) -> Res
 
 def caught(row: Row) -> str:
     """The first violation that the planted bug leads to; empty when it is missed."""
-    with planted(row.plant if row.plant in PLANTS else ""):
+    with planted(row.plant if row.plant in MUTANTS else ""):
         found = play(row, range(row.plant_rounds), row.plant, limit=1).violations
     return found[0] if found else ""
 

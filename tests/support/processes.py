@@ -16,7 +16,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +24,8 @@ from typing import Any, Self
 import psutil
 
 from tests.support.errors import ReportedError, reported_errors
+from tests.support.mutants import VARIABLE as MUTANT
+from tests.support.mutants import plant_from_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0
@@ -205,7 +207,8 @@ _context.set_forkserver_preload(
 
 
 def fork(launch: Launch) -> Running:
-    """Starts the command line in a process that has imported it already."""
+    """Starts the command line in a process that has imported it already; with the planted bug of this process."""
+    launch = replace(launch, environment={MUTANT: os.environ.get(MUTANT, ""), **launch.environment})
     process = _context.Process(target=_command_line, args=(launch,), daemon=True)
     process.start()
     return _Forked(launch, process)
@@ -213,9 +216,9 @@ def fork(launch: Launch) -> Running:
 
 def spawn(launch: Launch) -> Running:
     """Starts ``python -m stateflow``; with a planted bug, if the environment names one."""
-    module = "tests.support.mutant_command" if launch.environment.get("STATEFLOW_TEST_PLANT") else "stateflow"
-    command = [sys.executable, "-m", module, *launch.arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **launch.environment}
+    module = "tests.support.mutants" if environment.get(MUTANT) else "stateflow"
+    command = [sys.executable, "-m", module, *launch.arguments]
     with launch.output.with_suffix(".out").open("wb") as out, launch.output.with_suffix(".err").open("wb") as err:
         return _Spawned(launch, subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err))
 
@@ -263,7 +266,6 @@ def _command_line(launch: Launch) -> None:
     from stateflow.cli.main import main
     from tests.recovery.failing_disks import disk_from_environment
     from tests.recovery.wrong_clocks import skew_from_environment
-    from tests.support.mutants import plant_from_environment
 
     plant_from_environment()
     skew_from_environment()

@@ -22,8 +22,8 @@ from stateflow import DeadLetters, FsStateBackend, MemoryStateBackend, RocksDBSt
 from stateflow.api.state_backends import StateBackend
 from stateflow.errors import StateflowError, UserCodeError
 from stateflow.testing import HarnessSnapshot, KeyedHarness
+from tests.support.mutants import STATE, planted
 from tests.testing.every_state import CELLS, INPUTS, KINDS, RULES, EveryState, Row, Rule, Seen, Step, pack
-from tests.testing.mutants import MUTANTS
 from tests.testing.oracle import Oracle, Scope, StateKey
 
 KEYS = ("a", "b", "", "a\0")
@@ -330,9 +330,8 @@ def test_histories_by_the_thousand() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", MUTANTS)
-def test_the_histories_find(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*MUTANTS[mistake])
+@pytest.mark.parametrize("mistake", STATE)
+def test_the_histories_find(mistake: str) -> None:
     as_found = settings(max_examples=2_000, stateful_step_count=10, phases=[Phase.generate])
-    with pytest.raises((AssertionError, StateflowError)):
+    with planted(mistake), pytest.raises((AssertionError, StateflowError)):
         run_state_machine_as_test(EveryHistory, settings=as_found)

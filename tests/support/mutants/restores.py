@@ -1,0 +1,98 @@
+"""Bugs of restores: intents, tables that are rewound or kept, and what is published before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from stateflow.api.sink import SinkTable
+from stateflow.checkpoint.log import transitions
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.documents import JobFormat, LogEntry, PublishedOutput, Rewind, SinkIntent, SinkMode
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.transitions import Adoption, Author
+from stateflow.checkpoint.restore.plan_document import SinkChange
+from stateflow.runtime.driver import job_restore
+from stateflow.runtime.publisher import BoundSink, OutputFilter, Publisher
+from stateflow.runtime.restore import executor, existing_tables, rewind, sink_changes
+from stateflow.runtime.restore.context import RestoreContext
+from tests.support.mutants.registry import Mutants
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.plant("any-table", (existing_tables, "_check_own_output"))
+def _check_no_output(*_: object, **__: object) -> None:
+    """What a table holds after a savepoint is not checked."""
+
+
+_rewind_table = rewind._rewind_table
+
+
+@MUTANTS.plant("kept-token", (rewind, "_rewind_table"), rules="S1 R5", plan="rewinds")
+def _without_token_when_kept(sink: BoundSink, rewind: Rewind, log: CheckpointLog, planned_now: bool) -> PublishedOutput:
+    """A restore sets no token in tables that are kept."""
+    intent = rewind.sinks[sink.uid]
+    if intent.mode is SinkMode.RESTORE:
+        return _rewind_table(sink, rewind, log, planned_now)
+    version = sink.open_table().version
+    return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=rewind.seq)
+
+
+@MUTANTS.plant("blind-rewind", (rewind, "_version_to_restore"), rules="S4", plan="shared")
+def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
+    """A table goes back to the version of the intent, whatever others committed since."""
+    intent = rewind.sinks[sink.uid]
+    return None if intent.to_version == table.version else intent.to_version
+
+
+@MUTANTS.plant("late-intent", (job_restore, "complete_rewind"), rules="R5 S1", plan="rewinds")
+def _later(root: JobRoot, sinks: object, head: Head, planned_now: bool = False) -> Head:
+    """A start leaves the intent of a restore for later."""
+    return head
+
+
+@MUTANTS.plant("unpublished-target", (executor, "Publisher"), rules="R3", plan="rewinds")
+class _Silent(Publisher):
+    """A restore does not publish what belongs to its target before the intent."""
+
+    def publish_pending(self, head: Head, wanted: OutputFilter = lambda _: True) -> None:
+        pass
+
+
+_claim = transitions.claim
+
+
+@MUTANTS.plant("pending-behind", (transitions, "claim"), rules="S1", plan="rewinds")
+def _claim_with_all_pending(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | None) -> LogEntry:
+    """An intent does not drop output that is pending after its target."""
+    entry = _claim(job, base, author, adopt)
+    return replace(entry, pending=transitions.pending_of(base)) if base and adopt and adopt.sinks else entry
+
+
+@MUTANTS.plant("early-version", (sink_changes, "_intent"), rules="S1", plan="rewinds")
+def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkIntent:
+    """A restore goes back to the version of its plan, looked up before pending output was published."""
+    then = change.now if change.then is None else change.then
+    return SinkIntent(
+        table_id=change.table_id, mode=change.mode, to_version=then if change.mode is SinkMode.RESTORE else None
+    )
+
+
+# Mistakes that the simulator found in the code itself.
+
+
+@MUTANTS.plant("plain-none", (sink_changes, "_intent"), rules="S1", plan="rewinds")
+def _intent_without_version(context: RestoreContext, change: SinkChange) -> SinkIntent:
+    """A table with nothing to take back is kept as it is when its turn comes, with what was published meanwhile."""
+    then = None
+    if change.mode is SinkMode.RESTORE:
+        then = context.job.sinks[change.uid].open_table().plan_rewind(context.target.checkpoint_id).to_version
+    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
+
+
+@MUTANTS.plant("kept-unpublished", (executor, "output_to_publish"), rules="S1 S2", plan="rewinds")
+def _output_of_the_target_alone(context: RestoreContext, changes: Sequence[SinkChange]) -> OutputFilter:
+    """A table that a restore keeps does not get what was committed and waits to be published."""
+    return lambda pending: pending.checkpoint_id <= context.last_published

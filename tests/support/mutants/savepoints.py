@@ -1,0 +1,86 @@
+"""Bugs of savepoints and of requests for them."""
+
+from __future__ import annotations
+
+from stateflow.checkpoint.gc import collector
+from stateflow.checkpoint.log.documents import Answer
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.manifest_files import get_or_none
+from stateflow.checkpoint.savepoints import catalog, cleanup, create
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.create import SavepointSpec
+from stateflow.operations import savepoints
+from stateflow.runtime.driver import request_server
+from stateflow.runtime.driver.request_server import RequestServer
+from stateflow.storage.paths import SAVEPOINT, SAVEPOINTS, STARTED, savepoint_file, savepoint_folder
+from tests.support.mutants.registry import Mutants
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.plant(
+    "no-savepoint-pin",
+    *((module, "make_savepoint") for module in (create, savepoints, request_server)),
+    rules="I3 Q3",
+    plan="keeping",
+)
+def _make_without_pin(root: JobRoot, order: SavepointSpec) -> StoredSavepoint:
+    """A savepoint is made without a pin."""
+    pin = root.admin.pin(order.checkpoint, root.writer, f"savepoint {order.name}", order.generation)
+    root.admin.unpin(pin.id)
+    return create._make_pinned(root, order, pin.id)
+
+
+@MUTANTS.plant("no-slot", (cleanup, "_sweep"), rules="V1", plan="given-up")
+def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
+    """A savepoint is swept without taking the slot of `_savepoint` first."""
+    storage = root.storage
+    pin = get_or_none(storage, f"{folder}{STARTED}")
+    if pin is None or pin.decode() in pins:
+        return False
+    if get_or_none(storage, f"{folder}{SAVEPOINT}") is not None:
+        cleanup._sweep_complete(root, folder)
+        return False
+    storage.delete(b.key for b in storage.list(folder))
+    return True
+
+
+@MUTANTS.plant("pins-first", (collector, "sweep_savepoints"), rules="V4", plan="keeping")
+def _sweep_pins_first(root: JobRoot) -> list[str]:
+    """A sweep reads the pins before it lists the savepoints."""
+    pins = {p.id for p in root.head().entry.pinned}
+    places = [savepoint_file(b.key) for b in root.storage.list(SAVEPOINTS)]
+    started = [place[0] for place in places if place and place[1] == STARTED]
+    return [f for f in started if cleanup._sweep(root, savepoint_folder(f), pins)]
+
+
+# Mistakes that the simulator found in the code itself.
+
+
+@MUTANTS.plant(
+    "unasked-savepoint",
+    *((module, "finish_savepoint") for module in (create, cleanup, request_server)),
+    rules="Q2",
+    plan="keeping",
+)
+def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
+    """A savepoint stays though its request was withdrawn, or answered by another run."""
+    root.storage.delete([f"{made.folder}{STARTED}"])
+
+
+@MUTANTS.plant("untold-savepoint", (create, "is_confirmed"), (catalog, "is_confirmed"), rules="V5", plan="keeping")
+def _is_always_confirmed(*_: object) -> bool:
+    """A savepoint that a run made is given to whoever asks again, though its request was withdrawn."""
+    return True
+
+
+@MUTANTS.plant("late-copies", (cleanup, "_sweep_leftovers"), rules="V2", plan="keeping")
+def _sweep_no_leftovers(*_: object) -> bool:
+    """What a maker copies after its savepoint was given up, or a disposer leaves that is killed, stays."""
+    return False
+
+
+@MUTANTS.plant("outrun-request", (RequestServer, "_is_retried"), rules="Q3", plan="keeping")
+def _never_retried(*_: object) -> bool:
+    """A request fails because the checkpoint was released, or its run fenced, before the savepoint had its pin."""
+    return False

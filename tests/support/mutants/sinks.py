@@ -1,0 +1,77 @@
+"""Bugs of publishing output, and of what Spark is given to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stateflow.checkpoint import sink_commit
+from stateflow.checkpoint.log import transitions
+from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
+from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
+from stateflow.checkpoint.sink_commit import Decision, Output, PublishingSink
+from stateflow.connectors.delta.sink import DeltaSinkTable
+from stateflow.runtime import publisher
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.state.handles import Committable
+from tests.support.mutants.registry import Mutants
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.plant("no-token", (sink_commit, "decide"))
+def _always_publish(*_: object) -> Decision:
+    """Output is published without a check of the table's token."""
+    return Decision.PUBLISH
+
+
+@MUTANTS.plant("two-handles", (publisher, "publish"), rules="S1")
+def _publish_on_another_handle(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
+    """The sink's token is read from one handle, and another commits."""
+    table = sink.open_table()
+    decision = sink_commit.decide(table.token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
+    if decision is Decision.ALREADY:
+        return sink_commit._standing(table, table.version, output)
+    if decision is not Decision.PUBLISH:
+        raise sink_commit._refusal(decision, sink.uid, table, log)
+    version = None
+    while version is None:
+        version = sink.open_table().commit(output.checkpoint_id, output.committables)
+    return sink_commit._standing(table, version, output)
+
+
+_pending_of = transitions.pending_of
+
+
+@MUTANTS.plant("no-pending", (transitions, "pending_of"), (publisher, "pending_of"), rules="S1 S2")
+def _newest_pending(head: Head) -> list[PendingOutput]:
+    """Only the newest checkpoint's output is pending."""
+    return [p for p in _pending_of(head) if p.checkpoint_id == head.checkpoint_id]
+
+
+_commit = DeltaSinkTable.commit
+
+
+@MUTANTS.plant("all-there-is", (DeltaSinkTable, "commit"))
+def _commit_all_there_is(self: DeltaSinkTable, token: int, committables: list[Committable]) -> int | None:
+    """A commit publishes every file of its batch, also those of dead attempts."""
+    if not committables:
+        return _commit(self, token, committables)
+    named = {c.path for c in committables}
+    like = committables[0]
+    stem = like.path.split("-s")[0]
+    others = [p for p in self._root.glob(f"{stem}-s*.parquet") if p.name not in named]
+    return _commit(self, token, [*committables, *(_as_committable(like, path) for path in others)])
+
+
+def _as_committable(like: Committable, path: Path) -> Committable:
+    return Committable(path=path.name, size=path.stat().st_size, rows=like.rows)
+
+
+_seed = SparkLocation.create
+
+
+@MUTANTS.plant("no-seed", (SparkLocation, "create"))
+def _seed_nothing(self: SparkLocation, _: Any, query_id: str) -> None:
+    """A start does not give Spark the positions of the sources."""
+    _seed(self, None, query_id)

@@ -1,0 +1,120 @@
+"""Bugs of storages, and of what comes from them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from stateflow.checkpoint.log import manifest_files
+from stateflow.runtime.driver.checkpointing import uploads
+from stateflow.state.files import host_cache
+from stateflow.state.handles import StateFile
+from stateflow.storage import PosixStorage, PutResult, object_store, posix
+from stateflow.storage.object_store import ObjectStorage
+from tests.support.mutants.registry import Mutant, Mutants
+
+MUTANTS = Mutants()
+
+
+@MUTANTS.plant("check-then-write", (PosixStorage, "put_new"))
+def _check_then_write(self: PosixStorage, key: str, data: bytes) -> PutResult:
+    """Put-if-absent checks for the name first, and writes then."""
+    path = self._path(key)
+    if path.exists():
+        return PutResult.EXISTS
+    self._make_folders(path.parent)
+    path.write_bytes(data)
+    return PutResult.CREATED
+
+
+_put_new = ObjectStorage.put_new
+
+
+@MUTANTS.plant("believed", (ObjectStorage, "put_new"))
+def _believed(self: ObjectStorage, key: str, data: bytes) -> PutResult:
+    """A write without an answer counts as done."""
+    result = _put_new(self, key, data)
+    return PutResult.CREATED if result is PutResult.UNKNOWN else result
+
+
+MUTANTS.add(
+    Mutant("impatient", "A refused request is not repeated.", ((object_store, "_RETRIES", {"max_retries": 0}),))
+)
+
+
+class _NeverForked:
+    """Does not notice a fork."""
+
+    user: int | None = None
+
+    @property
+    def is_forked(self) -> bool:
+        return False
+
+    @is_forked.setter
+    def is_forked(self, _: bool) -> None: ...
+
+
+MUTANTS.add(
+    Mutant("no-fork-guard", "A fork of the process is not noticed.", ((object_store, "_process", _NeverForked()),))
+)
+
+
+@MUTANTS.plant("no-fsync", (posix, "_sync_folder"))
+def _never_synced(_: Path) -> None:
+    """A folder is not synced after a new name in it."""
+
+
+_sync = posix._sync_folder
+
+
+def _sync_or_not(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        _sync(folder)
+
+
+def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
+    with self._unnamed_file(key) as (fd, path):
+        posix._write_all(fd, data)
+        with contextlib.suppress(OSError):
+            posix.os.fsync(fd)
+        return self._link(fd, path)
+
+
+MUTANTS.add(
+    Mutant(
+        "fsync-errors",
+        "An error of syncing is ignored.",
+        ((posix, "_sync_folder", _sync_or_not), (PosixStorage, "_put_unnamed", _put_regardless)),
+    )
+)
+
+
+@MUTANTS.plant(
+    "no-hashes",
+    (host_cache, "check_file"),
+    (host_cache, "check_content"),
+    (manifest_files, "check_file"),
+    (manifest_files, "check_content"),
+    (uploads, "check_content"),
+)
+def _check_nothing(*_: object) -> None:
+    """What comes from the storage is not compared with its hash."""
+
+
+def _link_unchecked(copy: Path, file: StateFile, target: Path, _: object) -> bool:
+    try:
+        os.link(copy, target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+MUTANTS.add(
+    Mutant(
+        "trusted-cache",
+        "Files in a host's cache are not checked again.",
+        ((host_cache, "_link_copy", _link_unchecked), (host_cache, "_drop_if_damaged", lambda *_: True)),
+    )
+)
