@@ -55,8 +55,8 @@ test-all: setup  ## lint, then every test
 	exit $$((lint || tests))
 
 TIER ?= half-hour
-scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more
-	@$(RUN) JAVA_TOOL_OPTIONS="$(ARCHIVE)" python -m tests.scoreboard --tier $(TIER)
+scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more, ROWS=NAME,… SEED=N one round
+	@$(PYTEST) -n 2 --dist worksteal tests/scoreboard --tier $(TIER) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and vocabulary
 	@$(RUN) ruff check --quiet .

@@ -1,115 +1,148 @@
-"""What the scoreboard says: ``docs/scoreboard.md`` for people, and ``docs/scoreboard.json``, from which it is made."""
+"""What the rows of the scoreboard found: ``docs/scoreboard.json``, and ``docs/scoreboard.md``, which is made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from tests.scoreboard.row import Row
+_PATH = re.compile(r"(/[\w.+-]+){2,}")
 
 
-class Score(msgspec.Struct, frozen=True):
+class Score(msgspec.Struct, kw_only=True):
     """What became of a row.
 
     Attributes:
-        caught: what showed the row's planted bug; an empty text is a bug that was missed.
+        holds: what must hold.
+        bug: the planted bug in words.
+        found: the violation that showed the planted bug; empty if it was missed.
         at, commit, machine: when, of what and where.
     """
 
+    number: int
+    fault: str
+    holds: str
+    on_spark: bool
+    bug: str
     tier: str
-    injected: int
-    rounds: int
-    violations: list[str]
-    caught: str
-    seconds: float
     at: str
     commit: str
     machine: str
+    injected: int = 0
+    rounds: int = 0
+    violations: list[str] = []
+    found: str = ""
+    seconds: float = 0.0
+
+    def add(self, results: Mapping[str, Any], seconds: float) -> None:
+        """Adds what one test of the row recorded."""
+        self.seconds = round(self.seconds + seconds, 1)
+        self.injected += results.get("injected", 0)
+        self.rounds += "injected" in results or "violation" in results
+        self.violations += [_brief(results["violation"])] if "violation" in results else []
+        self.found = _brief(results["found"]) if "found" in results else self.found
 
 
 Scores = Mapping[str, Score]
 """By the row's name."""
 
 
-def headline(scores: Scores, rows: Sequence[Row]) -> str:
+def read(docs: Path) -> dict[str, Score]:
+    """The scores that are stored."""
+    stored = docs / "scoreboard.json"
+    return msgspec.json.decode(stored.read_bytes(), type=dict[str, Score]) if stored.exists() else {}
+
+
+def write(docs: Path, scores: Scores) -> None:
+    """Stores the scores and the page."""
+    ordered = dict(sorted(scores.items(), key=lambda item: item[1].number))
+    docs.mkdir(exist_ok=True)
+    (docs / "scoreboard.json").write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
+    (docs / "scoreboard.md").write_text(page(ordered))
+
+
+def _brief(text: str) -> str:
+    """A text without paths of this machine."""
+    return _PATH.sub("…", text)[:200]
+
+
+def headline(scores: Scores) -> str:
     """One sentence."""
-    played = [row for row in rows if row.name in scores]
-    kills = _injected(scores, [row for row in played if row.number in (2, 3, 4, 5)])
-    histories = _injected(scores, [row for row in played if row.number == 1])
+    kills = sum(score.injected for score in scores.values() if score.number in (2, 3, 4, 5))
+    histories = sum(score.injected for score in scores.values() if score.number == 1)
     violations = sum(len(score.violations) for score in scores.values())
-    missed = sum(not score.caught for score in scores.values())
+    missed = sum(not score.found for score in scores.values())
     return (
-        f"{_injected(scores, played):,} faults injected, {kills:,} of them SIGKILLs of real processes and "
-        f"{histories:,} simulated histories: {violations} violations. {len(scores)} planted bugs, {missed} missed."
+        f"{sum(score.injected for score in scores.values()):,} faults injected, {kills:,} of them SIGKILLs of real "
+        f"processes and {histories:,} simulated histories: {violations} violations. {len(scores)} planted bugs, "
+        f"{missed} missed."
     )
 
 
-def page(scores: Scores, rows: Sequence[Row]) -> str:
+def page(scores: Scores) -> str:
     """The whole page."""
-    played = [row for row in rows if row.name in scores]
+    violations = [f"- {name}: {text}" for name, score in scores.items() for text in score.violations]
     return "\n".join(
         [
             "# Scoreboard",
             "",
-            f"**{headline(scores, rows)}**",
+            f"**{headline(scores)}**",
             "",
-            "`make scoreboard` plays all of it again in half an hour on two cores, `make scoreboard "
-            "TIER=nightly` plays more. `python -m tests.scoreboard --rows NAME` plays one row and writes it "
-            "down here; with `--seed N` one round, which is not written down. A seed decides all that a test "
-            "can decide, and not which process gets the processor.",
+            "`make scoreboard` plays all rows in half an hour on two cores, `make scoreboard TIER=nightly` plays more, "
+            "and `ROWS=NAME,…` only these rows; all of them write this page. `ROWS=NAME SEED=N` repeats one round and "
+            "writes nothing. A seed decides all that a test can decide, and not which process gets the processor.",
             "",
-            "A violation is anything lost, doubled, not noticed, left over or told wrongly. The last column is the "
-            "mistake that was put into the code to see that the row finds it. What a row looks at is told below, and "
-            "why it is done like this in [design 0020](design/0020-scoreboard.md).",
+            "A violation is anything lost, doubled, not noticed, left over or reported wrongly. The last column is the "
+            "bug that was planted in the code to check that the row finds it. What each row checks is listed below; "
+            "[design 0020](design/0020-scoreboard.md) has the reasons.",
             "",
-            "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug, which was |",
+            "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug |",
             "|---|---|---|---:|---:|---:|---|---|",
-            *(_line(scores[row.name], row) for row in played),
+            *(_line(name, score) for name, score in scores.items()),
             "",
             "## When and where",
             "",
             "| rows | tier | at | commit | machine |",
             "|---|---|---|---|---|",
-            *_stamps(scores, played),
+            *_stamps(scores),
             "",
-            "## What is looked at",
+            "## What is checked",
             "",
-            *(f"- **{row.name}** ({row.number}): {row.holds}." for row in played),
+            *(f"- **{name}** ({score.number}): {score.holds}" for name, score in scores.items()),
             "",
-            *_violations(scores),
+            *(["## Violations", "", *violations, ""] if violations else []),
         ]
     )
 
 
-def _line(score: Score, row: Row) -> str:
-    verdict = "found" if score.caught else "**missed**"
-    on_spark = f"{score.injected:,}" if row.on_spark else "0"
+def _line(name: str, score: Score) -> str:
+    on_spark = f"{score.injected:,}" if score.on_spark else "0"
     seeds = f"0 to {score.rounds - 1}" if score.rounds > 1 else "0"
-    cells = [row.number, row.name, row.fault, f"{score.injected:,}", on_spark, len(score.violations), seeds]
-    return f"| {' | '.join(map(str, cells))} | {row.plant_text}: {verdict} |"
+    bug = f"{score.bug.removesuffix('.')}: {'found' if score.found else '**missed**'}"
+    cells = [
+        score.number,
+        name,
+        score.fault.removesuffix("."),
+        f"{score.injected:,}",
+        on_spark,
+        len(score.violations),
+        seeds,
+        bug,
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def _stamps(scores: Scores, rows: Sequence[Row]) -> list[str]:
+def _stamps(scores: Scores) -> list[str]:
     """Rows that were played together are one line."""
     together: dict[tuple[str, str, str, str], list[str]] = {}
-    for row in rows:
-        score = scores[row.name]
-        together.setdefault((score.tier, score.at, score.commit, score.machine), []).append(row.name)
+    for name, score in scores.items():
+        together.setdefault((score.tier, score.at, score.commit, score.machine), []).append(name)
     largest = max(map(len, together.values()), default=0)
     return [
         f"| {'all others' if len(together) > 1 and len(names) == largest else ', '.join(names)} | {tier} | {at} | "
         f"`{commit}` | {machine} |"
         for (tier, at, commit, machine), names in sorted(together.items(), key=lambda item: -len(item[1]))
     ]
-
-
-def _violations(scores: Scores) -> list[str]:
-    lines = [f"{name}: {text}" for name, score in scores.items() for text in score.violations]
-    if not lines:
-        return []
-    return ["## Violations", "", *(f"- {line.splitlines()[0]}" for line in lines), ""]
-
-
-def _injected(scores: Scores, rows: Sequence[Row]) -> int:
-    return sum(scores[row.name].injected for row in rows)

@@ -1,23 +1,20 @@
-"""What a row of the scoreboard is: rounds that inject faults by seed, and a bug that the row must catch."""
+"""A row of the scoreboard: a test that plays rounds of one kind of fault, and the planted bug that they must find."""
 
 from __future__ import annotations
 
-import enum
+import random
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.support.mutants import MUTANTS, planted
 
-
-class Tier(enum.Enum):
-    """How much is played: a slice in ``make test``, what fits half an hour, or a night."""
-
-    SLICE = "slice"
-    HALF_HOUR = "half-hour"
-    NIGHTLY = "nightly"
+TIERS = ("slice", "half-hour", "nightly")
+"""How much is played: in `make test`, by `make scoreboard`, and with ``TIER=nightly``."""
 
 
 @dataclass(frozen=True)
@@ -26,88 +23,97 @@ class Round:
 
     Attributes:
         seed: decides everything that the row can decide.
-        folder: empty, of this round alone.
-        plant: a planted bug; child processes are to have it as well.
+        folder: empty, and only this round's.
     """
 
     seed: int
     folder: Path
-    plant: str = ""
+    dice: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dice", random.Random(self.seed))
+
+
+Play = Callable[[Round], int]
+"""Plays a round; returns how many faults it injected, and raises if something does not hold."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of fault.
+    """Makes a test of a `Play`. Its docstring has two paragraphs: the fault, and what must hold.
 
     Attributes:
-        number: of the row in ``docs/scoreboard.md``.
-        holds: what must hold, and what shows it.
-        play: plays a round; returns how many faults it injected. Raises AssertionError when something does not hold.
-        rounds: how many there are by tier; none without an entry.
-        plant: a bug that must be caught, of `plants.MUTANTS` unless the row has its own.
-        plant_rounds: within so many rounds.
-        what: the planted bug in words, of a row that has its own.
+        number: of the row in ``docs/scoreboard.md``; rows of one number are variants of a fault.
+        plays: how many rounds each of the `TIERS` plays.
+        mutant: the planted bug that must be found.
+        within: the number of rounds in which it must be found.
+        is_slow: whether that takes more than a few seconds.
         on_spark: whether the rounds run jobs on Spark.
-        alone: whether a round needs the machine for itself.
     """
 
     number: int
     name: str
-    fault: str
-    holds: str
-    play: Callable[[Round], int]
-    rounds: dict[Tier, int]
-    plant: str
-    plant_rounds: int = 10
+    plays: tuple[int, int, int]
+    mutant: str
+    within: int = 10
+    is_slow: bool = False
     on_spark: bool = False
-    what: str = ""
 
-    @property
-    def plant_text(self) -> str:
-        """The planted bug in words."""
-        return self.what or MUTANTS[self.plant].what
+    def __call__(self, play: Play) -> Callable[[Rounds], None]:
+        """The test; ``conftest.py`` gives it its rounds."""
 
+        @pytest.mark.row.with_args(self)
+        def test(rounds: Rounds) -> None:
+            rounds.play(play)
 
-@dataclass
-class Result:
-    """What rounds of a row found."""
-
-    injected: int = 0
-    rounds: int = 0
-    violations: list[str] = field(default_factory=list)
-
-    def add(self, other: Result) -> None:
-        """Takes over what other rounds found."""
-        self.injected += other.injected
-        self.rounds += other.rounds
-        self.violations += other.violations
+        test.__doc__ = play.__doc__
+        return test
 
 
-def play(row: Row, seeds: Iterable[int], plant: str = "", limit: int = 3) -> Result:
-    """Plays rounds until they are done, or so many have found a violation.
+@dataclass(frozen=True)
+class Rounds:
+    """What a test of a row plays: one round, or rounds until one finds the planted bug.
 
-    Whatever a round raises counts as a violation: a row that could not be played shows nothing.
+    Attributes:
+        seed: of the round; None for those with the planted bug.
+        record: takes the results to the report, also from another process.
     """
-    result = Result()
-    for seed in seeds:
-        result.rounds += 1
-        with tempfile.TemporaryDirectory(prefix=f"scoreboard-{row.name}-", ignore_cleanup_errors=True) as folder:
-            try:
-                result.injected += row.play(Round(seed, Path(folder), plant))
-            except Exception as e:
-                result.violations.append(f"seed {seed}: {_text_of(e)}")
-        if len(result.violations) >= limit:
-            break
-    return result
+
+    row: Row
+    folder: Path
+    seed: int | None
+    record: Callable[[str, object], None]
+
+    def play(self, play: Play) -> None:
+        """Plays. Raises what a round raises, and fails if no round finds the planted bug."""
+        if self.seed is None:
+            self._find_mutant(play)
+            return
+        try:
+            injected = self._play_once(play, self.seed)
+            assert injected or self.seed, "the first round injected no fault"
+        except Exception as e:
+            self.record("violation", _text_of(e, self.seed))
+            e.add_note(f"repeat with: make scoreboard ROWS={self.row.name} SEED={self.seed}")
+            raise
+        self.record("injected", injected)
+
+    def _find_mutant(self, play: Play) -> None:
+        with planted(self.row.mutant):
+            for seed in range(self.row.within):
+                try:
+                    self._play_once(play, seed)
+                except Exception as e:
+                    self.record("found", _text_of(e, seed))
+                    return
+        pytest.fail(f"{self.row.within} rounds did not find {self.row.mutant}: {MUTANTS[self.row.mutant].what}")
+
+    def _play_once(self, play: Play, seed: int) -> int:
+        with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as folder:
+            return play(Round(seed, Path(folder)))
 
 
-def caught(row: Row) -> str:
-    """The first violation that the planted bug leads to; empty when it is missed."""
-    with planted(row.plant if row.plant in MUTANTS else ""):
-        found = play(row, range(row.plant_rounds), row.plant, limit=1).violations
-    return found[0] if found else ""
-
-
-def _text_of(error: Exception) -> str:
+def _text_of(error: Exception, seed: int) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {error}"[:2000]
+    first_line = str(error).partition("\n")[0]
+    return f"seed {seed}: {type(error).__name__} at {Path(where.filename).name}:{where.lineno}: {first_line}"

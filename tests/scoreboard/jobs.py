@@ -1,0 +1,41 @@
+"""The job without Spark, as most rows play it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stateflow.failpoints import NAMES
+from tests.scoreboard.row import Round
+from tests.support.job_fixture import ASKED, AccountsJob
+from tests.support.root_files import Chain
+
+KILLED = -9
+STEPS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+"""Named steps of the protocol that a run passes without Spark."""
+
+
+@contextmanager
+def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
+    """A job with settings that the seed decides; nothing that it started outlives it."""
+    settings = {
+        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
+        "checkpoints__collect_every": 1 + round_.seed % 3,
+        "checkpoints__retained": 1 + round_.seed % 4,
+        "state__backend": ["rocksdb", "rocksdb", "filesystem"][round_.seed % 3],
+    }
+    box = AccountsJob(round_.folder / "job", settings, **more)
+    try:
+        yield box
+    finally:
+        box.end_all()
+
+
+def check_complete(box: AccountsJob, chain: Chain) -> None:
+    """All that was delivered is in the tables and the state, once; at rest nothing is left over."""
+    box.deliver_more(10)
+    box.finish()
+    chain.check()
+    box.check_results()
+    box.check_clean()

@@ -1,0 +1,162 @@
+"""Damaged files: of a job root, and of a host's cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.recovery.damaged_job import Damage, Victim, check_refused, cut, flip, make_victim
+from tests.recovery.host_copies import cached_files, retry, unshare
+from tests.scoreboard.row import Round, Row
+from tests.support import root_files
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.processes import wait_for
+
+KINDS = ("FORMAT", "log entry", "manifest", "sst")
+_EACH, _BLOCK = 8, 512
+_TIMES, _ROWS = 2, 60
+_BACKENDS = [
+    {"state__backend": "rocksdb", "rocksdb__compact_at_files": 3},
+    {"state__backend": "filesystem", "state__inline_below_bytes": 1},
+    {"state__backend": "rocksdb", "checkpoints__asynchronous": "yes"},
+]
+"""Those with files; the memory backend stores its state in the manifest."""
+
+
+@Row(11, "torn-files", plays=(1, 10, 150), mutant="no-hashes")
+def test_a_file_that_ends_too_early_is_named(round_: Round) -> int:
+    """A file of a checkpoint ends too early: FORMAT, a log entry, a manifest or an SST file.
+
+    A start names the file, and changes nothing.
+    """
+    return _damage_victim(round_, _cut_one)
+
+
+@Row(12, "flipped-bits", plays=(1, 25, 1250), mutant="no-hashes")
+def test_a_file_with_a_wrong_bit_is_named(round_: Round) -> int:
+    """One bit of a file is wrong.
+
+    As for torn-files.
+    """
+    return _damage_victim(round_, _flip_one)
+
+
+@Row(13, "misplaced-files", plays=(1, 7, 250), mutant="no-hashes")
+def test_a_file_that_is_not_in_its_place_is_named(round_: Round) -> int:
+    """A file is missing, or another one of this job or of another job is in its place.
+
+    As for torn-files.
+    """
+    return _damage_victim(round_, _misplace_one)
+
+
+def _damage_victim(round_: Round, damage: Callable[[Victim, random.Random], Path]) -> int:
+    victim = make_victim(round_.folder)
+    try:
+        for _ in range(_EACH):
+            check_refused(victim, damage(victim, round_.dice))
+            victim.reset()
+    finally:
+        victim.box.end_all()
+    return _EACH
+
+
+def _some_file(victim: Victim, dice: random.Random) -> Path:
+    return dice.choice(victim.files(dice.choice(KINDS)))
+
+
+def _cut_one(victim: Victim, dice: random.Random) -> Path:
+    path = _some_file(victim, dice)
+    data = path.read_bytes()
+    blocks = dice.randrange(len(data) // _BLOCK + 1) * _BLOCK
+    kept = dice.choice([0, len(data) - 1, min(blocks, len(data) - 1), dice.randrange(len(data))])
+    path.write_bytes(data[:kept])
+    return path
+
+
+def _flip_one(victim: Victim, dice: random.Random) -> Path:
+    path = _some_file(victim, dice)
+    flip(dice.random(), dice.randrange(8))(path)
+    return path
+
+
+def _misplace_one(victim: Victim, dice: random.Random) -> Path:
+    kind = dice.choice(["manifest", "sst"])
+    path = dice.choice(victim.files(kind))
+    how = dice.choice(["missing", "another job's", "a neighbour's"])
+    if how == "missing":
+        path.unlink()
+    elif how == "another job's" or kind != "sst":
+        path.write_bytes(victim.files(kind, victim.other.root)[0].read_bytes())
+    else:
+        others = [other for other in victim.files(kind) if other.read_bytes() != path.read_bytes()]
+        path.write_bytes(dice.choice(others).read_bytes())
+    return path
+
+
+@Row(13, "damaged-copies", plays=(3, 30, 300), mutant="trusted-cache")
+def test_damaged_copies_change_no_result(round_: Round) -> int:
+    """Files of a host's cache are emptied, zeroed, cut, or have a wrong bit, between runs and in the middle of one.
+
+    A run or its retries succeed; then as for killed-drivers.
+    """
+    box = AccountsJob(round_.folder / "job", _BACKENDS[round_.seed % len(_BACKENDS)])
+    box.deliver(_ROWS)
+    try:
+        box.finish()
+        damaged = sum(_damage_around_a_run(box, round_.dice) for _ in range(_TIMES))
+        box.check_results()
+        box.check_clean()
+    finally:
+        box.end_all()
+    return damaged
+
+
+def _damage_around_a_run(box: AccountsJob, dice: random.Random) -> int:
+    """Damages cached files before a run, and others in its middle; returns how many."""
+    unshare(box)
+    damaged = _damage_copies(box, dice)
+    box.deliver_more(_ROWS)
+    box.marker.unlink(missing_ok=True)
+    run = box.start(f"batch.begin:{dice.randint(1, _ROWS // SLICE)}:stop")
+    # A run that found the damage earlier has ended.
+    wait_for(
+        lambda: run.poll() is not None or psutil.Process(run.pid).status() == psutil.STATUS_STOPPED,
+        lambda: f"a stop or the end of {run}",
+    )
+    if run.poll() is None:
+        damaged += _damage_copies(box, dice)
+        run.resume()
+    retry(box, run.wait())
+    return damaged
+
+
+def _damage_copies(box: AccountsJob, dice: random.Random) -> int:
+    """Damages some cached files, also below an open store; never a stored object, nor one that waits for its upload,
+    of which there is no other copy."""
+    queued = [path for path in box.local.rglob("*") if path.is_file() and not {"cache", "work"} & {*path.parts}]
+    others = {path.stat().st_ino for path in (*root_files.files_below(box.root).values(), *queued)}
+    own = [p for p in cached_files(box) if p.stat().st_ino not in others and p.stat().st_size]
+    chosen = dice.sample(own, dice.randint(min(1, len(own)), len(own)))
+    for path in chosen:
+        damages: list[Damage] = [
+            cut(0),
+            _zero_from(0),
+            cut(dice.random()),
+            _zero_from(dice.random()),
+            flip(dice.random(), dice.randrange(8)),
+        ]
+        dice.choice(damages)(path)
+    return len(chosen)
+
+
+def _zero_from(share: float) -> Damage:
+    def damage(path: Path) -> None:
+        data = path.read_bytes()
+        kept = int(len(data) * share)
+        path.write_bytes(data[:kept] + bytes(len(data) - kept))
+
+    return damage

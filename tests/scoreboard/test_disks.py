@@ -1,0 +1,120 @@
+"""Disks that are full, fail, or lose what was not synced when power fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.recovery.failing_disks import LOST_POWER, VARIABLE, DiskPlan
+from tests.scoreboard.jobs import accounts_job, check_complete
+from tests.scoreboard.row import Round, Row
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
+
+_TRIES = 5
+_CLEAN = {0, 5}
+"""Exit codes of a run that succeeded, or ended with an error that can be retried."""
+_MEGABYTES = 24
+
+
+@Row(16, "full-disk", plays=(1, 5, 100), mutant="check-then-write", within=6)
+def test_a_full_disk_damages_nothing(round_: Round) -> int:
+    """The disk of job root, tables and scratch space is full, or nearly.
+
+    The run ends with an error that can be retried, the checkpoint before is whole; then as for killed-drivers.
+    """
+    full = 0
+    with _small_disk(round_.folder / "small") as small, accounts_job(round_, root_folder=small / "root") as box:
+        # Tables too: the job finds a link to them.
+        (small / "tables").mkdir()
+        (box.folder / "tables").symlink_to(small / "tables")
+        box.settings = {**box.settings, "local_dir": small / "local"}
+        box.deliver(20)
+        box.finish()
+        for number in range(_TRIES):
+            box.deliver(20 + 40 * (number + 1))
+            _fill(small, leave=round_.dice.choice([0, 4096, round_.dice.randrange(400_000)]))
+            before = root_files.head(box.root)
+            ended = box.run()
+            assert ended.code in _CLEAN, str(ended)
+            full += ended.code != 0
+            assert root_files.head(box.root).seq >= before.seq
+            root_files.check_hashes(box.root)
+            (small / "filler").unlink()
+        check_complete(box, root_files.Chain(box.root))
+    return full
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[Path]:
+    """A file system of a few megabytes; only root can make one."""
+    folder.mkdir()
+    size = f"size={_MEGABYTES}m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def _fill(folder: Path, leave: int) -> None:
+    space = os.statvfs(folder)
+    with (folder / "filler").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - leave))
+
+
+@Row(17, "disk-errors", plays=(1, 8, 200), mutant="fsync-errors", within=30)
+def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
+    """Write, link or fsync fail with EIO, and power fails after it.
+
+    What was acknowledged is there and whole; then as for killed-drivers.
+    """
+    return _play_faulty(round_, errors=round_.dice.choice([0.01, 0.03, 0.1]))
+
+
+@Row(18, "power-cuts", plays=(2, 25, 1000), mutant="no-fsync")
+def test_power_cuts_lose_nothing_acknowledged(round_: Round) -> int:
+    """Power fails at any call: what was not synced is there, in part, or not at all.
+
+    As for disk-errors.
+    """
+    return _play_faulty(round_, errors=0.0)
+
+
+def _play_faulty(round_: Round, errors: float) -> int:
+    dice, injected = round_.dice, 0
+    with accounts_job(round_) as box:
+        folders = str(box.root), str(box.folder / "tables")
+        for folder in folders:
+            Path(folder).mkdir(parents=True, mode=0o700)
+        for number in range(_TRIES):
+            box.deliver(30 * (number + 1))
+            calls = -1 if errors else dice.randrange(250)
+            plan = DiskPlan(folders, str(box.folder / "image"), dice.randrange(1 << 30), calls, errors)
+            box.variables = {VARIABLE: plan.variable}
+            ended = box.run()
+            assert ended.code in _CLEAN | {LOST_POWER}, str(ended)
+            injected += _lose_power(box, folders)
+        box.variables = {}
+        check_complete(box, root_files.Chain(box.root))
+    return injected
+
+
+def _lose_power(box: AccountsJob, folders: tuple[str, ...]) -> int:
+    """Leaves what a power cut leaves; what was acknowledged must be there. Returns how many faults there were."""
+    image = box.folder / "image"
+    facts = json.loads((image / "facts.json").read_text())
+    for number, folder in enumerate(folders):
+        shutil.rmtree(folder)
+        shutil.move(image / str(number), folder)
+    shutil.rmtree(box.local, ignore_errors=True)
+    newest = root_files.newest_seq(box.root) if any((box.root / "log").glob("*")) else 0
+    assert newest >= max(facts["acked"], default=0), f"acknowledged {facts['acked']}, but the log ends at {newest}"
+    if newest and facts["acked"]:
+        root_files.check_hashes(box.root)
+    return 1 + int(facts["failed"])

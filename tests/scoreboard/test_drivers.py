@@ -1,0 +1,175 @@
+"""Drivers that are killed, are stopped, race, or have a wrong clock."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from tests.recovery.wrong_clocks import VARIABLE as CLOCK
+from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete
+from tests.scoreboard.row import Round, Row
+from tests.servers.running import s3_server
+from tests.support.job_fixture import BESIDE, AccountsJob
+from tests.support.processes import Ended, wait_for
+from tests.support.root_files import Chain
+
+_KILLS = 5
+_ONCE = {"claim.before", "claim.after", "start.published", "run.end"}
+_STOPS = sorted({*STEPS} - BESIDE - {"claim.before", "run.end"})
+_RUNS, _PATIENCE = 4, 40
+
+
+@Row(2, "killed-drivers", plays=(2, 24, 200), mutant="no-token", within=40, is_slow=True)
+def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of a driver at a random moment, job root on POSIX.
+
+    Tables and state are what plain dictionaries contain for all input, the log is one chain, nothing is left over.
+    """
+    with accounts_job(round_) as box:
+        return _kill_at_random(box, round_.dice, rows=150)
+
+
+@Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutant="no-token", within=40, is_slow=True)
+def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
+    """The same, job root on an S3 server.
+
+    As for killed-drivers.
+    """
+    with s3_server(round_.folder / "s3", "bucket") as variables:
+        root = round_.folder / "s3" / "data" / "bucket" / "job"
+        with accounts_job(round_, root_folder=root, address="s3://bucket/job", variables=variables) as box:
+            return _kill_at_random(box, round_.dice, rows=30)
+
+
+def _kill_at_random(box: AccountsJob, dice: random.Random, rows: int) -> int:
+    """Kills runs at moments between their start and their end; returns how many died.
+
+    Args:
+        rows: delivered for each run.
+    """
+    chain = Chain(box.root)
+    killed = 0
+    box.deliver(rows)
+    # How long a run takes depends on the machine: with a fixed time, all kills can fall into the start.
+    began = time.monotonic()
+    box.finish()
+    longest = time.monotonic() - began
+    for _ in range(_KILLS):
+        box.deliver_more(rows)
+        run = box.start()
+        until = time.monotonic() + dice.uniform(0, longest)
+        while time.monotonic() < until and run.poll() is None:
+            chain.look()
+        run.kill()
+        ended = run.wait(chain.look)
+        assert ended.code in (0, KILLED), str(ended)
+        killed += ended.code == KILLED
+    check_complete(box, chain)
+    return killed
+
+
+@Row(5, "named-steps", plays=(8, 3 * len(STEPS), 20 * len(STEPS)), mutant="no-token", within=len(STEPS))
+def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
+    """SIGKILL at each named step of the protocol.
+
+    As for killed-drivers.
+    """
+    step = STEPS[round_.seed % len(STEPS)]
+    with accounts_job(round_) as box:
+        box.settings = {**box.settings, "checkpoints__collect_every": 1, "checkpoints__retained": 1}
+        if step in BESIDE:
+            box.settings = {**box.settings, "checkpoints__asynchronous": "yes", "state__backend": "rocksdb"}
+        chain = Chain(box.root)
+        box.deliver(40)
+        box.finish()
+        chain.look()
+        box.deliver(120)
+        nth = 1 if step in _ONCE else round_.dice.randrange(1, 4)
+        ended = box.start(f"{step}:{nth}").wait(chain.look)
+        assert ended.code == KILLED and box.marker.exists(), f"{step} was not reached: {ended}"
+        check_complete(box, chain)
+    return 1
+
+
+@Row(6, "stopped-drivers", plays=(4, 50, 600), mutant="no-token", within=len(_STOPS))
+def test_a_driver_resumed_after_another_run_is_fenced(round_: Round) -> int:
+    """A driver stopped by SIGSTOP at a named step while one or two others run, then resumed.
+
+    As for killed-drivers; the late driver reports that it is fenced.
+    """
+    dice, step = round_.dice, _STOPS[round_.seed % len(_STOPS)]
+    with accounts_job(round_) as box:
+        # With this backend a run passes each of the steps.
+        box.settings = {**box.settings, "checkpoints__collect_every": 1, "state__backend": "rocksdb"}
+        chain = Chain(box.root)
+        box.deliver(30)
+        if dice.random() < 0.5:
+            box.finish()
+        box.deliver(110)
+        stopped = box.start(f"{step}:1:stop")
+        stopped.wait_stopped(chain.look)
+        others = [box.start() for _ in range(dice.choice([1, 1, 2]))]
+        _check_one_wins([other.wait(chain.look) for other in others])
+        stopped.resume()
+        late = stopped.wait(chain.look)
+        assert (late.code, late.error.code) == (3, "fenced"), f"{step}: {late}"
+        check_complete(box, chain)
+    return 1
+
+
+@Row(6, "drivers-at-once", plays=(2, 20, 300), mutant="no-fence", within=20)
+def test_one_of_several_drivers_wins(round_: Round) -> int:
+    """Two or three drivers at once (drivers too many).
+
+    As for killed-drivers; the drivers that lose are fenced.
+    """
+    dice = round_.dice
+    with accounts_job(round_) as box:
+        chain = Chain(box.root)
+        box.deliver(400)
+        runs = [box.start()]
+        for _ in range(dice.choice([1, 2])):
+            _wait_for_entries(box, chain, len(chain.seen) + dice.randrange(8))
+            runs.append(box.start())
+        _check_one_wins([run.wait(chain.look) for run in runs])
+        check_complete(box, chain)
+    return len(runs) - 1
+
+
+def _wait_for_entries(box: AccountsJob, chain: Chain, number: int) -> None:
+    """Waits until the log has had so many entries, or the first run has ended."""
+
+    def far_enough() -> bool:
+        chain.look()
+        return len(chain.seen) >= number or box.processes[0].poll() is not None
+
+    wait_for(far_enough, lambda: f"{number} entries of the log")
+
+
+def _check_one_wins(ended: list[Ended]) -> None:
+    assert any(e.code == 0 for e in ended), ended
+    assert all(e.code == 0 or (e.code == 3 and e.error.code == "fenced") for e in ended), ended
+
+
+@Row(19, "clocks", plays=(1, 10, 200), mutant="newest-by-time", is_slow=True)
+def test_wrong_clocks_change_no_result(round_: Round) -> int:
+    """Every process has a clock that is wrong by up to two hours and jumps, also back.
+
+    As for killed-drivers: clocks are for users and for waiting.
+    """
+    dice, clocks = round_.dice, 0
+    with accounts_job(round_) as box:
+        box.settings = {**box.settings, "checkpoints__max_age": "30m"}
+        chain = Chain(box.root)
+        for number in range(_RUNS):
+            box.deliver(50 * (number + 1))
+            runs = []
+            for _ in range(dice.choice([1, 1, 2])):
+                box.variables = {CLOCK: str(dice.randrange(1 << 30))}
+                runs.append(box.start(dice.choice(["", "commit.after:2", "batch.reported:2"])))
+                clocks += 1
+            for run in runs:
+                ended = run.wait(chain.look, _PATIENCE)
+                assert ended.code in (0, KILLED, 3), str(ended)
+        check_complete(box, chain)
+    return clocks

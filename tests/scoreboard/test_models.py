@@ -1,0 +1,49 @@
+"""Faults and programs without processes: the simulator of the protocol, and programs that use state."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.history import explore
+from tests.scoreboard.row import Round, Row
+from tests.state.kinds.test_state_kinds_model import Life
+from tests.support.stores import RocksStoreFixture
+
+_HISTORIES, _EXAMPLES = 100, 25
+
+
+@Row(1, "histories", plays=(5, 200, 10000), mutant="no-list", within=30)
+def test_no_history_breaks_a_rule(round_: Round) -> int:
+    """Random interleavings of drivers, collectors and users: crashes, pauses, lost answers, late writes, in the
+    simulator (one history each).
+
+    The rules I1 to I9 and those of the sinks after every step, by a checker that knows only what is stored.
+    """
+    report = explore(range(round_.seed * _HISTORIES, (round_.seed + 1) * _HISTORIES))
+    assert not report.failures, report.failures[0].story()
+    return report.histories
+
+
+@Row(15, "states", plays=(2, 20, 800), mutant="kept-entry")
+def test_state_equals_plain_dictionaries(round_: Round) -> int:
+    """Programs with value, list, map, reducing and aggregating state, namespaces, time to live, snapshots and restores.
+
+    Each answer is that of plain dictionaries; what expires is gone in the end.
+    """
+
+    class Lives(Life):
+        stores = RocksStoreFixture(round_.folder) if round_.seed % 5 == 0 else Life.stores
+
+    few = settings(
+        max_examples=_EXAMPLES,
+        stateful_step_count=20,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        verbosity=Verbosity.quiet,
+        phases=[Phase.generate],
+    )
+    run_state_machine_as_test(seed(round_.seed)(Lives), settings=few)
+    return _EXAMPLES

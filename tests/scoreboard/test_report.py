@@ -1,0 +1,96 @@
+"""The scoreboard itself: how rows are played, found wrong, and reported."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from tests.scoreboard.report import Score, headline, page, read, write
+from tests.support.processes import ROOT
+
+_ROWS = '''
+import os
+
+from tests.scoreboard.row import Round, Row
+
+
+@Row(2, "sound", plays=(1, 9, 9), mutant="no-token")
+def test_sound(round_: Round) -> int:
+    """A kill.
+
+    It holds.
+    """
+    assert os.environ.get("STATEFLOW_TEST_MUTANT") != "no-token" or round_.seed < 4, "found"
+    return 2
+
+
+@Row(6, "broken", plays=(1, 4, 9), mutant="no-fence", within=2, on_spark=True)
+def test_broken(round_: Round) -> int:
+    """A race.
+
+    It holds as well.
+    """
+    if round_.seed == 2:
+        raise OSError(f"lost at {__file__}")
+    return 1
+
+
+def test_no_row() -> None:
+    raise AssertionError
+'''
+
+
+def _play(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Plays rows as `make scoreboard` does; the page is in ``docs`` below the folder."""
+    (folder / "pytest.ini").touch()
+    (folder / "test_rows.py").write_text(_ROWS)
+    plugins = ["-p", "tests.scoreboard.conftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-c", str(folder / "pytest.ini"), *options, "test_rows.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_rows_are_counted_and_violations_name_their_seed_and_how_to_repeat_it(tmp_path: Path) -> None:
+    played = _play(tmp_path, "--tier", "half-hour", "-n", "1")
+    assert played.returncode == 1, played.stdout
+    sound, broken = read(tmp_path / "docs").values()
+    assert (sound.number, sound.fault, sound.holds) == (2, "A kill.", "It holds.")
+    assert (sound.injected, sound.rounds, sound.violations, sound.tier) == (18, 9, [], "half-hour")
+    assert sound.found.startswith("seed 4: AssertionError at test_rows.py:")
+    assert (broken.injected, broken.rounds, broken.found, broken.on_spark) == (3, 4, "", True)
+    (violation,) = broken.violations
+    assert re.fullmatch(r"seed 2: OSError at test_rows\.py:\d+: lost at …", violation)
+    assert "make scoreboard ROWS=broken SEED=2" in played.stdout
+    assert headline(read(tmp_path / "docs")) in played.stdout
+
+
+def test_one_round_is_repeated_and_not_written(tmp_path: Path) -> None:
+    played = _play(tmp_path, "--tier", "half-hour", "--rows", "broken", "--seed", "3")
+    assert (played.returncode, "1 passed" in played.stdout) == (0, True), played.stdout
+    assert not (tmp_path / "docs").exists()
+
+
+def test_the_page_has_counts_violations_and_whether_the_planted_bug_was_found(tmp_path: Path) -> None:
+    texts = {"fault": "A fault.", "holds": "It holds.", "bug": "A bug.", "tier": "slice", "at": "now"}
+    bad = Score(number=2, on_spark=False, commit="abc", machine="this", injected=30, rounds=9, **texts)
+    bad.violations.append("seed 2: lost")
+    scores = {"bad": bad, "good": replace(bad, number=1, injected=16, violations=[], found="seed 1")}
+    # Faults, kills, histories, violations, planted bugs, missed ones.
+    assert [*map(int, re.findall(r"\d+", headline(scores)))] == [46, 30, 16, 1, 2, 1]
+    write(tmp_path, scores)
+    assert list(read(tmp_path)) == ["good", "bad"], "rows are in the order of their numbers"
+    written = (tmp_path / "scoreboard.md").read_text()
+    assert written == page(read(tmp_path))
+    lines = written.splitlines()
+    assert "| 1 | good | A fault | 16 | 0 | 0 | 0 to 8 | A bug: found |" in lines
+    assert "| 2 | bad | A fault | 30 | 0 | 1 | 0 to 8 | A bug: **missed** |" in lines
+    assert "- bad: seed 2: lost" in lines and "| good, bad | slice | now | `abc` | this |" in lines
+
+
+def test_the_committed_page_is_that_of_the_committed_scores() -> None:
+    assert (ROOT / "docs" / "scoreboard.md").read_text() == page(read(ROOT / "docs"))

@@ -1,0 +1,126 @@
+"""Drivers, Python workers, executors and Spark itself killed, at random moments and at named steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.recovery.killed_clusters import await_batches, batches_of, check_ended, clustered_flights, kill_executor_of
+from tests.recovery.random_kills import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
+from tests.scoreboard.jobs import KILLED
+from tests.scoreboard.row import Round, Row
+from tests.support.flights_job import FlightsJob
+from tests.support.processes import spawn
+
+_KILLS, _EXECUTORS, _FILES = 3, 3, 8
+_IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")
+_IN_DRIVERS = (
+    "start.seeded:1",
+    "batch.reported:2",
+    "commit.stored:2",
+    "commit.manifest:2",
+    "log.created:3",
+    "commit.after:2",
+    "publish.before:3",
+    "publish.after:3",
+    "batch.end:2",
+)
+
+
+@contextmanager
+def _flights(round_: Round) -> Iterator[FlightsJob]:
+    settings = {
+        "spark__conf__spark.local.dir": round_.folder / "spark",
+        "checkpoints__collect_every": 3,
+        "checkpoints__asynchronous": ["no", "yes"][round_.seed % 2],
+    }
+    box = FlightsJob(round_.folder / "job", settings, job="small_flights", launcher=spawn)
+    try:
+        yield box
+    finally:
+        box.end_all()
+        for process in box.processes:
+            process.wait_family()
+
+
+@Row(2, "killed-drivers-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of a driver on Spark at a random moment.
+
+    Delta tables and state are what plain dictionaries contain for all input; nothing is left over.
+    """
+    with _flights(round_) as flights:
+        kill_at_random(flights, [DRIVER] * _KILLS, round_.dice)
+    return _KILLS
+
+
+@Row(3, "killed-workers", plays=(0, 2, 80), mutant="all-there-is", within=3, on_spark=True)
+def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of a Python worker in a task, at named steps and at random moments.
+
+    As for killed-drivers-spark.
+    """
+    with _flights(round_) as flights:
+        flights.deliver(4)
+        # At a named step the dead attempt has left something.
+        step = _IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]
+        flights.reach(f"{step}:{round_.dice.randrange(1, 4)}", 0)
+        check_at_rest(flights)
+        kill_at_random(flights, [WORKER] * _KILLS, round_.dice)
+    return 1 + _KILLS
+
+
+@Row(4, "killed-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
+    """SIGKILL of Spark itself, all executors with it, at a random moment.
+
+    As for killed-drivers-spark.
+    """
+    with _flights(round_) as flights:
+        kill_at_random(flights, [JVM] * _KILLS, round_.dice)
+    return _KILLS
+
+
+@Row(4, "killed-executors", plays=(0, 3, 40), mutant="all-there-is", within=3, on_spark=True)
+def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of executors of a standalone cluster, one at a named step of a task and others at random moments, and of
+    a worker; speculation on.
+
+    As for killed-drivers-spark.
+    """
+    dice, marker = round_.dice, round_.folder / "reached"
+    step = f"{_IN_TASKS[-1 - round_.seed % len(_IN_TASKS)]}:2:stop"
+    with clustered_flights(
+        round_.folder, {"STATEFLOW_FAILPOINT": step, "STATEFLOW_FAILPOINT_ONCE": str(marker)}
+    ) as flights:
+        flights.box.deliver(_FILES)
+        run = flights.box.start()
+        kill_executor_of(marker, run)
+        killed = 1
+        while killed < 1 + _EXECUTORS and run.poll() is None:
+            await_batches(run, batches_of(run) + dice.randrange(1, 3))
+            killed += flights.kill_executor(dice)
+        if run.poll() is None:
+            flights.replace_worker()
+            killed += 1
+        check_ended(run.wait(run.family))
+        flights.end_well(_FILES + 2)
+    return killed
+
+
+@Row(5, "named-steps-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
+    """SIGKILL of a driver on Spark at named steps.
+
+    As for killed-drivers-spark.
+    """
+    steps = round_.dice.sample(_IN_DRIVERS, _KILLS)
+    with _flights(round_) as flights:
+        flights.deliver(3)
+        flights.finish()
+        for number, step in enumerate(steps):
+            flights.deliver(3 + 6 * (number + 1))
+            flights.reach(step, KILLED)
+        flights.finish()
+        check_at_rest(flights)
+    return _KILLS
