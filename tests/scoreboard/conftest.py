@@ -49,9 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """`make scoreboard` plays rows and no other tests."""
     if config.getoption("tier", None):
         names = config.getoption("rows")
-        rows = [item for item in items if (row := row_of(item)) and (not names or row.name in names.split(","))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in rows])
-        items[:] = rows
+        items[:] = [item for item in items if (row := row_of(item)) and (not names or row.name in names.split(","))]
 
 
 def row_of(item: pytest.Item) -> Row | None:

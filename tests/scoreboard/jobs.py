@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from stateflow.failpoints import NAMES
 from tests.scoreboard.row import Round
 from tests.support.job_fixture import ASKED, AccountsJob
+from tests.support.processes import Running, wait_for
 from tests.support.root_files import Chain
 
 KILLED = -9
@@ -30,6 +32,18 @@ def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
         yield box
     finally:
         box.end_all()
+
+
+def kill_after(seconds: float, run: Running, each: Callable[[], object]) -> None:
+    """SIGKILL after so many seconds, unless the run has ended; calls `each` now and then."""
+    until = time.monotonic() + seconds
+
+    def is_due() -> bool:
+        each()
+        return time.monotonic() >= until or run.poll() is not None
+
+    wait_for(is_due, lambda: f"the time to kill {run}")
+    run.kill()
 
 
 def check_complete(box: AccountsJob, chain: Chain) -> None:

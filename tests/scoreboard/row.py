@@ -6,7 +6,7 @@ import random
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ TIERS = ("slice", "half-hour", "nightly")
 """How much is played: in `make test`, by `make scoreboard`, and with ``TIER=nightly``."""
 
 
-@dataclass(frozen=True)
 class Round:
     """One round.
 
@@ -26,12 +25,10 @@ class Round:
         folder: empty, and only this round's.
     """
 
-    seed: int
-    folder: Path
-    dice: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dice", random.Random(self.seed))
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed = seed
+        self.folder = folder
+        self.dice = random.Random(seed)
 
 
 Play = Callable[[Round], int]

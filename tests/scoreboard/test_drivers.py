@@ -6,7 +6,7 @@ import random
 import time
 
 from tests.recovery.wrong_clocks import VARIABLE as CLOCK
-from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete
+from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.servers.running import s3_server
 from tests.support.job_fixture import BESIDE, AccountsJob
@@ -57,10 +57,7 @@ def _kill_at_random(box: AccountsJob, dice: random.Random, rows: int) -> int:
     for _ in range(_KILLS):
         box.deliver_more(rows)
         run = box.start()
-        until = time.monotonic() + dice.uniform(0, longest)
-        while time.monotonic() < until and run.poll() is None:
-            chain.look()
-        run.kill()
+        kill_after(dice.uniform(0, longest), run, chain.look)
         ended = run.wait(chain.look)
         assert ended.code in (0, KILLED), str(ended)
         killed += ended.code == KILLED

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.scoreboard.jobs import KILLED, accounts_job, check_complete
+from tests.scoreboard.jobs import KILLED, accounts_job, check_complete, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.support.job_fixture import SLICE, AccountsJob
-from tests.support.processes import DEADLINE, Running
+from tests.support.processes import DEADLINE, Running, unless_ended
 from tests.support.restores import go_back
 from tests.support.root_files import Chain
 
@@ -51,21 +51,17 @@ class _Watch:
         self.objects.append(_files(self.box.root) + _files(self.box.local))
         self.memory.append(_memory(run.pid))
 
-    def work(self, batches: int, kill_after: float | None = None) -> int:
+    def work(self, batches: int, killed_after: float | None = None) -> int:
         """A run over so many new batches, killed at a moment or not; returns how many were killed."""
         self.box.deliver_more(batches * SLICE)
         self.memory.clear()
         run = self.box.start()
-        if kill_after is not None:
-            until = time.monotonic() + kill_after
-            while time.monotonic() < until and run.poll() is None:
-                self.look(run)
-                time.sleep(0.01)
-            run.kill()
+        if killed_after is not None:
+            kill_after(killed_after, run, lambda: self.look(run))
         # A killed run leaves its batches to the next one.
         patience = DEADLINE + _BATCH_SECONDS * len(self.box.delivered) / SLICE
         ended = run.wait(lambda: self.look(run), patience)
-        assert ended.code == 0 or (kill_after is not None and ended.code == KILLED), str(ended)
+        assert ended.code == 0 or (killed_after is not None and ended.code == KILLED), str(ended)
         return int(ended.code == KILLED)
 
     def check(self) -> None:
@@ -85,11 +81,8 @@ def _files(folder: Path) -> int:
 
 def _memory(pid: int) -> float:
     """MiB of a process that it does not share; 0 when it has ended."""
-    try:
-        found = psutil.Process(pid).memory_info()
-    except psutil.NoSuchProcess:
-        return 0
-    return (found.rss - found.shared) / (1 << 20)
+    found = unless_ended(lambda: psutil.Process(pid).memory_info(), None)
+    return float(found.rss - found.shared) / (1 << 20) if found else 0.0
 
 
 @Row(23, "long-runs", plays=(1, 4, 40), mutant="kept-entries", within=1, is_slow=True)
@@ -108,7 +101,7 @@ def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
         injected = 0
         for number in range(runs):
             happenings: list[Callable[[], int]] = [
-                lambda: watch.work(batches, kill_after=round_.dice.uniform(0, 1.5)),
+                lambda: watch.work(batches, killed_after=round_.dice.uniform(0, 1.5)),
                 lambda: watch.work(batches),
                 partial(_restore, watch, batches, f"point-{number}"),
                 lambda: _idle(box, runs=5),

@@ -45,6 +45,11 @@ def test_no_row() -> None:
 '''
 
 
+def _score(number: int, injected: int) -> Score:
+    texts = {"fault": "A fault.", "holds": "It holds.", "bug": "A bug.", "tier": "slice", "at": "now", "commit": "abc"}
+    return Score(number=number, on_spark=False, machine="this", injected=injected, rounds=9, found="seed 1", **texts)
+
+
 def _play(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Plays rows as `make scoreboard` does; the page is in ``docs`` below the folder."""
     (folder / "pytest.ini").touch()
@@ -56,9 +61,11 @@ def _play(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_rows_are_counted_and_violations_name_their_seed_and_how_to_repeat_it(tmp_path: Path) -> None:
-    played = _play(tmp_path, "--tier", "half-hour", "-n", "1")
+    write(tmp_path / "docs", {"sound": _score(2, 1), "other": _score(9, 1)})
+    played = _play(tmp_path, "--tier", "half-hour", "-n", "1", "--rows", "sound,broken")
     assert played.returncode == 1, played.stdout
-    sound, broken = read(tmp_path / "docs").values()
+    sound, broken, other = read(tmp_path / "docs").values()
+    assert other == _score(9, 1), "rows that were not played stay"
     assert (sound.number, sound.fault, sound.holds) == (2, "A kill.", "It holds.")
     assert (sound.injected, sound.rounds, sound.violations, sound.tier) == (18, 9, [], "half-hour")
     assert sound.found.startswith("seed 4: AssertionError at test_rows.py:")
@@ -66,7 +73,7 @@ def test_rows_are_counted_and_violations_name_their_seed_and_how_to_repeat_it(tm
     (violation,) = broken.violations
     assert re.fullmatch(r"seed 2: OSError at test_rows\.py:\d+: lost at …", violation)
     assert "make scoreboard ROWS=broken SEED=2" in played.stdout
-    assert headline(read(tmp_path / "docs")) in played.stdout
+    assert headline({"sound": sound, "broken": broken}) in played.stdout
 
 
 def test_one_round_is_repeated_and_not_written(tmp_path: Path) -> None:
@@ -76,10 +83,8 @@ def test_one_round_is_repeated_and_not_written(tmp_path: Path) -> None:
 
 
 def test_the_page_has_counts_violations_and_whether_the_planted_bug_was_found(tmp_path: Path) -> None:
-    texts = {"fault": "A fault.", "holds": "It holds.", "bug": "A bug.", "tier": "slice", "at": "now"}
-    bad = Score(number=2, on_spark=False, commit="abc", machine="this", injected=30, rounds=9, **texts)
-    bad.violations.append("seed 2: lost")
-    scores = {"bad": bad, "good": replace(bad, number=1, injected=16, violations=[], found="seed 1")}
+    bad = replace(_score(2, 30), violations=["seed 2: lost"], found="")
+    scores = {"bad": bad, "good": _score(1, 16)}
     # Faults, kills, histories, violations, planted bugs, missed ones.
     assert [*map(int, re.findall(r"\d+", headline(scores)))] == [46, 30, 16, 1, 2, 1]
     write(tmp_path, scores)

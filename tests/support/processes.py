@@ -14,10 +14,8 @@ import subprocess
 import sys
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,19 +91,20 @@ class Ended:
         return f"exit code {self.code}\n{self.out}{self.err[-6000:]}"
 
 
-class Running(ABC):
-    """A process that was started."""
+class Running:
+    """A process that was started.
 
-    def __init__(self, launch: Launch, pid: int) -> None:
+    Attributes:
+        poll: returns the exit code, None while it runs.
+    """
+
+    def __init__(self, launch: Launch, pid: int, poll: Callable[[], int | None]) -> None:
         self.launch = launch
         self.pid = pid
+        self.poll = poll
         self._family: dict[int, psutil.Process] = {}
         self._found: list[psutil.Process] = []
         self._looked = 0.0
-
-    @abstractmethod
-    def poll(self) -> int | None:
-        """The exit code, None while it runs."""
 
     def wait(self, each: Callable[[], object] = lambda: None, seconds: float = DEADLINE) -> Ended:
         """Waits for the end; calls `each` now and then."""
@@ -143,10 +142,7 @@ class Running(ABC):
     def family(self) -> list[psutil.Process]:
         """The processes below it, as they were a moment ago; remembered, because they may outlive it."""
         if time.monotonic() - self._looked >= _LOOK:
-            try:
-                self._found = psutil.Process(self.pid).children(recursive=True)
-            except psutil.NoSuchProcess:
-                self._found = []
+            self._found = unless_ended(lambda: psutil.Process(self.pid).children(recursive=True), [])
             self._looked = time.monotonic()
             self._family |= {p.pid: p for p in self._found}
         return self._found
@@ -158,8 +154,8 @@ class Running(ABC):
     def workers(self) -> list[psutil.Process]:
         """Spark's Python workers: the children of its daemon."""
         family = self.family()
-        daemons = {p.pid for p in family if _DAEMONS.intersection(_command_of(p))}
-        return sorted((p for p in family if _parent_of(p) in daemons), key=lambda p: p.pid)
+        daemons = {p.pid for p in family if _DAEMONS.intersection(unless_ended(p.cmdline, []))}
+        return sorted((p for p in family if unless_ended(p.ppid, 0) in daemons), key=lambda p: p.pid)
 
     @property
     def errors(self) -> str:
@@ -180,25 +176,6 @@ class Running(ABC):
         return f"{' '.join(self.launch.arguments)} {self.launch.environment}\n{self.errors[-2000:]}"
 
 
-class _Forked(Running):
-    def __init__(self, launch: Launch, process: BaseProcess) -> None:
-        assert process.pid is not None
-        super().__init__(launch, process.pid)
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-
-class _Spawned(Running):
-    def __init__(self, launch: Launch, process: subprocess.Popen[bytes]) -> None:
-        super().__init__(launch, process.pid)
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     # pandas because pyarrow imports it when it first makes an array.
@@ -211,7 +188,8 @@ def fork(launch: Launch) -> Running:
     launch = replace(launch, environment={MUTANT: os.environ.get(MUTANT, ""), **launch.environment})
     process = _context.Process(target=_command_line, args=(launch,), daemon=True)
     process.start()
-    return _Forked(launch, process)
+    assert process.pid is not None
+    return Running(launch, process.pid, lambda: process.exitcode)
 
 
 def spawn(launch: Launch) -> Running:
@@ -220,28 +198,20 @@ def spawn(launch: Launch) -> Running:
     module = "tests.support.mutants" if environment.get(MUTANT) else "stateflow"
     command = [sys.executable, "-m", module, *launch.arguments]
     with launch.output.with_suffix(".out").open("wb") as out, launch.output.with_suffix(".err").open("wb") as err:
-        return _Spawned(launch, subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err))
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=out, stderr=err)
+    return Running(launch, process.pid, process.poll)
+
+
+def unless_ended(look: Callable[[], Any], default: Any) -> Any:
+    """What is to be seen of a process; `default` if it has ended."""
+    try:
+        return look()
+    except psutil.NoSuchProcess:
+        return default
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _command_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return []
-
-
-def _parent_of(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return 0
+    return bool(unless_ended(lambda: process.is_running() and process.status() != psutil.STATUS_ZOMBIE, False))
 
 
 def wait_for(condition: Callable[[], bool], what: Callable[[], str], seconds: float = DEADLINE) -> None:

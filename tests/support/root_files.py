@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -97,19 +98,20 @@ def read_entry(path: Path) -> Entry:
 
 def entries(root: Path) -> list[Entry]:
     """All entries that there are, in order."""
-    paths = sorted(filter(_is_object, (root / "log").iterdir())) if (root / "log").is_dir() else []
     found = []
-    for path in paths:
-        try:
+    for path in _entry_paths(root):
+        with contextlib.suppress(FileNotFoundError):  # collected meanwhile
             found.append(read_entry(path))
-        except FileNotFoundError:
-            continue  # collected meanwhile
     return found
+
+
+def _entry_paths(root: Path) -> list[Path]:
+    return sorted(filter(_is_object, (root / "log").iterdir())) if (root / "log").is_dir() else []
 
 
 def newest_seq(root: Path) -> int:
     """The number of the newest entry, whatever is in it."""
-    return max(int(p.name) for p in (root / "log").iterdir() if _is_object(p))
+    return int(_entry_paths(root)[-1].name)
 
 
 def head(root: Path) -> Entry:
@@ -118,9 +120,14 @@ def head(root: Path) -> Entry:
 
 
 def read_manifest(root: Path, handle: Document) -> Document:
-    data = (root / handle["key"]).read_bytes()
+    return unsealed(_read(root, handle))[0]
+
+
+def _read(folder: Path, handle: Document) -> bytes:
+    """A file, after comparing it with its handle."""
+    data = (folder / handle["key"]).read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (handle["size"], handle["sha256"]), handle["key"]
-    return unsealed(data)[0]
+    return data
 
 
 # -- what is live -----------------------------------------------------------------------------------------------------
@@ -159,18 +166,9 @@ def kept_entries(root: Path) -> list[Entry]:
             found.append(entry)
             continue
         manifest = read_manifest(root, ref["manifest"])
-        same = {name: manifest[name] for name in ("generation", "ordinal", "sources")}
-        kind = "claim" if ref["savepoint"] else "commit"
-        doc = {
-            "kind": kind,
-            "seq": ref["id"],
-            "manifest": ref["manifest"],
-            "checkpoint": None,
-            "pending": [],
-            "at": ref["at"],
-            **same,
-        }
-        found.append(Entry(ref["id"], ref["sha256"], doc))
+        doc = {name: manifest[name] for name in ("generation", "ordinal", "sources")}
+        doc |= {"kind": "claim" if ref["savepoint"] else "commit", "seq": ref["id"], "checkpoint": None, "pending": []}
+        found.append(Entry(ref["id"], ref["sha256"], {**doc, "manifest": ref["manifest"], "at": ref["at"]}))
     return [*found, *([newest] if newest.is_checkpoint else [])]
 
 
@@ -215,12 +213,10 @@ def savepoints(root: Path) -> dict[str, Document]:
 def check_savepoint(folder: Path) -> None:
     """A savepoint's folder, wherever it is, holds exactly what its document names."""
     document, _ = unsealed((folder / "_savepoint").read_bytes())
-    wanted = {h["key"]: (h["size"], h["sha256"]) for h in handles(document["manifest"])}
-    files = files_below(folder)
-    assert set(files) == {"_savepoint", *wanted}
-    for key, facts in wanted.items():
-        data = files[key].read_bytes()
-        assert (len(data), hashlib.sha256(data).hexdigest()) == facts, key
+    wanted = list(handles(document["manifest"]))
+    assert set(files_below(folder)) == {"_savepoint", *(handle["key"] for handle in wanted)}
+    for handle in wanted:
+        _read(folder, handle)
 
 
 def handles(manifest: Document) -> Iterator[Document]:
@@ -254,8 +250,7 @@ def digests(*folders: Path) -> dict[str, str]:
 def check_hashes(root: Path) -> None:
     """Everything that the head needs is there, to the bit."""
     for key, (size, digest) in live_files(root).items():
-        data = (root / key).read_bytes()
-        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest), key
+        _read(root, {"key": key, "size": size, "sha256": digest})
 
 
 def check_no_orphans(root: Path) -> None:
@@ -289,13 +284,10 @@ class Chain:
 
     def look(self) -> None:
         """Takes in the entries that are there now."""
-        folder = self._root / "log"
-        for path in sorted(filter(_is_object, folder.iterdir())) if folder.is_dir() else []:
+        for path in _entry_paths(self._root):
             if int(path.name) not in self.seen:
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     self.seen[int(path.name)] = read_entry(path)
-                except FileNotFoundError:
-                    continue
 
     def check(self) -> None:
         """Hashes link, generations and ordinals are what they must be, positions grow."""
@@ -351,9 +343,7 @@ def _check_next(before: Entry, after: Entry) -> None:
 def history(root: Path) -> list[Document]:
     """The records of committed checkpoints and of actions, in order of the entries that they are about: of objects, and
     of the newest manifest."""
-    found: dict[Any, Document] = {}
-    for record in _pending_records_at_head(root):
-        found[record["generation"], record["ordinal"]] = record
+    found: dict[Any, Document] = {(r["generation"], r["ordinal"]): r for r in _pending_records_at_head(root)}
     folder = root / "history"
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         content = json.loads(path.read_bytes())
@@ -456,10 +446,8 @@ def _parse_part(data: bytes, at: int) -> tuple[str | int, int]:
 
 def folder_rows(table: Path) -> list[Document]:
     """The published rows of a folder sink's table."""
-    rows = []
-    for name in _folder_files(table):
-        rows += [json.loads(line) for line in (table / "data" / name).read_text().splitlines()]
-    return rows
+    texts = [(table / "data" / name).read_text() for name in _folder_files(table)]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
 
 
 def _folder_files(table: Path) -> list[str]:
