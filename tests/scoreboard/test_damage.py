@@ -13,7 +13,7 @@ from tests.recovery.host_copies import cached_files, retry, unshare
 from tests.scoreboard.row import Round, Row
 from tests.support import root_files
 from tests.support.job_fixture import SLICE, AccountsJob
-from tests.support.processes import wait_for
+from tests.support.processes import unless_ended, wait_for
 
 KINDS = ("FORMAT", "log entry", "manifest", "sst")
 _EACH, _BLOCK = 8, 512
@@ -122,11 +122,13 @@ def _damage_around_a_run(box: AccountsJob, dice: random.Random) -> int:
     box.deliver_more(_ROWS)
     box.marker.unlink(missing_ok=True)
     run = box.start(f"batch.begin:{dice.randint(1, _ROWS // SLICE)}:stop")
+
     # A run that found the damage earlier has ended.
-    wait_for(
-        lambda: run.poll() is not None or psutil.Process(run.pid).status() == psutil.STATUS_STOPPED,
-        lambda: f"a stop or the end of {run}",
-    )
+    def has_stopped_or_ended() -> bool:
+        status = unless_ended(lambda: psutil.Process(run.pid).status(), "")
+        return run.poll() is not None or status == psutil.STATUS_STOPPED
+
+    wait_for(has_stopped_or_ended, lambda: f"a stop or the end of {run}")
     if run.poll() is None:
         damaged += _damage_copies(box, dice)
         run.resume()

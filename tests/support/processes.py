@@ -6,6 +6,7 @@ same command line, and die by the very same signals. `spawn` starts one from not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -137,7 +138,9 @@ class Running:
     def kill(self) -> None:
         """SIGKILL, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            # It may have ended, and its server not have reported it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def family(self) -> list[psutil.Process]:
         """The processes below it, as they were a moment ago; remembered, because they may outlive it."""
