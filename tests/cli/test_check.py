@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.errors import IncompatibleState, UserCodeError
+from stateflow.checkpoint.restore.plan_document import SinkLeft, cautions
+from stateflow.errors import ConfigError, IncompatibleState, UserCodeError
 from stateflow.operations.compatibility import Change
 from stateflow.operations.job_root import JobCode
 from stateflow.operations.restores import plan_restore
@@ -22,25 +25,26 @@ from stateflow.state.schema.compatibility import Fit
 from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
 from tests.support.commands import invoke
-from tests.support.errors import raises, reported_error
+from tests.support.errors import ReportedError, raises, reported_error
 from tests.support.screens import normalized
 
 VALUE = 'ValueStateDescriptor("total", int)'
+LIST = 'ListStateDescriptor("seen", int)'
+ROW = "    key: str\n    number: int\n"
+METHODS = f"""
+    def initialize_state(self, ctx):
+        self.seen = ctx.get_operator_state_store().get_list_state({LIST})
 
+    def snapshot_state(self, ctx):
+        self.seen.update([7])
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[CliFixture]:
-    found = CliFixture(tmp_path)
-    # Else two batches may share a checkpoint, and its number is not always the same.
-    found.settings["checkpoints.asynchronous"] = "no"
-    yield found
-    store_cache.close_all()
-
-
-def _job(declared: str, more: str = "") -> str:
-    """The job with another declaration, and more of them."""
-    assert VALUE in JOB
-    return JOB.replace(f"ctx.get_state({VALUE})", f"ctx.get_state({declared})\n        {more}")
+    def process_element"""
+BOTH_KINDS = (
+    JOB.replace("import FileSource", "import CheckpointedFunction, FileSource, ListStateDescriptor")
+    .replace("class Sum(KeyedProcessFunction)", "class Sum(KeyedProcessFunction, CheckpointedFunction)")
+    .replace("\n    def process_element", METHODS)
+) + BUILD
+"""A job with keyed state and operator state."""
 
 
 def _check(bench: CliFixture, *more: str, against: str = "") -> Result:
@@ -56,221 +60,206 @@ def _report(bench: CliFixture, against: str = "") -> dict[str, Any]:
     return found
 
 
-def _fits(report: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(s["kind"], s["state"], s["fit"]) for s in report["states"]]
+# -- one checkpoint, and jobs that differ from the one that made it ---------------------------------------------------
+
+TOTAL, SEEN, OTHER = "sum state total", "sum operator state seen", "sum operator state other"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An edited job, and how it fits.
+
+    Attributes:
+        edits: texts of the job file, and what replaces them.
+        states: those that do not fit as is.
+        columns: name, change and new type of those that changed.
+        refused: facts of the error of a start; empty where the job can start.
+    """
+
+    edits: dict[str, str]
+    fit: Fit = Fit.AS_IS
+    states: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[tuple[str, str, str], ...] = ()
+    refused: dict[str, object] = field(default_factory=dict)
+    code: str = "incompatible-state"
+
+
+CASES = {
+    "unchanged": Case({}),
+    "declared-in-initialize-state": Case(
+        {
+            f"self.total = ctx.get_state({VALUE})": "pass",
+            "self.seen =": f"self.total = ctx.get_keyed_state_store().get_state({VALUE})\n        self.seen =",
+        }
+    ),
+    "wider-value": Case({VALUE: VALUE.replace("int", "float")}, Fit.MIGRATION, {TOTAL: Fit.MIGRATION}),
+    "wider-element": Case({LIST: LIST.replace("int", "float")}, Fit.MIGRATION, {SEEN: Fit.MIGRATION}),
+    "new-column": Case(
+        {ROW: f"{ROW}    more: float | None = None\n"}, Fit.MIGRATION, columns=(("more", Change.NEW, "double"),)
+    ),
+    "other-value": Case(
+        {VALUE: VALUE.replace("int", "str")},
+        Fit.INCOMPATIBLE,
+        {TOTAL: Fit.INCOMPATIBLE},
+        refused={"operator": "sum", "name": "total", "stored": "int", "declared": "str"},
+    ),
+    "other-element": Case(
+        {LIST: LIST.replace("int", "str")},
+        Fit.INCOMPATIBLE,
+        {SEEN: Fit.INCOMPATIBLE},
+        refused={"operator": "sum", "name": "seen", "stored": "int", "declared": "str"},
+    ),
+    "other-name": Case(
+        {VALUE: VALUE.replace("total", "sum")}, Fit.MIGRATION, {TOTAL: Change.DROPPED, "sum state sum": Change.NEW}
+    ),
+    "other-name-of-a-list": Case(
+        {LIST: LIST.replace("seen", "other")}, Fit.MIGRATION, {SEEN: Change.DROPPED, OTHER: Change.NEW}
+    ),
+    "other-uid": Case(
+        {'uid="sum"': 'uid="other"'},
+        Fit.INCOMPATIBLE,
+        {TOTAL: Change.DROPPED, SEEN: Change.DROPPED}
+        | dict.fromkeys(("other state total", "other operator state seen"), Change.NEW),
+        refused={"uids": ["sum"]},
+        code="config",
+    ),
+    "other-uid-of-a-sink": Case(
+        {'uid="totals"': 'uid="sums"'}, Fit.INCOMPATIBLE, refused={"sink": "sums", "before": "totals"}, code="config"
+    ),
+}
+EXIT_CODES = {Fit.AS_IS: (0, 0), Fit.MIGRATION: (0, 10), Fit.INCOMPATIBLE: (20, 20)}
+"""Without and with ``--exact``."""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CliFixture, str]]:
+    """A job that has run, with the path of its savepoint; tests change its job file only."""
+    bench = CliFixture(tmp_path_factory.mktemp("stored"))
+    bench.settings["checkpoints.asynchronous"] = "no"
+    bench.job.write_text(BOTH_KINDS)
+    bench.run()
+    yield bench, create_savepoint(bench.root, SavepointRequest(name="before", from_head=True)).path
+    store_cache.close_all()
+
+
+def _edit(bench: CliFixture, case: Case) -> None:
+    text = BOTH_KINDS
+    for old, new in case.edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    bench.job.write_text(text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_edited_job_fits_as_its_states_and_columns_do(
+    stored: tuple[CliFixture, str], name: str, golden: SnapshotAssertion
+) -> None:
+    (bench, savepoint), case = stored, CASES[name]
+    _edit(bench, case)
+    shown, report = _check(bench), _report(bench)
+    assert (shown.exit_code, _check(bench, "--exact").exit_code) == EXIT_CODES[case.fit]
+    assert normalized(shown.output, folder=bench.folder) == golden
+    fits = {f"{s['operator']} {s['kind']} {s['state']}": s["fit"] for s in report["states"]}
+    assert (report["fit"], fits) == (case.fit, {TOTAL: Fit.AS_IS, SEEN: Fit.AS_IS, **case.states})
+    assert [(c["column"], c["change"], c["now"]) for c in report["columns"]] == list(case.columns)
+    conflicts = [conflict for state in report["states"] for conflict in state["conflicts"]]
+    assert all(case.refused.items() >= {k: c[k] for k in ("stored", "declared")}.items() for c in conflicts)
+    assert all(conflict["reason"] and conflict["way_out"] for conflict in conflicts)
+    # The problems are those that no state shows.
+    assert [problem["code"] for problem in report["problems"]] == ["config"] * (case.code == "config")
+    against_savepoint = _report(bench, savepoint)
+    assert against_savepoint["against"] == savepoint
+    assert [against_savepoint[part] for part in ("states", "columns")] == [report["states"], report["columns"]]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.refused])
+def test_a_start_refuses_what_the_check_calls_incompatible(stored: tuple[CliFixture, str], name: str) -> None:
+    (bench, _), case = stored, CASES[name]
+    _edit(bench, case)
+    before = contents(Path(bench.root))
+    with raises(ConfigError if case.code == "config" else IncompatibleState, **case.refused):
+        bench.run()
+    if case.code != "config":
+        with raises(IncompatibleState, **case.refused):
+            plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "before", RestoreOptions())
+    assert contents(Path(bench.root)) == before
 
 
 @pytest.mark.parametrize("setting, code", [("name=other", "config"), ("max_parallelism=64", "wrong-job-root")])
-def test_what_a_run_from_a_savepoint_refuses_is_a_problem(bench: CliFixture, setting: str, code: str) -> None:
-    bench.run()
-    made = create_savepoint(bench.root, SavepointRequest(name="before", from_head=True))
-    checked = _check(bench, "--set", setting, "--json", against=made.path)
-    begun = ("run", str(bench.job), "--job-root", f"{bench.folder}/new", "--from-savepoint", made.path)
+def test_what_a_run_from_a_savepoint_refuses_is_a_problem(
+    stored: tuple[CliFixture, str], setting: str, code: str
+) -> None:
+    bench, savepoint = stored
+    _edit(bench, CASES["unchanged"])
+    checked = _check(bench, "--set", setting, "--json", against=savepoint)
+    begun = ("run", str(bench.job), "--job-root", f"{bench.folder}/new", "--from-savepoint", savepoint)
     refused = invoke(*begun, "--set", setting)
     assert [problem["code"] for problem in json.loads(checked.output)["problems"]] == [code]
     assert (checked.exit_code, refused.exit_code) == (20, 2)
 
 
-def test_a_job_that_has_not_changed_fits_as_is(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    shown = _check(bench, "--exact")
-    assert shown.exit_code == 0
-    assert normalized(shown.output) == golden
-    found = _report(bench)
-    assert (found["fit"], found["columns"], found["problems"]) == (Fit.AS_IS, [], [])
-    assert _fits(found) == [("state", "total", Fit.AS_IS)]
-
-
-def test_states_that_a_function_declares_when_it_is_initialized_are_checked_too(bench: CliFixture) -> None:
-    bench.run()
-    text = JOB.replace("class Sum(KeyedProcessFunction)", "class Sum(KeyedProcessFunction, CheckpointedFunction)")
-    text = text.replace("def open(self, ctx):", "def initialize_state(self, ctx):")
-    text = text.replace(f"ctx.get_state({VALUE})", f"ctx.get_keyed_state_store().get_state({VALUE})")
-    text = text.replace(
-        "    def process_element", "    def snapshot_state(self, ctx):\n        pass\n\n    def process_element"
-    )
-    bench.job.write_text((text + BUILD).replace("import FileSource", "import CheckpointedFunction, FileSource"))
-    assert _fits(_report(bench)) == [("state", "total", Fit.AS_IS)]
-
-
-ROW = "    key: str\n    number: int\n\n\nclass Total"
-
-
-def test_a_widened_state_and_a_new_column_fit_after_migration(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    assert ROW in JOB
-    head = _job('ValueStateDescriptor("total", float)')
-    bench.write(BUILD, head.replace(ROW, ROW.replace("\n\n\n", "\n    more: float | None = None\n\n\n")))
-    shown = _check(bench)
-    assert shown.exit_code == 0
-    assert normalized(shown.output) == golden
-    assert _check(bench, "--exact").exit_code == 10
-    found = _report(bench)
-    assert _fits(found) == [("state", "total", Fit.MIGRATION)]
-    assert found["columns"] == [
-        {"source": "rows", "column": "more", "change": Change.NEW, "before": "", "now": "double"}
-    ]
-
-
-def test_an_incompatible_state_has_a_reason_and_a_way_out(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    bench.write(BUILD, _job('ValueStateDescriptor("total", str)'))
-    shown = _check(bench)
-    assert shown.exit_code == 20
-    assert normalized(shown.output) == golden
-    found = _report(bench)
-    assert (found["fit"], found["problems"]) == (Fit.INCOMPATIBLE, [])
-    (state,) = found["states"]
-    (conflict,) = state["conflicts"]
-    assert (state["fit"], conflict["stored"], conflict["declared"]) == (Fit.INCOMPATIBLE, "int", "str")
-    assert conflict["reason"] and conflict["way_out"]
-
-
-def test_new_and_dropped_states_are_listed(bench: CliFixture) -> None:
-    bench.run()
-    bench.write(BUILD, _job('ValueStateDescriptor("sum", int)'))
-    found = _report(bench)
-    assert _fits(found) == [("state", "sum", Change.NEW), ("state", "total", Change.DROPPED)]
-    assert found["fit"] == Fit.MIGRATION
-
-
-def test_what_a_start_refuses_besides_states_is_listed_too(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    bench.write(BUILD.replace('uid="sum"', 'uid="other"'))
-    shown = _check(bench)
-    assert shown.exit_code == 20
-    # All states fit, so the first line calls the job refused, not incompatible.
-    assert normalized(shown.output) == golden
-    found = _report(bench)
-    assert [(s["operator"], s["fit"]) for s in found["states"]] == [("other", Change.NEW), ("sum", Change.DROPPED)]
-    (problem,) = found["problems"]
-    assert problem["code"] == "config" and "--drop UID" in problem["hint"]
-
-
-def test_a_savepoint_is_compared_as_a_root_is(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.run()
-    made = create_savepoint(bench.root, SavepointRequest(name="before", from_head=True))
-    bench.write(BUILD, _job('ValueStateDescriptor("total", float)'))
-    found = _report(bench, made.path)
-    assert (found["against"], found["fit"]) == (made.path, Fit.MIGRATION)
-    assert normalized(_check(bench, against=made.path).output) == golden
-
-
-def test_a_restore_to_values_that_cannot_be_read_is_refused_when_it_is_planned(bench: CliFixture) -> None:
-    bench.run()
-    create_savepoint(bench.root, SavepointRequest(name="before", from_head=True))
-    bench.write(BUILD, _job('ValueStateDescriptor("total", str)'))
-    before = contents(Path(bench.root))
-    with raises(IncompatibleState, operator="sum", name="total", stored="int", declared="str"):
-        plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "before", RestoreOptions())
-    assert contents(Path(bench.root)) == before
-
-
-def test_a_state_goes_through_versions_and_back_with_its_values(bench: CliFixture) -> None:
-    """int -> float -> int | float; and a run with the first version, which is refused and changes nothing."""
-    bench.write(BUILD.replace("source()", "source(4)"), _sliced(JOB))
-    bench.run()
-    bench.write(BUILD.replace("source()", "source(8)"), _sliced(_job('ValueStateDescriptor("total", float)')))
-    bench.run()
-    bench.write(BUILD.replace("source()", "source(12)"), _sliced(JOB))
-    before = contents(Path(bench.root))
-    with raises(IncompatibleState, operator="sum", name="total", stored="float", declared="int"):
-        bench.run()
-    assert contents(Path(bench.root)) == before
-    bench.write(BUILD.replace("source()", "source(12)"), _sliced(_job('ValueStateDescriptor("total", int | float)')))
-    assert _report(bench)["fit"] == Fit.MIGRATION
-    bench.run()
-    rows = FolderSink(bench.folder / "table").rows()
-    assert max(row["total"] for row in rows if row["key"] == "a") == 0 + 3 + 6 + 9
-
-
-def _sliced(text: str) -> str:
-    """The job over the first rows only, with totals that are written as whole numbers."""
-    text = text.replace("def source():", "def source(upto):").replace("Row, ROWS,", "Row, ROWS[:upto],")
-    return text.replace("Total(row.key, self.total.value())", "Total(row.key, int(self.total.value()))")
-
-
-def test_a_root_without_a_checkpoint_takes_any_job(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.write(BUILD.replace("Sum()", "Fail()"), JOB + FAILS)
-    with raises(UserCodeError, operator="sum"):
-        bench.run()
-    bench.write(BUILD)
-    found = _report(bench)
-    assert (found["fit"], _fits(found)) == (Fit.AS_IS, [("state", "total", Change.NEW)])
-    assert normalized(_check(bench).output) == golden
-
-
-FAILS = """
-class Fail(Sum):
-    def process_element(self, row, ctx):
-        raise ValueError("stops")
-
-"""
-
-
-def test_what_cannot_be_compared_is_an_error_with_its_own_code(bench: CliFixture, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[CliFixture, str], tmp_path: Path) -> None:
+    bench, _ = stored
     shown = _check(bench, against=str(tmp_path / "nothing"))
-    error = reported_error(shown.stderr)
-    assert (shown.exit_code, error.code) == (2, "config")
-    assert error.facts == {"against": f"file://{tmp_path / 'nothing'}"}
-    bench.run()
-    bench.write(BUILD, _job(VALUE, "raise OSError('no network')"))
+    assert shown.exit_code == 2
+    assert reported_error(shown.stderr) == ReportedError("config", {"against": (tmp_path / "nothing").as_uri()})
+    _edit(bench, Case({"self.total = ctx": "raise OSError('no network')\n        self.total = ctx"}))
     shown = _check(bench)
     error = reported_error(shown.stderr)
     assert (shown.exit_code, error.code, error.facts["operator"]) == (4, "user-code", "sum")
     assert "OSError: no network" in shown.stderr
 
 
-WITH_LIST = JOB.replace(
-    "class Sum(KeyedProcessFunction)", "class Sum(KeyedProcessFunction, CheckpointedFunction)"
-).replace(
-    "    def process_element",
-    """    def initialize_state(self, ctx):
-        self.seen = ctx.get_operator_state_store().get_list_state(ListStateDescriptor("seen", int))
-
-    def snapshot_state(self, ctx):
-        self.seen.update([7])
-
-    def process_element""",
-)
-LIST_IMPORTS = ("import FileSource", "import CheckpointedFunction, FileSource, ListStateDescriptor")
+# -- a job that goes on -----------------------------------------------------------------------------------------------
 
 
-def _write_with_list(bench: CliFixture, element: str, name: str = "seen") -> None:
-    text = WITH_LIST.replace('ListStateDescriptor("seen", int)', f'ListStateDescriptor("{name}", {element})')
-    bench.job.write_text((text + BUILD).replace(*LIST_IMPORTS))
+def test_a_state_goes_through_versions_and_back_with_its_values(bench: CliFixture) -> None:
+    """int -> float -> int | float; and a run with the first version, which is refused and changes nothing."""
 
+    def edit(rows: int, value_type: str) -> None:
+        text = JOB.replace("Row, ROWS,", f"Row, ROWS[:{rows}],").replace("int)", f"{value_type})")
+        bench.write(BUILD, text.replace("self.total.value())\n\n", "int(self.total.value()))\n\n"))
 
-@pytest.mark.parametrize(
-    ("element", "fit", "code"), [("int", Fit.AS_IS, 0), ("float", Fit.MIGRATION, 10), ("str", Fit.INCOMPATIBLE, 20)]
-)
-def test_operator_state_is_judged_by_the_rules_of_keyed_state(
-    bench: CliFixture, element: str, fit: Fit, code: int
-) -> None:
-    _write_with_list(bench, "int")
+    for rows, value_type in ((4, "int"), (8, "float")):
+        edit(rows, value_type)
+        bench.run()
+    edit(12, "int")
+    before = contents(Path(bench.root))
+    with raises(IncompatibleState, operator="sum", name="total", stored="float", declared="int"):
+        bench.run()
+    assert contents(Path(bench.root)) == before
+    edit(12, "int | float")
+    assert _report(bench)["fit"] == Fit.MIGRATION
     bench.run()
-    _write_with_list(bench, element)
-    assert _check(bench, "--exact").exit_code == code
-    assert _fits(_report(bench)) == [("state", "total", Fit.AS_IS), ("operator state", "seen", fit)]
+    written = FolderSink(bench.folder / "table").rows()
+    assert max(row["total"] for row in written if row["key"] == "a") == 0 + 3 + 6 + 9
 
 
-def test_new_and_dropped_operator_state_is_listed(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    _write_with_list(bench, "int")
-    bench.run()
-    _write_with_list(bench, "int", name="other")
-    assert _fits(_report(bench)) == [
-        ("state", "total", Fit.AS_IS),
-        ("operator state", "other", Change.NEW),
-        ("operator state", "seen", Change.DROPPED),
-    ]
+def test_a_root_without_a_checkpoint_takes_any_job(bench: CliFixture, golden: SnapshotAssertion) -> None:
+    bench.write(BUILD, JOB.replace("yield Total(", "raise ValueError('stops')\n        yield Total("))
+    with raises(UserCodeError, operator="sum"):
+        bench.run()
+    bench.write(BUILD)
+    report = _report(bench)
+    assert (report["fit"], [s["fit"] for s in report["states"]]) == (Fit.AS_IS, [Change.NEW])
     assert normalized(_check(bench).output) == golden
 
 
-def test_a_start_refuses_operator_state_that_cannot_be_read_before_it_claims(bench: CliFixture) -> None:
-    _write_with_list(bench, "int")
+def test_a_new_sink_with_a_table_of_its_own_and_a_removed_sink_are_no_changed_uid(bench: CliFixture) -> None:
     bench.run()
-    _write_with_list(bench, "str")
-    before = contents(Path(bench.root))
-    with raises(IncompatibleState, name="seen", operator="sum"):
-        bench.run()
-    assert contents(Path(bench.root)) == before
+    bench.write(BUILD.replace('sink(), uid="totals"', 'FolderSink(HERE / "other"), uid="sums"'))
+    assert (_report(bench)["fit"], _report(bench)["problems"]) == (Fit.AS_IS, [])
+    bench.run()
+    # Both have published now: either may go.
+    bench.write(BUILD)
+    assert _report(bench)["problems"] == []
+
+
+def test_a_plan_names_the_sink_that_has_the_table_of_a_removed_sink(bench: CliFixture) -> None:
+    bench.run()
+    plan = plan_restore(bench.root, JobCode(bench.job, (dict(bench.settings),)), "latest", RestoreOptions())
+    (sink,) = plan.sinks
+    for table_id, is_shared in (("another", False), (sink.table_id, True)):
+        left = SinkLeft(uid="sums", table_id=table_id, checkpoint_id=9)
+        (caution,) = [c for c in cautions(replace(plan, left=[left])) if "sums" in c.about]
+        assert ("totals" in caution.text) is is_shared

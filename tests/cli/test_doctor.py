@@ -8,10 +8,11 @@ import platform
 import py_compile
 import re
 import shutil
-from collections import namedtuple
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -26,7 +27,6 @@ from stateflow.storage import MemoryStorage, PosixStorage, PutResult
 from tests.support.commands import invoke
 from tests.support.screens import normalized
 
-HOUR = timedelta(hours=1)
 MACHINE = ["Python", "Java", "packages", "compiled packages", "Spark", "scratch space"]
 STORAGE = ["permissions", "put-if-absent", "job", "lifecycle rules"]
 VERSIONS = dict.fromkeys(("delta-spark", "rocksdict", "pyarrow", "msgspec", "hdfs"), "1.2.3")
@@ -43,12 +43,11 @@ def _install(monkeypatch: pytest.MonkeyPatch, spark: str, **versions: str) -> No
     monkeypatch.setattr(health, "examine", found)
 
 
-def _by_name(findings: list[Finding]) -> dict[str, Finding]:
-    return {f.what: f for f in findings}
-
-
-def _found(root: str, local: Path, clock: ManualClock | None = None) -> dict[str, Finding]:
-    return _by_name(examine(root, local, clock or ManualClock(1), compiled=()))
+def _found(local: Path, root: str = "", seconds: float = 0, compiled: tuple[str, ...] = ()) -> dict[str, Finding]:
+    """The findings by what they are about, on a machine whose clock has advanced by so many seconds."""
+    clock = ManualClock(1)
+    clock.sleep(timedelta(seconds=seconds))
+    return {f.what: f for f in examine(root, local, clock, compiled=compiled)}
 
 
 def test_doctor_of_a_sound_machine(
@@ -82,7 +81,7 @@ def test_doctor_of_a_machine_that_lacks_something(
 
 
 def test_the_packages_of_this_machine_are_found(local: Path) -> None:
-    found = _found("", local)
+    found = _found(local)
     assert (found["packages"].health, found["Spark"].health) == (Health.GOOD, Health.GOOD)
     assert installed_version("rocksdict") in found["packages"].found
     assert installed_version("a-package-that-does-not-exist") == ""
@@ -95,12 +94,11 @@ def test_packages_that_each_process_compiles_anew_need_a_look(
     module.write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     packages = ("a_large_package", "one_that_is_not_there")
-    found = _by_name(examine("", local, ManualClock(1), compiled=packages))["compiled packages"]
+    found = _found(local, compiled=packages)["compiled packages"]
     assert found.health is Health.WARNING and "python -m compileall" in found.hint
     assert [name in found.found for name in packages] == [True, False]
     py_compile.compile(str(module))
-    found = _by_name(examine("", local, ManualClock(1), compiled=packages))["compiled packages"]
-    assert found.health is Health.GOOD
+    assert _found(local, compiled=packages)["compiled packages"].health is Health.GOOD
 
 
 def test_scratch_space_that_others_may_write_to_is_bad_and_little_of_it_needs_a_look(
@@ -108,21 +106,20 @@ def test_scratch_space_that_others_may_write_to_is_bad_and_little_of_it_needs_a_
 ) -> None:
     local.mkdir()
     os.chmod(local, 0o777)
-    assert _found("", local)["scratch space"].health is Health.BAD
+    assert _found(local)["scratch space"].health is Health.BAD
     os.chmod(local, 0o700)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1 << 20))
-    found = _found("", local)["scratch space"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=10, used=9, free=1 << 20))
+    found = _found(local)["scratch space"]
     assert found.health is Health.WARNING and "0.0 GB" in found.found
 
 
 def test_a_root_that_cannot_be_one_is_bad(tmp_path: Path, local: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert _found(str(tmp_path / "file" / "root"), local)["permissions"].health is Health.BAD
-    assert _found("ftp://nowhere", local)["job root"].health is Health.BAD
+    assert _found(local, str(tmp_path / "file" / "root"))["permissions"].health is Health.BAD
+    assert _found(local, "ftp://nowhere")["job root"].health is Health.BAD
 
 
-class Careless(MemoryStorage):
+class Overwriting(MemoryStorage):
     """Lets each writer believe to have created an object, as storages do whose put-if-absent is broken."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -130,45 +127,36 @@ class Careless(MemoryStorage):
         return super().put_new(key, data)
 
 
-def test_a_storage_whose_put_if_absent_is_broken_is_bad() -> None:
-    storage = Careless("memory://careless")
-    found = _by_name(examine_storage(storage, ManualClock(1)))["put-if-absent"]
-    assert found.health is Health.BAD and found.hint
-    assert storage.list("") == []
-
-
-@pytest.mark.parametrize(
-    ("uri", "health"),
-    [
-        ("s3://bucket/job", Health.WARNING),
-        ("az://container/job", Health.WARNING),
-        ("webhdfs://namenode:9870/job", Health.GOOD),
-    ],
-)
-def test_only_buckets_have_lifecycle_rules(uri: str, health: Health) -> None:
-    found = _by_name(examine_storage(MemoryStorage(uri), ManualClock(1)))["lifecycle rules"]
-    assert (found.health, bool(found.hint)) == (health, health is Health.WARNING)
-
-
 class Forgetful(MemoryStorage):
     """Lists nothing."""
 
-    def list(self, prefix: str, start_after: str = "") -> list[object]:  # type: ignore[override]
+    def list(self, prefix: str, start_after: str = "") -> Any:
         return []
 
 
-def test_a_storage_that_does_not_list_what_was_written_is_bad() -> None:
-    found = examine_storage(Forgetful("memory://forgetful"), ManualClock(1))
-    assert _by_name(found)["permissions"].health is Health.BAD
+@pytest.mark.parametrize(
+    ("storage", "what", "health"),
+    [
+        (Overwriting("memory://overwriting"), "put-if-absent", Health.BAD),
+        (Forgetful("memory://forgetful"), "permissions", Health.BAD),
+        (MemoryStorage("s3://bucket/job"), "lifecycle rules", Health.WARNING),
+        (MemoryStorage("az://container/job"), "lifecycle rules", Health.WARNING),
+        (MemoryStorage("webhdfs://namenode:9870/job"), "lifecycle rules", Health.GOOD),
+    ],
+    ids=lambda value: value.uri if isinstance(value, MemoryStorage) else None,
+)
+def test_what_a_storage_lacks_has_a_hint(storage: MemoryStorage, what: str, health: Health) -> None:
+    (found,) = [finding for finding in examine_storage(storage, ManualClock(1)) if finding.what == what]
+    assert (found.health, bool(found.hint)) == (health, health is not Health.GOOD)
+    assert MemoryStorage.list(storage, "") == []
 
 
 def test_a_clock_behind_the_newest_entry_needs_a_look(tmp_path: Path, local: Path) -> None:
-    clock = ManualClock(1)
-    clock.sleep(HOUR)
-    root = JobRoot.create_or_open(PosixStorage(tmp_path / "root"), clock, NewJob("job", 4, {}), "another-host:7")
-    root.claim()
-    assert _found(str(tmp_path / "root"), local, clock)["clock"].health is Health.GOOD
-    found = _found(str(tmp_path / "root"), local)
+    storage, clock = PosixStorage(tmp_path / "root"), ManualClock(1)
+    clock.sleep(timedelta(seconds=3600))
+    JobRoot.create_or_open(storage, clock, NewJob("job", 4, {}), "another-host:7").claim()
+    assert _found(local, str(tmp_path / "root"), seconds=3600)["clock"].health is Health.GOOD
+    found = _found(local, str(tmp_path / "root"))
     assert found["job"].health is Health.GOOD and re.search(r"\b1\b", found["job"].found)
     assert found["clock"].health is Health.WARNING
     assert "3600 s" in found["clock"].found and "another-host:7" in found["clock"].found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,10 @@ def _data(*words: str) -> Any:
 
 def test_the_story_as_data(story: dict[str, str], places: dict[str, str]) -> None:
     root = ("--job-root", places["root"])
-    lines = invoke("history", *root, "--json").output.splitlines()
-    kinds = [record.get("kind", "checkpoint") for record in map(json.loads, lines)]
-    assert {kind: kinds.count(kind) for kind in kinds} == {
-        "checkpoint": 5,
-        "savepoint": 4,
-        "restore": 1,
-        "fork": 2,
-        "dispose": 1,
-    }
-    (restore,) = [r for r in map(json.loads, lines) if r.get("kind") == "restore"]
+    records = [json.loads(line) for line in invoke("history", *root, "--json").output.splitlines()]
+    kinds = Counter(record.get("kind", "checkpoint") for record in records)
+    assert kinds == {"checkpoint": 5, "savepoint": 4, "restore": 1, "fork": 2, "dispose": 1}
+    (restore,) = [r for r in records if r.get("kind") == "restore"]
     assert (restore["by"], restore["reason"]) == ("anna", "wrong rows")
     assert restore["facts"]["to"].endswith("2")
 
@@ -205,21 +200,17 @@ def test_figures_as_data(figures: tuple[str, list[CheckpointRecord]]) -> None:
     found = _data("status", *where)
     assert found["checkpoints"] == [{**r, "undone": r["checkpoint_id"] == 4} for r in wanted]
     assert (found["checkpoint_id"], found["retained"], found["offsets"]) == (3, [2, 3], {"rows": '{"row": 8}'})
+    stored = JobRoot.open(open_storage(root), SystemClock())
+    entry = stored.head().entry
+    assert (found["job"], found["job_uuid"]) == ("job", stored.job.job_uuid)
+    assert (found["generation"], found["head_seq"]) == (entry.generation, entry.seq)
     found = _data("checkpoints", "list", *where)
     assert found == [{**r, "kept": r["checkpoint_id"] in (2, 3)} for r in wanted]
     assert _data("checkpoints", "list", *where, "--newest", "2") == found[-2:]
     found = _data("checkpoints", "history", *where)
     assert (found["checkpoints"], found["aborted"]) == (3, 1)
-    assert found["rows_in"] == {
-        "min": 1234,
-        "avg": 2468,
-        "p50": 2468,
-        "p90": 3702,
-        "p95": 3702,
-        "p99": 3702,
-        "p99.9": 3702,
-        "max": 3702,
-    }
+    tail = dict.fromkeys(("p90", "p95", "p99", "p99.9", "max"), 3702)
+    assert found["rows_in"] == {"min": 1234, "avg": 2468, "p50": 2468, **tail}
     shown = _data("checkpoints", "show", "3", *where)
     assert (shown["checkpoint_id"], shown["ordinal"], shown["offsets"]) == (3, 2, {"rows": '{"row": 8}'})
     (operator,) = shown["operators"]

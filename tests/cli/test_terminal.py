@@ -9,7 +9,6 @@ import re
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,24 +40,27 @@ _SPINNER = "\N{BRAILLE PATTERN BLANK}-\N{BRAILLE PATTERN DOTS-12345678}"
 
 
 class Terminal:
-    """A process whose three streams are one terminal."""
+    """A process whose three streams are one terminal; the process is killed at the end of the block."""
 
     def __init__(self, command: list[str], folder: Path, columns: int = 100) -> None:
         self._gate = os.open(folder / "gate", os.O_RDWR)
         self._master, slave = pty.openpty()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": str(columns)}
-        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-            environment.pop(name, None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "stateflow", *command],
-            cwd=folder,
-            env=environment,
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-        )
+        colours = {"NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
+        environment = {name: value for name, value in os.environ.items() if name not in colours}
+        environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": str(columns)}
+        program = [sys.executable, "-m", "stateflow", *command]
+        self.process = subprocess.Popen(program, cwd=folder, env=environment, stdin=slave, stdout=slave, stderr=slave)
         os.close(slave)
         self.bytes = b""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+        os.close(self._gate)
 
     @property
     def text(self) -> str:
@@ -108,13 +110,6 @@ class Terminal:
             pass
         return self.process.wait(DEADLINE)
 
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self._master)
-        os.close(self._gate)
-
     def _read(self) -> bool:
         if not select.select([self._master], [], [], DEADLINE)[0]:
             raise TimeoutError(f"nothing came any more after {self.bytes!r}")
@@ -127,20 +122,10 @@ class Terminal:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> CliFixture:
-    bench = CliFixture(tmp_path)
-    bench.settings["checkpoints.asynchronous"] = "no"
+def gated(bench: CliFixture) -> CliFixture:
     bench.write(BUILD, GATED)
-    os.mkfifo(tmp_path / "gate")
+    os.mkfifo(bench.folder / "gate")
     return bench
-
-
-@pytest.fixture
-def terminal(bench: CliFixture) -> Iterator[Terminal]:
-    # Narrower than "loading" and the path of the job's file: a line that is folded stays.
-    terminal = Terminal(bench.command(), bench.folder, columns=COLUMNS)
-    yield terminal
-    terminal.close()
 
 
 def _batch(number: int) -> str:
@@ -148,52 +133,52 @@ def _batch(number: int) -> str:
     return r"[^\d\r\n]+".join((rf"\b{number}", f"{4 * number}", f"{4 * number}", rf"{number + 1}\b"))
 
 
-def test_one_line_lives_while_a_job_runs_and_the_result_stays(terminal: Terminal, golden: SnapshotAssertion) -> None:
-    # The path of the job's file, which does not fit; then the job's name.
-    terminal.wait_for("…")
-    terminal.wait_for(r"\bjob\b(?!\.py)")
-    for batch in (1, 2, 3):
+def _restores_the_cursor(terminal: Terminal) -> bool:
+    return terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
+
+
+def test_one_line_lives_while_a_job_runs_and_the_result_stays(gated: CliFixture, golden: SnapshotAssertion) -> None:
+    # Narrower than "loading" and the path of the job's file: a line that is folded stays.
+    with Terminal(gated.command(), gated.folder, columns=COLUMNS) as terminal:
+        # The path of the job's file, which does not fit; then the job's name.
+        terminal.wait_for("…")
+        terminal.wait_for(r"\bjob\b(?!\.py)")
+        for batch in (1, 2, 3):
+            terminal.go_on()
+            terminal.wait_for(_batch(batch))
         terminal.go_on()
-        terminal.wait_for(_batch(batch))
-    terminal.go_on()
-    assert terminal.end() == 0
+        assert terminal.end() == 0
     assert max(map(len, terminal.live)) <= COLUMNS - len("⠋ ")
     # The line was drawn anew each time, never below itself, and is gone; so is the log, and the cursor is back.
     *above, _, end = terminal.screen
     assert (end, above) == ("", [])
     assert normalized("\n".join([*terminal.live[-4:], "", *terminal.screen])) == golden
-    assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
+    assert _restores_the_cursor(terminal)
 
 
-def test_an_error_stays_and_the_line_goes(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
-    terminal = Terminal(bench.command(), bench.folder)
-    try:
+def test_an_error_stays_and_the_line_goes(gated: CliFixture, golden: SnapshotAssertion) -> None:
+    gated.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
+    with Terminal(gated.command(), gated.folder) as terminal:
         terminal.go_on()
         terminal.wait_for(_batch(1))
         terminal.go_on()
         assert terminal.end() == 4
-    finally:
-        terminal.close()
     screen = "\n".join(terminal.screen)
     assert reported_error(screen).code == "user-code"
-    assert normalized(screen, folder=bench.folder) == golden
-    assert terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
+    assert normalized(screen, folder=gated.folder) == golden
+    assert _restores_the_cursor(terminal)
 
 
-def test_who_goes_back_without_a_reason_is_asked_for_one(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    bench.write(BUILD, JOB)
-    bench.run()
-    where = [str(bench.job), "--job-root", bench.root, *bench.command()[4:]]
-    plan = str(bench.folder / "plan.json")
+def test_who_goes_back_without_a_reason_is_asked_for_one(gated: CliFixture, golden: SnapshotAssertion) -> None:
+    gated.write(BUILD)
+    gated.run()
+    where = [str(gated.job), "--job-root", gated.root, *gated.command()[4:]]
+    plan = str(gated.folder / "plan.json")
     assert invoke("restore", *where, "--plan", "latest", "--out", plan).exit_code == 0
-    terminal = Terminal(["restore", *where, "--execute", plan], bench.folder)
-    try:
+    with Terminal(["restore", *where, "--execute", plan], gated.folder) as terminal:
         terminal.wait_for(r": \Z")
         terminal.type("wrong rows")
         assert terminal.end() == 0, terminal.text
-    finally:
-        terminal.close()
     assert normalized("\n".join(terminal.screen)) == golden
-    *_, restored = map(json.loads, invoke("history", "--job-root", bench.root, "--json").output.splitlines())
+    *_, restored = map(json.loads, invoke("history", "--job-root", gated.root, "--json").output.splitlines())
     assert (restored["kind"], restored["reason"]) == ("restore", "wrong rows")

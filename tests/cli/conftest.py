@@ -1,0 +1,20 @@
+"""A job file in a folder, for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stateflow.runtime.task import store_cache
+from tests.support.cli_fixture import CliFixture
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[CliFixture]:
+    """A small job without Spark, whose checkpoints are synchronous: each batch has its own."""
+    bench = CliFixture(tmp_path)
+    bench.settings["checkpoints.asynchronous"] = "no"
+    yield bench
+    store_cache.close_all()
