@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 # The demo's way of starting a whole Airflow serves the system tests, too.
 sys.path.append(str(REPOSITORY / "scripts"))
 
-from tests.airflow.fakes import FakeSpark  # noqa: E402 - Airflow reads its home when it is first imported
+# Airflow reads its home when it is first imported.
+from tests.airflow.fakes import SPARK_CONNECTION, FakeSpark  # noqa: E402
+from tests.support.job_fixture import AccountsJob  # noqa: E402
 
 
 def pytest_sessionfinish() -> None:
@@ -32,7 +35,32 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark
     """A spark-submit first on the PATH, and a connection for it; whatever it leaves running is ended."""
     fake = FakeSpark(tmp_path / "fake-spark")
     monkeypatch.setenv("PATH", f"{fake.bin}:{os.environ['PATH']}")
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2,4]"}')
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
     monkeypatch.setenv("FAKE_SPARK", str(fake.folder))
     yield fake
     fake.end_all()
+
+
+@pytest.fixture
+def background() -> Iterator[ThreadPoolExecutor]:
+    """For tries of tasks that go on while the test looks."""
+    pool = ThreadPoolExecutor(2)
+    yield pool
+    # A try that hangs ends with the processes that it waits for.
+    pool.shutdown(wait=False)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[AccountsJob]:
+    """A job without Spark that keeps its checkpoints; whatever it leaves running is ended."""
+    box = AccountsJob(tmp_path / "job", {"checkpoints__retained": 100})
+    yield box
+    box.end_all()
+
+
+@pytest.fixture
+def resting(box: AccountsJob) -> AccountsJob:
+    """The job with five checkpoints and nothing to do."""
+    box.deliver(50)
+    box.finish()
+    return box

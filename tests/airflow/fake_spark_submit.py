@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-RESULT: dict[str, object] = {
+FOLDER = Path(os.environ["FAKE_SPARK"])
+RESULT = Path(sys.argv[sys.argv.index("--result-file") + 1])
+REPORT: dict[str, object] = {
     "status": "finished",
     "error": None,
     "job": "fake",
@@ -32,61 +34,40 @@ RESULT: dict[str, object] = {
 }
 
 
-def main() -> None:
-    folder = Path(os.environ["FAKE_SPARK"])
-    number = len(list(folder.glob("*.json")))
-    line = (folder / "script").read_text().splitlines()[number].split()
-    print(f"launch {number} says {line[0]}", flush=True)
-    seen = {"argv": sys.argv[1:], "env": dict(os.environ), "pid": os.getpid(), "cwd": os.getcwd()}
-    note = folder / f"{number}.json"
-    note.with_suffix(".new").write_text(json.dumps(seen))
-    note.with_suffix(".new").rename(note)
-    act(line, folder, Path(sys.argv[sys.argv.index("--result-file") + 1]))
-
-
-def act(line: list[str], folder: Path, result_file: Path) -> None:
-    match line:
-        case ["finish"]:
-            write(result_file, RESULT)
-        case ["finish-after-gate"]:
-            tell_ready(folder)
-            (folder / "gate").read_text()
-            write(result_file, RESULT)
-        case ["fail", code, exit_code, retryable]:
-            error = {
-                "code": code,
-                "message": f"it is {code}",
-                "facts": {"key": "a"},
-                "hint": "mend it",
-                "retryable": retryable == "yes",
-            }
-            write(result_file, {**RESULT, "status": "failed", "error": error})
-            sys.exit(int(exit_code))
-        case ["exit", exit_code]:
-            sys.exit(int(exit_code))
-        case ["die"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-        case ["ignore-terminate"]:
-            ignore_terminate(folder)
-
-
-def ignore_terminate(folder: Path) -> None:
-    """Hangs, with a child in another process group as Spark's Python workers are; only SIGKILL ends either."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], process_group=0)
-    (folder / "child").write_text(str(child.pid))
-    tell_ready(folder)
-    signal.pause()
-
-
-def tell_ready(folder: Path) -> None:
-    with (folder / "ready").open("w") as fifo:
-        fifo.write("ready")
-
-
-def write(path: Path, result: dict[str, object]) -> None:
-    path.with_suffix(".new").write_text(json.dumps(result))
+def write(path: Path, document: dict[str, object]) -> None:
+    path.with_suffix(".new").write_text(json.dumps(document))
     path.with_suffix(".new").rename(path)
 
 
-main()
+def tell_ready() -> None:
+    (FOLDER / "ready").write_text("ready")
+
+
+number = len(list(FOLDER.glob("*.json")))
+line = (FOLDER / "script").read_text().splitlines()[number].split()
+print(f"launch {number} says {line[0]}", flush=True)
+write(
+    FOLDER / f"{number}.json", {"argv": sys.argv[1:], "env": dict(os.environ), "pid": os.getpid(), "cwd": os.getcwd()}
+)
+match line:
+    case ["finish"]:
+        write(RESULT, REPORT)
+    case ["finish-after-gate"]:
+        tell_ready()
+        (FOLDER / "gate").read_text()
+        write(RESULT, REPORT)
+    case ["fail", code, exit_code, retryable]:
+        error = {"code": code, "message": f"it is {code}", "facts": {"key": "a"}, "hint": "fix it"}
+        write(RESULT, {**REPORT, "status": "failed", "error": {**error, "retryable": retryable == "yes"}})
+        sys.exit(int(exit_code))
+    case ["exit", exit_code]:
+        sys.exit(int(exit_code))
+    case ["die"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    case ["ignore-terminate"]:
+        # With a child in another process group as Spark's Python workers are; only SIGKILL ends either.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], process_group=0)
+        (FOLDER / "child").write_text(str(child.pid))
+        tell_ready()
+        signal.pause()

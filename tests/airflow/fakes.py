@@ -1,4 +1,4 @@
-"""What stands in for Airflow's runtime and for Spark in the tests of the operators."""
+"""Stand-ins for Airflow's runtime and for Spark in tests of the operators, and the failures that tests expect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
+
+from stateflow_airflow.failures import StateflowTaskFailed
 from stateflow_airflow.launches import processes
 
 DEADLINE = 60.0
 """Seconds that a test waits for another process before it fails."""
+SPARK_CONNECTION = '{"conn_type": "spark", "host": "local[2,4]"}'
 
 
 @dataclass
@@ -41,27 +45,21 @@ class FakeTaskInstance:
         self.pushed[key] = json.loads(json.dumps(value))
 
 
-class FakeStore:
-    """Airflow's store of a task, which lives as long as its DAG run."""
+class FakeStore(dict[str, Any]):
+    """Airflow's store of a task, which lives as long as its DAG run.
 
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+    Attributes:
+        forgets: whether a deletion reaches Airflow.
+    """
 
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(key, default)
+    forgets = True
 
     def set(self, key: str, value: Any, **_: Any) -> None:
-        self.values[key] = json.loads(json.dumps(value))
+        self[key] = json.loads(json.dumps(value))
 
     def delete(self, key: str) -> None:
-        self.values.pop(key, None)
-
-
-@dataclass
-class FakeEvent:
-    """An asset event in the making."""
-
-    extra: dict[str, Any] = field(default_factory=dict)
+        if self.forgets:
+            self.pop(key, None)
 
 
 class FakeRun:
@@ -70,14 +68,9 @@ class FakeRun:
     def __init__(self, **task_instance: Any) -> None:
         self.ti = FakeTaskInstance(**task_instance)
         self.store = FakeStore()
-        self._tries = 0
-        self.events: dict[Any, FakeEvent] = defaultdict(FakeEvent)
+        self.events: dict[Any, Any] = defaultdict(lambda: SimpleNamespace(extra={}))
         self.user: str | None = None
-
-    @property
-    def pushed(self) -> dict[str, Any]:
-        """What its tries have pushed as XComs."""
-        return self.ti.pushed
+        self._tries = 0
 
     def next_try(self) -> Any:
         """The context of the next try."""
@@ -117,10 +110,13 @@ class FakeSpark:
 
     def wait_until_ready(self) -> None:
         """Returns when a launch has come to the place where it waits."""
-        with _opened(self.folder / "ready") as fifo:
+        fifo = os.open(self.folder / "ready", os.O_RDONLY | os.O_NONBLOCK)
+        try:
             if not select.select([fifo], [], [], DEADLINE)[0]:
                 raise TimeoutError("the fake spark-submit did not get ready")
             os.read(fifo, 100)
+        finally:
+            os.close(fifo)
 
     def open_gate(self) -> None:
         """Lets a launch that waits at its gate go on."""
@@ -133,17 +129,20 @@ class FakeSpark:
     def end_all(self) -> None:
         """Kills what is still running."""
         pids = [launch["pid"] for launch in self.launches()]
-        if (self.folder / "child").exists():
-            pids.append(self.child())
+        pids += [self.child()] if (self.folder / "child").exists() else []
         for pid in pids:
             if processes.has_environment(pid, f"FAKE_SPARK={self.folder}"):
                 os.kill(pid, signal.SIGKILL)
 
 
+F = TypeVar("F", bound=StateflowTaskFailed)
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def fails(kind: type[F], code: str, /, **facts: object) -> Iterator[pytest.ExceptionInfo[F]]:
+    """Expects a task to fail with exactly this class and code, and these facts; it may name more."""
+    with pytest.raises(kind) as caught:
+        yield caught
+    failed = caught.value
+    assert (type(failed), failed.code) == (kind, code), repr(failed)
+    assert {name: failed.facts.get(name, "not there") for name in facts} == facts, repr(failed)

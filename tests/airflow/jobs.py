@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.fakes import FakeRun
+from tests.airflow.fakes import SPARK_CONNECTION, FakeRun
 from tests.support.job_fixture import JOBS, AccountsJob
 
 # Everything after the options is the program with its arguments.
@@ -36,7 +37,7 @@ def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes tasks of this process launch the job with it."""
     monkeypatch.setenv("PATH", f"{install_submit(folder)}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local[2,4]"}')
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
 
 
 def settings(box: AccountsJob) -> dict[str, Any]:
@@ -45,16 +46,21 @@ def settings(box: AccountsJob) -> dict[str, Any]:
     return given | {name.replace("__", "."): value for name, value in box.settings.items()}
 
 
+def job_arguments(box: AccountsJob) -> dict[str, Any]:
+    """What operators are given that load the job."""
+    return {"job": ACCOUNTS, "job_root": str(box.root), "settings": settings(box)}
+
+
 def run_task(box: AccountsJob, environment: dict[str, str] | None = None) -> StateflowRunOperator:
     """The task that runs the job."""
-    return StateflowRunOperator(
-        task_id="run",
-        job=ACCOUNTS,
-        job_root=str(box.root),
-        settings=settings(box),
-        run_folder=str(box.folder.parent / "runs"),
-        spark=SparkSubmit(env_vars=environment or {}),
-    )
+    runs, spark = str(box.folder.parent / "runs"), SparkSubmit(env_vars=environment or {})
+    return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(box))
+
+
+def plan_restore(box: AccountsJob, target: str, **more: Any) -> dict[str, Any]:
+    """What the task returns that plans a restore."""
+    operator = StateflowRestorePlanOperator(task_id="plan", target=target, **job_arguments(box), **more)
+    return operator.execute(FakeRun(task_id="plan").next_try())
 
 
 def new_run(date: str, **more: Any) -> FakeRun:

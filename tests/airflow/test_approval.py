@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators import hitl
 from airflow.sdk.exceptions import TaskAwaitingInput
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.approval import StateflowApprovalOperator
-from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
-from tests.airflow.failing import fails
-from tests.airflow.fakes import FakeRun
-from tests.airflow.jobs import ACCOUNTS, new_run, settings
+from tests.airflow.fakes import FakeRun, fails
+from tests.airflow.jobs import new_run, plan_restore
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 from tests.support.screens import normalized
@@ -25,101 +23,84 @@ ADA = {"id": "ada", "name": "ada"}
 AT = datetime(2026, 1, 31, 3, 0, tzinfo=UTC)
 
 
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsJob]:
-    """A job with some checkpoints."""
-    box = AccountsJob(tmp_path / "job", {"checkpoints__retained": 100})
-    box.deliver(50)
-    box.finish()
-    yield box
-    box.end_all()
-
-
 def planned(box: AccountsJob) -> dict[str, Any]:
-    target = str(root_files.kept_entries(box.root)[0].seq)
-    operator = StateflowRestorePlanOperator(
-        task_id="plan", job=ACCOUNTS, job_root=str(box.root), settings=settings(box), target=target
-    )
-    return operator.execute(FakeRun(task_id="plan").next_try())
+    return plan_restore(box, str(root_files.kept_entries(box.root)[0].seq))
 
 
-def answer(plan: Any, run: FakeRun, root: Path | str, option: str, **more: Any) -> Any:
-    operator = StateflowApprovalOperator(
-        task_id="approve", subject="?", body="", job_root=str(root), plan=plan, params={"note": None}
-    )
+def approving(date: str = "2026-01-01") -> FakeRun:
+    return new_run(date, task_id="approve")
+
+
+def asks(root: Path, plan: Any, **more: Any) -> StateflowApprovalOperator:
+    given = {"subject": "?", "body": "the plan", "params": {"note": None}}
+    return StateflowApprovalOperator(task_id="approve", job_root=str(root), plan=plan, **given, **more)
+
+
+def answer(plan: Any, run: FakeRun, root: Path, option: str, **more: Any) -> Any:
     event = {"chosen_options": [option], "params_input": {}, "responded_at": AT, "responded_by_user": ADA, **more}
-    return operator.execute_complete(run.next_try(), event)
+    return asks(root, plan).execute_complete(run.next_try(), event)
 
 
 def rejections(box: AccountsJob) -> list[dict[str, Any]]:
     return [record for record in root_files.history(box.root) if record.get("kind") == "rejection"]
 
 
-def test_an_approval_is_returned_and_recorded_by_the_restore_only(box: AccountsJob) -> None:
-    given = answer(planned(box), new_run("2026-01-01", task_id="approve"), box.root, "Approve")
+def test_an_approval_is_returned_and_recorded_by_the_restore_only(resting: AccountsJob) -> None:
+    given = answer(planned(resting), approving(), resting.root, "Approve")
     assert (given["chosen_options"], given["responded_by_user"]) == (["Approve"], ADA)
-    assert rejections(box) == []
+    assert rejections(resting) == []
 
 
 def test_a_rejection_fails_for_good_and_the_history_has_who_and_why(
-    box: AccountsJob, golden: SnapshotAssertion
+    resting: AccountsJob, golden: SnapshotAssertion
 ) -> None:
-    run = new_run("2026-01-01", task_id="approve")
+    run = approving()
     run.user = "bob"
-    plan = planned(box)
-    before = root_files.digests(box.root, box.folder / "tables")
+    plan = planned(resting)
+    before = root_files.digests(resting.root, resting.folder / "tables")
     with fails(PermanentFailure, "rejected", by="ada", note="not now") as caught:
-        answer(plan, run, box.root, "Reject", params_input={"note": "not now"})
+        answer(plan, run, resting.root, "Reject", params_input={"note": "not now"})
     assert "ada" in str(caught.value) and "not now" in str(caught.value)
-    (record,) = rejections(box)
+    (record,) = rejections(resting)
     assert (record["by"], record["reason"], record["at"]) == ("ada", "not now", AT.isoformat(timespec="milliseconds"))
     assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
-    assert run.pushed["return_value"]["chosen_options"] == ["Reject"]
-    assert root_files.digests(box.root, box.folder / "tables").items() >= before.items()
-    assert normalized(box.command("history").out) == golden
+    assert run.ti.pushed["return_value"]["chosen_options"] == ["Reject"]
+    assert root_files.digests(resting.root, resting.folder / "tables").items() >= before.items()
+    assert normalized(resting.command("history").out) == golden
 
 
-def test_a_retry_records_a_rejection_once_also_after_the_job_went_on(box: AccountsJob) -> None:
-    run, plan = new_run("2026-01-01", task_id="approve"), planned(box)
+def test_a_retry_records_a_rejection_once_also_after_the_job_went_on(resting: AccountsJob) -> None:
+    run, plan = approving(), planned(resting)
     for delivered in (50, 70):
-        box.deliver(delivered)
-        box.finish()
+        resting.deliver(delivered)
+        resting.finish()
         with fails(PermanentFailure, "rejected"):
-            answer(plan, run, box.root, "Reject")
-    assert len(rejections(box)) == 1
+            answer(plan, run, resting.root, "Reject")
+    assert len(rejections(resting)) == 1
     # Another plan, or another DAG run, is another decision.
     with fails(PermanentFailure, "rejected"):
-        answer(planned(box), run, box.root, "Reject")
+        answer(planned(resting), run, resting.root, "Reject")
     with fails(PermanentFailure, "rejected"):
-        answer(plan, new_run("2026-01-02", task_id="approve"), box.root, "Reject")
-    assert len(rejections(box)) == 3
+        answer(plan, approving("2026-01-02"), resting.root, "Reject")
+    assert len(rejections(resting)) == 3
 
 
-def test_no_answer_in_time_is_a_rejection_without_a_person(box: AccountsJob) -> None:
+def test_no_answer_in_time_is_a_rejection_without_a_person(resting: AccountsJob) -> None:
     with fails(PermanentFailure, "rejected", by="", note=""):
-        answer(planned(box), new_run("2026-01-01"), box.root, "Reject", responded_by_user=None, timedout=True)
-    (record,) = rejections(box)
+        answer(planned(resting), approving(), resting.root, "Reject", responded_by_user=None, timedout=True)
+    (record,) = rejections(resting)
     assert record["by"] == "nobody" and record["reason"]
 
 
-def test_a_rejection_counts_although_the_history_cannot_be_written(box: AccountsJob, tmp_path: Path) -> None:
+def test_a_rejection_counts_although_the_history_cannot_be_written(resting: AccountsJob, tmp_path: Path) -> None:
     with fails(PermanentFailure, "rejected", by="ada"):
-        answer(planned(box), new_run("2026-01-01"), tmp_path / "gone", "Reject")
+        answer(planned(resting), approving(), tmp_path / "gone", "Reject")
 
 
-def test_the_question_has_the_time_until_which_it_waits(box: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    from airflow.providers.standard.operators import hitl
-
+def test_the_question_has_the_time_until_which_it_waits(resting: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **detail: asked.update(detail))
-    operator = StateflowApprovalOperator(
-        task_id="approve",
-        subject="?",
-        body="the plan",
-        job_root=str(box.root),
-        plan={},
-        response_timeout=timedelta(days=1),
-    )
+    operator = asks(resting.root, {}, response_timeout=timedelta(days=1))
     before = datetime.now(UTC)
     context = FakeRun().next_try()
     context["task_instance"] = context["ti"]

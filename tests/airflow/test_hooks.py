@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,63 +16,61 @@ from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import StateflowSubmitHook
 from stateflow_airflow.launches.launcher import Command
 from stateflow_airflow.spark import SparkSubmit
-from tests.airflow.failing import fails
-from tests.airflow.fakes import FakeSpark
+from tests.airflow.fakes import FakeSpark, fails
+
+LOCAL = {"conn_type": "spark", "host": "local[2,4]"}
+YARN = {"conn_type": "spark", "host": "yarn"}
+PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 
-def command(monkeypatch: pytest.MonkeyPatch, connection: dict[str, object], **spark: object) -> Command:
+def command(monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], **spark: Any) -> Command:
     monkeypatch.setenv("AIRFLOW_CONN_CLUSTER", json.dumps(connection))
-    hook = StateflowSubmitHook(SparkSubmit(conn_id="cluster", **spark))  # type: ignore[arg-type]
-    return hook.command("stateflow flights", ["run", "job.py"])
+    return StateflowSubmitHook(SparkSubmit(conn_id="cluster", **spark)).command("stateflow flights", ["run", "job.py"])
 
 
-def test_driver_runs_in_the_workers_python(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    local = command(monkeypatch, {"conn_type": "spark", "host": "local[2,4]"})
-    assert local.env == {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYSPARK_PYTHON": sys.executable}
-    assert local.argv[0] == str(spark.bin / "spark-submit")
-
-
-def test_cluster_chooses_the_python_of_its_executors(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
-    cluster = command(monkeypatch, {"conn_type": "spark", "host": "spark://master", "port": 7077})
-    assert cluster.env == {"PYSPARK_DRIVER_PYTHON": sys.executable}
-    assert cluster.argv[1:3] == ["--master", "spark://master:7077"]
+@pytest.mark.parametrize(
+    ("connection", "master", "chosen"),
+    [
+        (LOCAL, "local[2,4]", PYTHONS),
+        # The cluster chooses the Python of its executors.
+        ({"conn_type": "spark", "host": "spark://master", "port": 7077}, "spark://master:7077", PYTHONS[1:]),
+    ],
+    ids=["local", "cluster"],
+)
+def test_the_driver_runs_in_the_worker_s_python(
+    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], master: str, chosen: tuple[str, ...]
+) -> None:
+    for name in PYTHONS:
+        monkeypatch.delenv(name, raising=False)
+    made = command(monkeypatch, connection)
+    assert made.env == dict.fromkeys(chosen, sys.executable)
+    assert made.argv[:3] == [str(spark.bin / "spark-submit"), "--master", master]
 
 
 def test_the_author_and_the_worker_may_choose_another_python(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/workers/python")
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     env_vars = {"PYSPARK_DRIVER_PYTHON": "/authors/python"}
-    assert command(monkeypatch, {"conn_type": "spark", "host": "local"}, env_vars=env_vars).env == env_vars
+    assert command(monkeypatch, LOCAL, env_vars=env_vars).env == env_vars
 
 
-def test_yarn_in_client_mode_passes_the_environment_to_both_sides(
-    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    yarn = command(monkeypatch, {"conn_type": "spark", "host": "yarn"}, env_vars={"COLOUR": "blue"})
-    assert yarn.env["COLOUR"] == "blue"
-    assert "spark.yarn.appMasterEnv.COLOUR=blue" in yarn.argv
-
-
-def test_options_of_the_provider_are_passed_on(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"driver_memory": "2g", "jars": "/a.jar,/b.jar"}
-    argv = command(monkeypatch, {"conn_type": "spark", "host": "local"}, options=options).argv
-    assert ["--jars", "/a.jar,/b.jar"] == argv[argv.index("--jars") :][:2]
-    assert ["--driver-memory", "2g"] == argv[argv.index("--driver-memory") :][:2]
+    made = command(monkeypatch, YARN, env_vars={"COLOUR": "blue"}, options=options)
+    # On YARN in client mode, both sides get the environment.
+    assert made.env["COLOUR"] == "blue" and "spark.yarn.appMasterEnv.COLOUR=blue" in made.argv
+    assert {("--jars", "/a.jar,/b.jar"), ("--driver-memory", "2g")} <= set(pairwise(made.argv))
 
 
 @pytest.mark.parametrize(
     ("connection", "facts"),
     [
         ({"conn_type": "spark"}, {"missing": "host"}),
-        ({"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
+        ({**YARN, "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
     ],
 )
 def test_connections_that_cannot_be_used(
-    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, object], facts: dict[str, str]
+    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], facts: dict[str, str]
 ) -> None:
     with fails(PermanentFailure, "config", connection="cluster", **facts):
         command(monkeypatch, connection)
@@ -81,21 +81,15 @@ def test_missing_java(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("JAVA_HOME", raising=False)
     # The hook must not import the library, so it has what the library supports once more.
     with fails(PermanentFailure, "config", missing="java", supported=versions.JAVA):
-        command(monkeypatch, {"conn_type": "spark", "host": "local"})
+        command(monkeypatch, LOCAL)
     env_vars = {"JAVA_HOME": "/opt/java"}
-    assert command(monkeypatch, {"conn_type": "spark", "host": "local"}, env_vars=env_vars).env["JAVA_HOME"]
+    assert command(monkeypatch, LOCAL, env_vars=env_vars).env["JAVA_HOME"]
 
 
-def test_spark_submit_is_found_beside_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_submit_is_found_beside_this_python_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setenv("JAVA_HOME", "/opt/java")
-    argv = command(monkeypatch, {"conn_type": "spark", "host": "local"}).argv
-    assert argv[0] == str(Path(sys.executable).parent / "spark-submit")
-
-
-def test_missing_spark_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", os.devnull)
-    monkeypatch.setenv("JAVA_HOME", "/opt/java")
+    assert command(monkeypatch, LOCAL).argv[0] == str(Path(sys.executable).parent / "spark-submit")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with fails(PermanentFailure, "config", missing="spark-submit"):
-        command(monkeypatch, {"conn_type": "spark", "host": "local"})
+        command(monkeypatch, LOCAL)

@@ -16,7 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
-from tests.airflow.failing import fails
+from tests.airflow.fakes import fails
 from tests.support.screens import normalized
 
 JOB = StateflowJob(
@@ -48,41 +48,26 @@ def task(dags: dict[str, DAG], path: str) -> Any:
 
 
 def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG]) -> None:
-    schedules = {name: dag.schedule for name, dag in dags.items()}
-    assert schedules == {
-        "orders": "@hourly",
-        "orders_savepoint": None,
-        "orders_retention": "0 3 * * *",
-        "orders_recovery": None,
+    # Without a schedule, a DAG is created unpaused; None: as Airflow is configured.
+    assert {name: (dag.schedule, dag.is_paused_upon_creation) for name, dag in dags.items()} == {
+        "orders": ("@hourly", None),
+        "orders_savepoint": (None, False),
+        "orders_retention": ("0 3 * * *", None),
+        "orders_recovery": (None, False),
     }
     assert all((dag.max_active_runs, dag.catchup) == (1, False) and dag.doc_md for dag in dags.values())
     for dag in dags.values():
         DagSerialization.to_dict(dag)
 
 
-def test_a_dag_without_a_schedule_is_created_unpaused(dags: dict[str, DAG]) -> None:
-    assert {name: dag.is_paused_upon_creation for name, dag in dags.items()} == {
-        "orders": None,
-        "orders_savepoint": False,
-        "orders_retention": None,
-        "orders_recovery": False,
-    }
-
-
-@pytest.mark.parametrize(("params", "setting"), [({"drain": True}, "true"), ({"drain": False}, "false"), ({}, "false")])
-def test_a_run_drains_only_when_the_form_asks_for_it(
-    dags: dict[str, DAG], params: dict[str, bool], setting: str
-) -> None:
-    run = task(dags, "orders.run")
-    rendered = run.render_template(run.settings, {"params": params})
-    assert rendered == {"job.table": "/data/orders", "run.drain": setting}
-    assert "run.drain" not in task(dags, "orders_recovery.run").settings
-
-
-def test_a_run_drains_as_the_job_s_settings_say_when_the_form_does_not() -> None:
-    job = StateflowJob(name="orders", root="/data/orders", settings={"run.drain": True})
+@pytest.mark.parametrize("of_the_job", [{}, {"run.drain": False}, {"run.drain": True}], ids=["unset", "no", "yes"])
+def test_a_run_drains_when_the_form_or_the_job_asks_for_it(of_the_job: dict[str, bool]) -> None:
+    job = StateflowJob(name="orders", root="/data/orders", settings={"job.table": "/t", **of_the_job})
     run = stateflow_dags(job=job, application="/a.py")[0].get_task("run")
-    assert run.render_template(run.settings, {"params": {"drain": False}}) == {"run.drain": "true"}
+    for params in ({"drain": True}, {"drain": False}, {}):
+        drains = params.get("drain") or of_the_job.get("run.drain")
+        rendered = run.render_template(run.settings, {"params": params})
+        assert rendered == {"job.table": "/t", "run.drain": "true" if drains else "false"}
 
 
 def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[str, DAG]) -> None:
@@ -93,19 +78,17 @@ def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[s
         task(dags, "orders_savepoint.savepoint")._pre_execute_hook({"params": {"stop": False, "drain": True}})
 
 
-def test_no_task_needs_a_pool_that_somebody_has_to_make(dags: dict[str, DAG]) -> None:
-    assert {t.pool for dag in dags.values() for t in dag.tasks} == {"default_pool"}
-
-
-def test_a_pool_is_for_what_runs_or_restores_the_job() -> None:
-    job = StateflowJob(name="orders", root="/data/orders", pool="heavy")
-    made = stateflow_dags(job=job, application="/a.py")
+@pytest.mark.parametrize(
+    ("given", "users"),
+    [({}, set()), ({"pool": "heavy"}, {"orders.run", "orders_recovery.restore", "orders_recovery.run"})],
+)
+def test_a_pool_is_for_what_runs_or_restores_the_job_and_none_has_to_be_made(
+    given: dict[str, str], users: set[str]
+) -> None:
+    made = stateflow_dags(job=StateflowJob(name="orders", root="/data/orders", **given), application="/a.py")
     pools = {f"{dag.dag_id}.{t.task_id}": t.pool for dag in made for t in dag.tasks}
-    assert {path for path, pool in pools.items() if pool == "heavy"} == {
-        "orders.run",
-        "orders_recovery.restore",
-        "orders_recovery.run",
-    }
+    assert {path for path, pool in pools.items() if pool != "default_pool"} == users
+    assert set(pools.values()) <= {"default_pool", *given.values()}
 
 
 def test_events_name_the_checkpoint_and_the_savepoint(dags: dict[str, DAG]) -> None:
@@ -122,8 +105,7 @@ def test_events_name_the_checkpoint_and_the_savepoint(dags: dict[str, DAG]) -> N
 def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None:
     dag = dags["orders_recovery"]
     order = ["plan", "approve", "restore", "verify", "run"]
-    for before, after in pairwise(order):
-        assert after in dag.get_task(before).downstream_task_ids
+    assert all(after in dag.get_task(before).downstream_task_ids for before, after in pairwise(order))
     # Every one is skipped with the one before it.
     assert {t.trigger_rule for t in dag.tasks} == {"all_success"}
     approve = dag.get_task("approve")
@@ -149,50 +131,39 @@ def required(dag: DAG) -> set[str]:
     return {n for n, p in params.items() if "null" not in p.schema["type"] and (not p.has_value or p.value == "")}
 
 
-def test_only_a_recovery_needs_an_entry(dags: dict[str, DAG]) -> None:
+def test_a_recovery_asks_for_what_templates_need_and_only_it_needs_an_entry(dags: dict[str, DAG]) -> None:
     assert {name: required(dag) for name, dag in dags.items() if required(dag)} == {
         "orders_recovery": {"target", "reason"}
     }
-
-
-def test_a_recovery_asks_for_what_templates_need_and_for_no_failpoint(dags: dict[str, DAG]) -> None:
     params = dags["orders_recovery"].params
+    # No failpoint.
     assert set(params) == {"target", "sinks", "reason", "drop", "keep_tables", "from_other_job", "run", "day"}
     assert params.get_param("sinks").schema["enum"] == ["restore", "keep"]
     assert set(dags["orders"].params) == {"drain", "day", "failpoint"}
 
 
 @pytest.mark.parametrize(
-    ("path", "params", "skipped"),
+    ("path", "param", "skips_if"),
     [
-        ("orders_savepoint.savepoint", {"stop": False}, False),
-        ("orders_savepoint.savepoint", {"stop": True}, True),
-        ("orders_savepoint.stop", {"stop": True}, False),
-        ("orders_savepoint.stop", {"stop": False}, True),
-        ("orders_retention.savepoint", {"preview": True}, True),
-        ("orders_recovery.run", {"run": False}, True),
-        ("orders_recovery.run", {"run": True}, False),
+        ("orders_savepoint.savepoint", "stop", True),
+        ("orders_savepoint.stop", "stop", False),
+        ("orders_retention.savepoint", "preview", True),
+        ("orders_recovery.run", "run", False),
     ],
 )
-def test_what_was_not_asked_for_is_skipped(
-    dags: dict[str, DAG], path: str, params: dict[str, bool], skipped: bool
-) -> None:
+def test_what_was_not_asked_for_is_skipped(dags: dict[str, DAG], path: str, param: str, skips_if: bool) -> None:
     hook = task(dags, path)._pre_execute_hook
-    if skipped:
-        with pytest.raises(AirflowSkipException):
-            hook({"params": params})
-    else:
-        hook({"params": params})
+    hook({"params": {param: not skips_if}})
+    with pytest.raises(AirflowSkipException):
+        hook({"params": {param: skips_if}})
 
 
 def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, DAG]) -> None:
     collect, done = task(dags, "orders_retention.collect"), task(dags, "orders_retention.done")
     assert (collect.trigger_rule, done.trigger_rule) == ("all_done", "none_failed")
     assert done.upstream_task_ids == {"savepoint", "collect"}
-    assert (collect.savepoints_max_age, task(dags, "orders_retention.savepoint").origin) == (
-        timedelta(days=9),
-        "periodic",
-    )
+    assert collect.savepoints_max_age == timedelta(days=9)
+    assert task(dags, "orders_retention.savepoint").origin == "periodic"
     params = dags["orders_retention"].params
     assert (params["retain"], params["savepoints"], params["preview"]) == (5, 3, False)
 
@@ -202,4 +173,5 @@ def test_tasks_have_the_job_and_its_settings(dags: dict[str, DAG]) -> None:
         made = task(dags, path)
         assert (made.job, made.job_root) == ("/opt/jobs/orders.py", "/data/jobs/orders"), path
         assert made.settings["job.table"] == "/data/orders"
+    assert "run.drain" not in task(dags, "orders_recovery.run").settings
     assert task(dags, "orders.run").retries == 5

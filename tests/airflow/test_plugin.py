@@ -1,4 +1,4 @@
-"""The plugin is registered once: through the folder, through the entry point, and when both are there."""
+"""The plugin is registered once, through the folder, the entry point, or both; it needs versions that were tried."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from stateflow_airflow.provider_info import get_provider_info
+from stateflow_airflow.versions import SUPPORTED, UnsupportedVersion, require_supported
 from tests.airflow.conftest import REPOSITORY
 
 ENTRY_POINTS = """\
@@ -72,39 +73,25 @@ class Site:
         return dict(json.loads(output.stdout.splitlines()[-1]))
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "site-packages")
+ENTRY_POINT = "stateflow==0.1.0"
 
 
-@pytest.fixture
-def empty(tmp_path: Path) -> Path:
-    folder = tmp_path / "no-plugins"
-    folder.mkdir()
-    return folder
-
-
-def test_through_the_plugins_folder(site: Site) -> None:
-    assert site.load(REPOSITORY / "plugins") == {
-        "plugins": ["$PLUGINS_FOLDER/stateflow_plugin.py"],
-        "errors": {},
-        "by_stem": [],
-        "heavy": [],
-    }
-
-
-def test_through_the_entry_point(site: Site, empty: Path) -> None:
-    site.install()
-    loaded = site.load(empty)
-    assert len(loaded["plugins"]) == 1 and "stateflow==0.1.0" in loaded["plugins"][0]
-    assert loaded["errors"] == {} and loaded["heavy"] == []
-
-
-def test_only_once_through_both(site: Site) -> None:
-    site.install()
-    loaded = site.load(REPOSITORY / "plugins")
-    assert len(loaded["plugins"]) == 1 and "stateflow==0.1.0" in loaded["plugins"][0]
-    assert loaded["errors"] == {} and loaded["by_stem"] == []
+@pytest.mark.parametrize(
+    ("installed", "in_the_folder", "source"),
+    [(False, True, "$PLUGINS_FOLDER/stateflow_plugin.py"), (True, False, ENTRY_POINT), (True, True, ENTRY_POINT)],
+    ids=["folder", "entry-point", "both"],
+)
+def test_the_plugin_is_registered_once_and_loads_nothing_heavy(
+    tmp_path: Path, installed: bool, in_the_folder: bool, source: str
+) -> None:
+    site = Site(tmp_path / "site-packages")
+    (tmp_path / "no-plugins").mkdir()
+    if installed:
+        site.install()
+    loaded = site.load(REPOSITORY / "plugins" if in_the_folder else tmp_path / "no-plugins")
+    (plugin,) = loaded.pop("plugins")
+    assert source in plugin
+    assert loaded == {"errors": {}, "by_stem": [], "heavy": []}
 
 
 def test_provider_info_is_what_airflow_expects() -> None:
@@ -116,3 +103,18 @@ def test_provider_info_is_what_airflow_expects() -> None:
     for group in ("operators", "hooks"):
         for module in info[group][0]["python-modules"]:
             __import__(module)
+
+
+GOOD = {name: first for name, (first, _) in SUPPORTED.items()}
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("version", ["2.11.0", "3.3.1", "3.4.0", "4.0.0", "6.3.3", "6.4.0", None])
+def test_versions_that_were_never_tried_are_refused(name: str, version: str | None) -> None:
+    require_supported()
+    installed = {key: value for key, value in {**GOOD, name: version}.items() if value}
+    with pytest.raises(UnsupportedVersion) as caught:
+        require_supported(installed)
+    assert (caught.value.distribution, caught.value.installed) == (name, version)
+    # Airflow shows the text only.
+    assert all(part in str(caught.value) for part in (name, *SUPPORTED[name], version or ""))

@@ -10,14 +10,12 @@ import pytest
 from stateflow.operations.job_root import open_root
 from stateflow.operations.savepoints import list_all
 from stateflow_airflow.dags.restore_targets import suggested_targets
-from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
-from tests.airflow.fakes import FakeRun
-from tests.airflow.jobs import ACCOUNTS, settings
+from tests.airflow.jobs import plan_restore
 from tests.support.job_fixture import AccountsJob
 
 
-def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(tmp_path: Path) -> None:
-    box = AccountsJob(tmp_path / "job", {"checkpoints__retained": 3})
+def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(box: AccountsJob) -> None:
+    box.settings = {"checkpoints__retained": 3}
     box.deliver(50)
     box.finish()
     for name in ("early", "gone"):
@@ -30,10 +28,7 @@ def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(t
     assert suggested_targets(str(box.root)) == ["latest", early.path.rstrip("/").rpartition("/")[2], *kept]
     assert suggested_targets(box.root.as_uri()) == suggested_targets(str(box.root))
     for target in suggested_targets(str(box.root)):
-        operator = StateflowRestorePlanOperator(
-            task_id="plan", job=ACCOUNTS, job_root=str(box.root), settings=settings(box), target=target
-        )
-        assert operator.execute(FakeRun(task_id="plan").next_try())["plan"]["target"] == target
+        assert plan_restore(box, target)["plan"]["target"] == target
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/job", "webhdfs://host:1/job", "file://other/job"])

@@ -1,12 +1,14 @@
-"""The retention operator over a real job root."""
+"""Retention of checkpoints and of savepoints, over real job roots."""
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from structlog.testing import capture_logs
 
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -15,9 +17,12 @@ from stateflow.storage import open_storage
 from stateflow.storage.paths import data_folder
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.retry import RetryByErrorCode
-from tests.airflow.failing import fails
-from tests.airflow.fakes import FakeRun
+from tests.airflow.fakes import FakeRun, fails
+from tests.airflow.jobs import new_run
+from tests.support import root_files
+from tests.support.job_fixture import AccountsJob
 
 GARBAGE = b"what a run wrote that did not live to commit it"
 
@@ -35,70 +40,114 @@ def job_root(tmp_path: Path) -> Path:
     return path
 
 
-def run(**arguments: Any) -> dict[str, Any]:
-    operator = StateflowRetentionOperator(task_id="collect", **arguments)
+def run(job_root: Path, **arguments: Any) -> dict[str, Any]:
+    operator = StateflowRetentionOperator(task_id="collect", job_root=str(job_root), **arguments)
+    assert isinstance(operator.retry_policy, RetryByErrorCode)
     return dict(operator.execute(FakeRun().next_try()))
 
 
 def garbage(job_root: Path) -> list[Path]:
-    return [path for path in (job_root / "data").rglob("*") if path.name == "state"]
+    return list((job_root / "data").rglob("state"))
 
 
-def _past_bytes(job_root: Path) -> int:
-    """The file that the first run left behind, and its CLAIM."""
-    return len(GARBAGE) + min((job_root / "log").iterdir()).stat().st_size
-
-
-def test_collects_and_returns_what_it_did(job_root: Path) -> None:
-    freed = _past_bytes(job_root)
-    assert run(job_root=str(job_root)) == {
+@pytest.mark.parametrize("preview", [False, "False", True, "True", "true"])
+def test_a_collection_returns_what_it_did_and_a_preview_the_same(job_root: Path, preview: bool | str) -> None:
+    # The file that the first run left behind, and its CLAIM.
+    freed = len(GARBAGE) + min((job_root / "log").iterdir()).stat().st_size
+    is_preview = str(preview).lower() == "true"
+    assert run(job_root, preview=preview) == {
         "job": "flights",
         "head_seq": 2,
         "retained": [],
         "files": 2,
         "bytes_freed": freed,
-        "dry_run": False,
+        "dry_run": is_preview,
         "unknown": ["data/notes.txt"],
         "savepoints_deleted": [],
         "savepoints_kept": [],
         "savepoints_bytes_freed": 0,
     }
-    assert garbage(job_root) == []
+    assert len(garbage(job_root)) == is_preview
     assert (job_root / "data" / "notes.txt").exists()
-
-
-@pytest.mark.parametrize("preview", [True, "True", "true"])
-def test_dry_run_returns_the_same_and_deletes_nothing(job_root: Path, preview: bool | str) -> None:
-    report = run(job_root=str(job_root), preview=preview)
-    assert (report["files"], report["bytes_freed"], report["dry_run"]) == (2, _past_bytes(job_root), True)
-    assert len(garbage(job_root)) == 1
 
 
 @pytest.mark.parametrize("retain", [1, "1", None, "None", ""])
 def test_number_of_checkpoints_may_come_from_a_template(job_root: Path, retain: int | str | None) -> None:
-    assert run(job_root=str(job_root), retain=retain)["retained"] == []
+    assert run(job_root, retain=retain)["retained"] == []
 
 
 @pytest.mark.parametrize("arguments", [{"retain": 0}, {"retain": "many"}, {"preview": "perhaps"}])
 def test_wrong_arguments_change_nothing(job_root: Path, arguments: dict[str, Any]) -> None:
     with fails(PermanentFailure, "config", **arguments):
-        run(job_root=str(job_root), **arguments)
+        run(job_root, **arguments)
     assert len(garbage(job_root)) == 1
 
 
-def test_missing_job_root_is_a_clear_error_and_not_made(tmp_path: Path) -> None:
+def test_a_missing_job_root_is_a_clear_error_and_not_made(tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     with fails(PermanentFailure, "config", storage=nothing.as_uri()):
-        run(job_root=str(nothing))
+        run(nothing)
     assert not nothing.exists()
 
 
-def test_templates_and_retries() -> None:
-    with DAG("a_dag"):
-        task = StateflowRetentionOperator(
-            task_id="collect", job_root="{{ root }}", retain="{{ keep }}", preview="{{ look }}"
-        )
-    context: Any = {"root": "/jobs/flights", "keep": 5, "look": True}
-    task.render_template_fields(context)
-    assert (task.job_root, task.retain, task.preview) == ("/jobs/flights", "5", "True")
-    assert isinstance(task.retry_policy, RetryByErrorCode)
+# -- savepoints -------------------------------------------------------------------------------------------------------
+
+
+def kept(box: AccountsJob) -> set[str]:
+    return set(root_files.savepoints(box.root))
+
+
+@pytest.fixture
+def saved(resting: AccountsJob) -> AccountsJob:
+    """A job with three periodic savepoints, `p1` to `p3`, and one that a person has asked for."""
+    for day, name in enumerate(("p1", "p2", "p3", "mine"), 1):
+        origin = "manual" if name == "mine" else "periodic"
+        operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(resting.root), name=name, origin=origin)
+        operator.execute(new_run(f"2026-01-0{day}").next_try())
+    return resting
+
+
+def test_retention_deletes_periodic_ones_only_and_a_preview_none(saved: AccountsJob) -> None:
+    seen = run(saved.root, savepoints="2", preview="True")
+    assert (seen["savepoints_deleted"], seen["dry_run"]) == (["p1"], True)
+    assert kept(saved) == {"p1", "p2", "p3", "mine"}
+    done = run(saved.root, savepoints="2", preview="False")
+    assert (done["savepoints_deleted"], done["savepoints_kept"]) == (["p1"], ["p2", "p3", "mine"])
+    assert kept(saved) == {"p2", "p3", "mine"}
+    # Everything is too old now; the last stays.
+    assert run(saved.root, savepoints_max_age=timedelta(microseconds=1))["savepoints_deleted"] == ["p2"]
+    assert kept(saved) == {"p3", "mine"}
+    noted = [r for r in root_files.history(saved.root) if r.get("kind") == "dispose"]
+    assert {(r["facts"]["savepoint"], r["reason"]) for r in noted} == {("p1", "retention"), ("p2", "retention")}
+    saved.check_clean()
+
+
+def test_retention_logs_what_it_will_delete_before_it_does(saved: AccountsJob) -> None:
+    there: list[set[str]] = []
+
+    def look(_: object, __: str, event: Any) -> Any:
+        if "p1" in str(event).replace(str(saved.folder), ""):
+            there.append(kept(saved))
+        return event
+
+    with capture_logs([look]):
+        run(saved.root, savepoints="2")
+    assert there[0] == {"p1", "p2", "p3", "mine"}
+    assert kept(saved) == {"p2", "p3", "mine"}
+
+
+@pytest.mark.parametrize("arguments", [{"savepoints": "0"}, {"savepoints": "some"}, {"savepoints_max_age": "long"}])
+def test_a_wrong_rule_deletes_nothing(saved: AccountsJob, arguments: dict[str, Any]) -> None:
+    with fails(PermanentFailure, "config", **arguments):
+        run(saved.root, **arguments)
+    assert kept(saved) == {"p1", "p2", "p3", "mine"}
+
+
+def test_the_command_prunes_by_the_same_rules(saved: AccountsJob) -> None:
+    prune = ("savepoint", "prune", "--json", "--keep", "2")
+    seen = json.loads(saved.command(*prune, "--max-age", "30d", "--dry-run").out)
+    assert (seen["deleted"], seen["kept"]) == (["p1"], ["p2", "p3", "mine"])
+    assert kept(saved) == {"p1", "p2", "p3", "mine"}
+    assert json.loads(saved.command(*prune).out) == {**seen, "dry_run": False}
+    assert kept(saved) == {"p2", "p3", "mine"}
+    assert saved.command("savepoint", "prune", "--max-age", "soon").code == 2

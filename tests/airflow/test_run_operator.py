@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, Asset
+from airflow.sdk import Asset
 
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
 from stateflow_airflow.launches import processes
@@ -17,9 +16,9 @@ from stateflow_airflow.launches.launcher import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
-from tests.airflow.failing import fails
-from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark
-from tests.airflow.jobs import run_task, use_submit
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
+from tests.airflow.jobs import new_run, run_task, use_submit
 from tests.support.job_fixture import AccountsJob
 
 RETURNED = {
@@ -35,6 +34,7 @@ RETURNED = {
     "quarantined_count": 0,
     "quarantined": [],
 }
+"""What a task returns of the report of the fake spark-submit."""
 
 Make = Callable[..., StateflowRunOperator]
 
@@ -46,60 +46,40 @@ def operator(tmp_path: Path) -> Make:
     job.write_text("")
 
     def make(**changes: Any) -> StateflowRunOperator:
-        arguments = {
-            "task_id": "run",
-            "job": str(job),
-            "job_root": str(tmp_path / "root"),
-            "run_folder": str(tmp_path / "runs"),
-        }
-        return StateflowRunOperator(**{**arguments, **changes})
+        paths = {"job": str(job), "job_root": str(tmp_path / "root"), "run_folder": str(tmp_path / "runs")}
+        return StateflowRunOperator(**{"task_id": "run", **paths, **changes})
 
     return make
 
 
-class InBackground:
-    """A try that goes on while the test looks."""
-
-    def __init__(self, operator: StateflowRunOperator, context: Any) -> None:
-        self.returned: Any = None
-        self.failure: StateflowTaskFailed | None = None
-        self._thread = threading.Thread(target=self._run, args=(operator, context))
-        self._thread.start()
-
-    def _run(self, operator: StateflowRunOperator, context: Any) -> None:
-        try:
-            self.returned = operator.execute(context)
-        except StateflowTaskFailed as failure:
-            self.failure = failure
-
-    def join(self) -> None:
-        self._thread.join(DEADLINE)
-        assert not self._thread.is_alive()
-
-
-def test_returns_what_the_run_reports(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish")
-    assert operator().execute(FakeRun().next_try()) == RETURNED
+def test_a_task_returns_what_the_run_reports_and_an_outlet_gets_the_checkpoint(
+    spark: FakeSpark, operator: Make
+) -> None:
+    spark.script("finish", "finish")
+    asset = Asset(name="flights.checkpoint", uri="stateflow://flights/checkpoint")
+    run = FakeRun()
+    assert operator(outlets=[asset]).execute(run.next_try()) == RETURNED
+    event = {"checkpoint_id": 9, "offsets": RETURNED["offsets"]}
+    assert {key: event.extra for key, event in run.events.items()} == {asset: event}
+    silent = FakeRun()
+    operator().execute(silent.next_try())
+    assert not silent.events
 
 
 def test_command_line(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     spark.script("finish")
-    task = operator(
-        settings={"source.max_files_per_batch": 1, "job.landing": "/data/in", "job.strict": True},
-        spark=SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"COLOUR": "blue"}),
-    )
-    task.execute(FakeRun().next_try())
-    launch = spark.launches()[0]
+    submit = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"COLOUR": "blue", "STATEFLOW_FAILPOINT": ""})
+    settings = {"source.max_files_per_batch": 1, "job.landing": "/data/in", "job.strict": True}
+    operator(settings=settings, spark=submit).execute(FakeRun().next_try())
+    (launch,) = spark.launches()
     folder = Path(launch["cwd"])
     assert folder.parent.parent == tmp_path / "runs/a_dag/run"
     assert launch["env"]["COLOUR"] == "blue"
-    spec = importlib.util.find_spec("stateflow")
-    assert spec is not None and spec.submodule_search_locations is not None
     assert launch["argv"] == [
         *("--master", "local[2,4]"),
         *("--conf", "spark.ui.enabled=false"),
         *("--name", "stateflow job"),
-        str(Path(spec.submodule_search_locations[0]) / "__main__.py"),
+        str(REPOSITORY / "stateflow" / "__main__.py"),
         *("run", str(tmp_path / "job.py")),
         *("--job-root", str(tmp_path / "root")),
         *("--set", "source.max_files_per_batch=1"),
@@ -117,12 +97,8 @@ def test_a_new_job_root_begins_with_a_savepoint(spark: FakeSpark, operator: Make
     operator(**beginning).execute(FakeRun().next_try())
     argv = spark.launches()[0]["argv"]
     at = argv.index("--from-savepoint")
-    assert argv[at : at + 7] == [
-        *("--from-savepoint", "s3://kept/mine", "--tables", "continue"),
-        *("--from-other-job", "--drop=a", "--drop=b"),
-    ]
-    with fails(PermanentFailure, "config", from_savepoint="kept/mine"):
-        operator(from_savepoint="kept/mine").execute(FakeRun().next_try())
+    begins = ["--from-savepoint", "s3://kept/mine", "--tables", "continue", "--from-other-job", "--drop=a", "--drop=b"]
+    assert argv[at : at + 7] == begins
 
 
 def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -> None:
@@ -157,86 +133,93 @@ def test_failures(
         operator().execute(FakeRun().next_try())
 
 
-def test_the_facts_of_a_real_run_s_error_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_submit(tmp_path, monkeypatch)
-    box = AccountsJob(tmp_path / "job", {"parallelism": 0})
-    box.deliver(1)
-    with fails(PermanentFailure, "config", name="parallelism", value="0"):
-        run_task(box).execute(FakeRun().next_try())
-
-
-def test_try_after_a_failure_starts_afresh(spark: FakeSpark, operator: Make) -> None:
+@pytest.mark.parametrize("forgets", [True, False], ids=["forgotten", "remembered"])
+def test_a_try_after_a_failure_starts_afresh(spark: FakeSpark, operator: Make, forgets: bool) -> None:
+    """Also when Airflow still remembers the launch that failed."""
     spark.script("die", "finish")
     run = FakeRun()
+    run.store.forgets = forgets
     with pytest.raises(TransientFailure):
         operator().execute(run.next_try())
-    assert run.store.values == {}
+    assert bool(run.store) is not forgets
     assert operator().execute(run.next_try()) == RETURNED
     assert len(spark.launches()) == 2
 
 
-def test_try_after_a_failure_starts_afresh_when_airflow_still_remembers_it(spark: FakeSpark, operator: Make) -> None:
-    spark.script("die", "finish")
-    run = FakeRun()
-    store, run.store.delete = run.store, lambda key: None  # type: ignore[method-assign]
-    with pytest.raises(TransientFailure):
-        operator().execute(run.next_try())
-    assert store.values
-    assert operator().execute(run.next_try()) == RETURNED
-
-
-def test_clear_after_success_runs_again(spark: FakeSpark, operator: Make) -> None:
+@pytest.mark.parametrize(
+    ("forgets", "cleared", "launches"),
+    # Not forgotten: the worker died, or its task was marked as failed, just as the driver wrote its result.
+    [(True, True, 2), (False, True, 2), (False, False, 1)],
+    ids=["cleared", "unseen-and-cleared", "unseen"],
+)
+def test_a_success_is_run_again_only_after_a_clear(
+    spark: FakeSpark, operator: Make, forgets: bool, cleared: bool, launches: int
+) -> None:
     spark.script("finish", "finish")
     run = FakeRun()
+    run.store.forgets = forgets
     operator().execute(run.next_try())
-    assert run.store.values == {}
-    run.clear()
-    operator().execute(run.next_try())
-    assert len(spark.launches()) == 2
-
-
-def test_clear_runs_again_although_the_run_before_finished_unseen(spark: FakeSpark, operator: Make) -> None:
-    """The task was marked failed, and its worker died, just as its driver wrote that it has finished."""
-    spark.script("finish", "fail fenced 3 no")
-    run = FakeRun()
-    run.store.delete, delete = lambda key: None, run.store.delete  # type: ignore[method-assign]
-    operator().execute(run.next_try())
-    run.store.delete = delete  # type: ignore[method-assign]
-    run.clear()
-    with pytest.raises(PermanentFailure):
-        operator().execute(run.next_try())
-    assert len(spark.launches()) == 2
+    assert bool(run.store) is not forgets
+    run.store.forgets = True
+    if cleared:
+        run.clear()
+    assert operator().execute(run.next_try()) == RETURNED
+    assert (len(spark.launches()), run.store) == (launches, {})
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not-stored"])
-def test_clear_replaces_a_run_that_a_dead_worker_left_alive(spark: FakeSpark, operator: Make, stored: bool) -> None:
+def test_a_clear_replaces_a_run_that_a_dead_worker_left_alive(
+    spark: FakeSpark, operator: Make, background: ThreadPoolExecutor, stored: bool
+) -> None:
     spark.script("finish-after-gate", "finish")
     run = FakeRun()
-    dead = InBackground(operator(), run.next_try())
+    dead = background.submit(operator().execute, run.next_try())
     spark.wait_until_ready()
     if not stored:
-        run.store.values.clear()
+        run.store.clear()
     run.clear()
     assert operator().execute(run.next_try()) == RETURNED
-    dead.join()
+    assert isinstance(dead.exception(DEADLINE), TransientFailure)
     first, second = spark.launches()
     assert processes.find(first["pid"]) is None
     assert Path(second["cwd"]).name == "launch-2"
 
 
-def test_launches_of_a_version_that_did_not_note_the_turn_are_waited_for(spark: FakeSpark, operator: Make) -> None:
+@pytest.mark.parametrize("stored", ["by-airflow", "on-disk-only", "without-the-turn"])
+def test_the_next_try_waits_for_the_run_of_a_dead_worker(
+    spark: FakeSpark, operator: Make, background: ThreadPoolExecutor, stored: str
+) -> None:
     spark.script("finish-after-gate")
     run = FakeRun()
-    dead = InBackground(operator(), run.next_try())
+    # A thread stands for the worker that is gone.
+    dead = background.submit(operator().execute, run.next_try())
     spark.wait_until_ready()
-    stored = run.store.values[StateflowRunOperator.external_id_key]
-    del stored["turn"]
-    run.clear()
-    second = InBackground(operator(), run.next_try())
+    if stored == "on-disk-only":
+        run.store.clear()
+    if stored == "without-the-turn":
+        # As an older version stored it, which did not note the turn: a clear does not replace the run.
+        del run.store[StateflowRunOperator.external_id_key]["turn"]
+        run.clear()
+    second = background.submit(operator().execute, run.next_try())
     spark.open_gate()
-    second.join()
-    dead.join()
-    assert second.returned == RETURNED
+    assert second.result(DEADLINE) == dead.result(DEADLINE) == RETURNED
+    assert len(spark.launches()) == 1
+
+
+def test_a_run_on_another_host_is_replaced(spark: FakeSpark, operator: Make) -> None:
+    spark.script("finish")
+    run = FakeRun()
+    gone = {"folder": "/elsewhere/launch-1", "pid": 1, "started": 1, "host": "elsewhere", "boot": "b"}
+    run.store.set(StateflowRunOperator.external_id_key, gone)
+    assert operator().execute(run.next_try()) == RETURNED
+
+
+def test_a_task_works_where_airflow_stores_nothing(spark: FakeSpark, operator: Make) -> None:
+    spark.script("finish", "finish")
+    context = FakeRun().next_try()
+    assert operator(durable=False).execute(context) == RETURNED
+    del context["task_state_store"]
+    assert operator().execute(context) == RETURNED
 
 
 def test_folders_of_old_dag_runs_go(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
@@ -249,74 +232,19 @@ def test_folders_of_old_dag_runs_go(spark: FakeSpark, operator: Make, tmp_path: 
     assert kept == ["a_dag/other/b", "a_dag/run/b", "a_dag/run/d"]
 
 
-def test_success_that_airflow_did_not_hear_of_is_not_run_again(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish")
-    run = FakeRun()
-    run.store.delete, delete = lambda key: None, run.store.delete  # type: ignore[method-assign]
-    operator().execute(run.next_try())
-    run.store.delete = delete  # type: ignore[method-assign]
-    assert operator().execute(run.next_try()) == RETURNED
-    assert len(spark.launches()) == 1
-    assert run.store.values == {}
-
-
-def test_next_try_waits_for_the_run_of_a_dead_worker(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish-after-gate")
-    run = FakeRun()
-    # Its thread stands for the worker that is gone: what it returns is not looked at.
-    dead = InBackground(operator(), run.next_try())
-    spark.wait_until_ready()
-    second = InBackground(operator(), run.next_try())
-    spark.open_gate()
-    second.join()
-    dead.join()
-    assert second.returned == RETURNED
-    assert len(spark.launches()) == 1
-
-
-def test_next_try_finds_the_run_although_airflow_has_not_stored_it(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish-after-gate")
-    run = FakeRun()
-    dead = InBackground(operator(), run.next_try())
-    spark.wait_until_ready()
-    run.store.values.clear()
-    second = InBackground(operator(), run.next_try())
-    spark.open_gate()
-    second.join()
-    dead.join()
-    assert second.returned == RETURNED
-    assert len(spark.launches()) == 1
-
-
-def test_run_on_another_host_is_replaced(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish")
-    run = FakeRun()
-    gone = {"folder": "/elsewhere/launch-1", "pid": 1, "started": 1, "host": "elsewhere", "boot": "b"}
-    run.store.set(StateflowRunOperator.external_id_key, gone)
-    assert operator().execute(run.next_try()) == RETURNED
-
-
-def test_works_where_airflow_stores_nothing(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish", "finish")
-    context = FakeRun().next_try()
-    assert operator(durable=False).execute(context) == RETURNED
-    del context["task_state_store"]
-    assert operator().execute(context) == RETURNED
-
-
-def test_on_kill_ends_everything(spark: FakeSpark, operator: Make) -> None:
+def test_on_kill_ends_everything(spark: FakeSpark, operator: Make, background: ThreadPoolExecutor) -> None:
     spark.script("ignore-terminate")
     task = operator()
-    running = InBackground(task, FakeRun().next_try())
+    running = background.submit(task.execute, FakeRun().next_try())
     spark.wait_until_ready()
     pids = [spark.launches()[0]["pid"], spark.child()]
     task.on_kill()
     assert [processes.find(pid) for pid in pids] == [None, None]
-    running.join()
-    assert isinstance(running.failure, TransientFailure)
+    with pytest.raises(TransientFailure):
+        running.result(DEADLINE)
 
 
-def test_kill_while_the_run_is_being_started_is_not_lost(
+def test_a_kill_while_the_run_is_being_started_is_not_lost(
     spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark.script("ignore-terminate")
@@ -328,89 +256,117 @@ def test_kill_while_the_run_is_being_started_is_not_lost(
         return start(self, *arguments)
 
     monkeypatch.setattr(Launcher, "start", killed_meanwhile)
-    running = InBackground(task, FakeRun().next_try())
-    running.join()
-    assert isinstance(running.failure, TransientFailure)
+    with pytest.raises(TransientFailure):
+        task.execute(FakeRun().next_try())
 
 
-def test_asset_event_names_the_checkpoint_only_for_given_outlets(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish", "finish")
-    asset = Asset(name="flights.checkpoint", uri="stateflow://flights/checkpoint")
-    run = FakeRun()
-    operator(outlets=[asset]).execute(run.next_try())
-    assert {key: event.extra for key, event in run.events.items()} == {
-        asset: {"checkpoint_id": 9, "offsets": RETURNED["offsets"]}
-    }
-    silent = FakeRun()
-    operator().execute(silent.next_try())
-    assert not silent.events
+WRONG_PATHS: list[dict[str, Any]] = [
+    *({"job": path} for path in ("/nowhere/job.py", "job.py")),
+    *({"job_root": path} for path in ("roots/flights", "")),
+    {"from_savepoint": "kept/mine"},
+]
+NO_CONNECTION = {"connection": "other", "missing": "connection"}
 
 
-def test_missing_connection_is_named_and_never_becomes_yarn(
-    spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AIRFLOW_CONN_SPARK_DEFAULT")
-    with fails(PermanentFailure, "config", connection="spark_default", missing="connection") as caught:
-        operator().execute(FakeRun().next_try())
-    assert "airflow connections add spark_default" in caught.value.hint
-    assert spark.launches() == []
+def _failpoint(value: str) -> dict[str, Any]:
+    return {"spark": SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": value})}
 
 
 @pytest.mark.parametrize(
-    "changes", [{"job": "/nowhere/job.py"}, {"job": "job.py"}, {"job_root": "roots/flights"}, {"job_root": ""}]
+    ("changes", "facts", "hint"),
+    [
+        *((path, path, "") for path in WRONG_PATHS),
+        # Airflow would use YARN.
+        ({"spark": SparkSubmit(conn_id="other")}, NO_CONNECTION, "airflow connections add other"),
+        (_failpoint("batch.reprted:3"), {"name": "batch.reprted"}, "batch.reported"),
+        (_failpoint("batch.reported:x"), {"value": "batch.reported:x"}, "batch.reported"),
+        (_failpoint("batch.reported 3"), {"value": "batch.reported 3"}, "batch.reported"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_wrong_paths_are_named_before_anything_starts(
-    spark: FakeSpark, operator: Make, changes: dict[str, str]
+def test_wrong_arguments_are_named_before_anything_is_launched(
+    spark: FakeSpark, operator: Make, changes: dict[str, Any], facts: dict[str, str], hint: str
 ) -> None:
-    with fails(PermanentFailure, "config", **changes):
+    with fails(PermanentFailure, "config", **facts) as caught:
         operator(**changes).execute(FakeRun().next_try())
+    assert hint in caught.value.hint
     assert spark.launches() == []
 
 
-def test_templates_reach_settings_configuration_and_environment(tmp_path: Path) -> None:
-    with DAG("a_dag"):
-        task = StateflowRunOperator(
-            task_id="run",
-            job="{{ folder }}/job.py",
-            job_root="{{ folder }}/root",
-            settings={"job.day": "{{ day }}"},
-            spark=SparkSubmit(conf={"spark.x": "{{ day }}"}, env_vars={"DAY": "{{ day }}"}),
-        )
-    context: Any = {"folder": "/data", "day": "monday"}
-    task.render_template_fields(context)
-    rendered = (task.job, task.job_root, task.settings, task.conf, task.env_vars)
-    assert rendered == ("/data/job.py", "/data/root", {"job.day": "monday"}, {"spark.x": "monday"}, {"DAY": "monday"})
-
-
-def test_one_dag_runs_a_job_once_at_a_time_unless_the_author_chose(operator: Make) -> None:
+def test_an_author_may_choose_another_retry_policy_and_overlapping_runs(operator: Make) -> None:
+    assert isinstance(operator().retry_policy, RetryByErrorCode)
+    assert operator(retry_policy=None).retry_policy is None
     assert operator().max_active_tis_per_dag == 1
     assert operator(max_active_tis_per_dag=None).max_active_tis_per_dag is None
 
 
-def test_retry_policy_is_ours_unless_the_author_chose(operator: Make) -> None:
-    assert isinstance(operator().retry_policy, RetryByErrorCode)
-    assert operator(retry_policy=None).retry_policy is None
+# -- DAG runs over the accounts job, in any order ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("failpoint", "facts"),
-    [
-        ("batch.reprted:3", {"name": "batch.reprted"}),
-        ("batch.reported:x", {"value": "batch.reported:x"}),
-        ("batch.reported 3", {"value": "batch.reported 3"}),
-    ],
-)
-def test_a_wrong_failpoint_is_refused_before_anything_is_launched(
-    spark: FakeSpark, operator: Make, failpoint: str, facts: dict[str, str]
-) -> None:
-    made = operator(spark=SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": failpoint}))
-    with fails(PermanentFailure, "config", **facts) as caught:
-        made.execute(FakeRun().next_try())
-    assert spark.launches() == []
-    assert "batch.reported" in caught.value.hint
+class OneTaskDag:
+    """A DAG with one task, over a job without Spark; only spark-submit is a stand-in, which starts the program."""
+
+    def __init__(self, folder: Path) -> None:
+        self.box = AccountsJob(folder / "job")
+        self._runs: dict[str, FakeRun] = {}
+
+    def run(self, date: str, failpoint: str = "") -> dict[str, Any]:
+        """The next try of the DAG run of this date."""
+        run = self._runs.setdefault(date, new_run(date))
+        return run_task(self.box, {"STATEFLOW_FAILPOINT": failpoint}).execute(run.next_try())
+
+    def clear(self, date: str) -> dict[str, Any]:
+        """Clears the DAG run of this date, which then runs once more."""
+        self._runs[date].clear()
+        return self.run(date)
 
 
-def test_no_failpoint_is_no_wrong_one(spark: FakeSpark, operator: Make) -> None:
-    spark.script("finish")
-    made = operator(spark=SparkSubmit(env_vars={"STATEFLOW_FAILPOINT": ""}))
-    assert made.execute(FakeRun().next_try())["checkpoint_id"]
+@pytest.fixture
+def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneTaskDag:
+    use_submit(tmp_path, monkeypatch)
+    return OneTaskDag(tmp_path)
+
+
+def test_the_facts_of_a_real_run_s_error_arrive(dag: OneTaskDag) -> None:
+    dag.box.settings = {"parallelism": 0}
+    dag.box.deliver(1)
+    with fails(PermanentFailure, "config", name="parallelism", value="0"):
+        dag.run("2026-01-01")
+
+
+def test_a_run_of_any_date_goes_on_from_the_head(dag: OneTaskDag) -> None:
+    dag.box.deliver(30)
+    first = dag.run("2026-03-02")
+    assert (first["rows_in"], first["batches"], first["started_from"]) == (30, 3, 0)
+
+    # Caught up, then backfilled: nothing is new, whatever the date.
+    for date in ("2026-03-03", "2026-01-01"):
+        idle = dag.run(date)
+        assert (idle["rows_in"], idle["batches"]) == (0, 0)
+        assert idle["started_from"] == idle["checkpoint_id"] == first["checkpoint_id"]
+        assert idle["offsets"] == first["offsets"]
+
+    # What has come since belongs to whichever run is next: here an old one, that is cleared.
+    dag.box.deliver(50)
+    cleared = dag.clear("2026-03-02")
+    assert (cleared["rows_in"], cleared["started_from"]) == (20, first["checkpoint_id"])
+    assert dag.clear("2026-03-02")["rows_in"] == 0
+
+    dag.box.deliver(60)
+    newer = dag.run("2026-02-01")
+    assert (newer["rows_in"], newer["started_from"]) == (10, cleared["checkpoint_id"])
+    assert dag.box.requested() == [(n, n + 10) for n in range(0, 60, 10)]
+    dag.box.check_results()
+
+
+def test_a_date_whose_run_was_killed_goes_on_after_a_retry_and_after_another_date(dag: OneTaskDag) -> None:
+    dag.box.deliver(40)
+    with pytest.raises(TransientFailure):
+        dag.run("2026-01-01", "batch.reported:3")
+    other = dag.run("2026-01-02")
+    retried = dag.run("2026-01-01")
+    # The third slice was read twice, and committed once.
+    assert (other["rows_in"], retried["rows_in"]) == (20, 0)
+    assert retried["started_from"] == other["checkpoint_id"]
+    assert dag.box.requested() == [(0, 10), (10, 20), (20, 30), (20, 30), (30, 40)]
+    dag.box.check_results()

@@ -1,116 +1,91 @@
-"""Savepoints as tasks: of a job that runs and of one that does not, tried again, killed, too many."""
+"""Savepoints and stops as tasks: of a job that runs and of one that does not, tried again, killed, drained."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
-from airflow.sdk import DAG, Asset
+from airflow.sdk import Asset
+from structlog.testing import capture_logs
+from syrupy.assertion import SnapshotAssertion
 
+from stateflow import operations
+from stateflow.errors import Interrupted
+from stateflow.launch import RunRequest, run_job
 from stateflow.operations import savepoints
 from stateflow.operations.job_root import JobCode
 from stateflow.operations.savepoints import SavepointRequest
+from stateflow.testing.sinks import FolderSink
 from stateflow_airflow.failures import PermanentFailure, TransientFailure
 from stateflow_airflow.operators.recovery import StateflowVerifyOperator
-from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
 from stateflow_airflow.operators.task_requests import request_id
 from stateflow_airflow.retry import RetryByErrorCode
-from tests.airflow.failing import fails
-from tests.airflow.fakes import FakeRun
-from tests.airflow.jobs import ACCOUNTS, new_run, settings
+from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.fakes import FakeRun, fails
+from tests.airflow.jobs import ACCOUNTS, new_run, settings, use_submit
 from tests.support import root_files
+from tests.support.commands import invoke
 from tests.support.job_fixture import AccountsJob
-from tests.support.processes import Running, wait_for
+from tests.support.processes import wait_for
+from tests.support.screens import normalized
 
 SAVEPOINT = Asset(name="accounts.savepoint", uri="stateflow://accounts/savepoint")
-
-
-@pytest.fixture
-def box(tmp_path: Path) -> Iterator[AccountsJob]:
-    box = AccountsJob(tmp_path / "job")
-    yield box
-    box.end_all()
-
-
-@pytest.fixture
-def resting(box: AccountsJob) -> AccountsJob:
-    """A job with a few checkpoints and nothing to do."""
-    box.deliver(50)
-    box.finish()
-    return box
-
-
-@pytest.fixture
-def background() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
 
 
 def savepoint(box: AccountsJob, **more: Any) -> StateflowSavepointOperator:
     return StateflowSavepointOperator(task_id="savepoint", job_root=str(box.root), outlets=[SAVEPOINT], **more)
 
 
-def at_work(box: AccountsJob) -> Running:
-    """A run that stands still in its third batch."""
+def stop(box: AccountsJob, **more: Any) -> StateflowStopOperator:
+    return StateflowStopOperator(task_id="stop", job_root=str(box.root), outlets=[SAVEPOINT], **more)
+
+
+@contextmanager
+def beside_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
+    """Executes a task while a run stands still in its third batch; after the block, the run goes on to its end."""
     box.deliver(100)
     box.settings = {**box.settings, "requests__interval": "20ms"}
     run = box.start("batch.begin:3:stop")
     run.wait_stopped()
-    return run
-
-
-def asked(box: AccountsJob, answer: Future[Any]) -> None:
-    """Returns when the run has been asked."""
-    folder = box.root / "requests"
+    answer = background.submit(execute)
 
     def is_asked() -> bool:
         assert not answer.done(), answer.result()
-        return folder.is_dir() and any(folder.iterdir())
+        return (box.root / "requests").is_dir() and any((box.root / "requests").iterdir())
 
     wait_for(is_asked, lambda: "the request")
+    yield answer
+    run.resume()
+    answer.exception(60)
+    assert run.wait().code == 0
 
 
-def test_without_a_run_it_is_the_newest_checkpoint(resting: AccountsJob) -> None:
+def test_without_a_run_it_is_the_newest_checkpoint_and_the_log_has_why(resting: AccountsJob) -> None:
     run = new_run("2026-01-01")
     run.user = "ada"
-    made = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
+    with capture_logs() as logged:
+        made = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
     head = root_files.head(resting.root)
     assert (made["name"], made["checkpoint_id"], made["taken_by"]) == ("before-upgrade", head.checkpoint, "head")
     assert made["offsets"] == {"events": {"row": 50}}
     stored = root_files.savepoints(resting.root)["before-upgrade"]
     assert (stored["by"], stored["reason"], stored["origin"]) == ("ada", "version 2", "manual")
-    assert run.events[SAVEPOINT].extra == {
-        "savepoint_id": made["id"],
-        "name": "before-upgrade",
-        "path": made["path"],
-        "checkpoint_id": made["checkpoint_id"],
-    }
+    announced = {name: made[name] for name in ("name", "path", "checkpoint_id")}
+    assert run.events[SAVEPOINT].extra == {"savepoint_id": made["id"], **announced}
     assert Path(made["path"].removeprefix("file://")).is_dir()
-
-
-def test_the_log_has_why_no_run_took_it(resting: AccountsJob) -> None:
-    logged: list[str] = []
-
-    def keep(_: object, __: str, event: Any) -> Any:
-        logged.append(str(event))
-        raise structlog.DropEvent
-
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[keep])
-    try:
-        savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
-    finally:
-        structlog.configure(processors=before)
-    (line,) = [line for line in logged if "mine" in line]
-    report = savepoints.why_no_run(str(resting.root), SavepointRequest())
-    assert report in line
+    (event,) = [str(event) for event in logged if "before-upgrade" in str(event)]
+    assert savepoints.why_no_run(str(resting.root), SavepointRequest()) in event
 
 
 def test_another_try_gives_the_same_one_and_another_task_its_own(resting: AccountsJob) -> None:
@@ -126,14 +101,11 @@ def test_another_try_gives_the_same_one_and_another_task_its_own(resting: Accoun
 
 
 def test_beside_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob, background: ThreadPoolExecutor) -> None:
-    run = at_work(box)
-    committed = root_files.head(box.root).position
     task = new_run("2026-01-01")
-    answer = background.submit(savepoint(box, name="beside").execute, task.next_try())
-    asked(box, answer)
-    run.resume()
-    made = answer.result(60)
-    assert run.wait().code == 0
+    execute = partial(savepoint(box, name="beside").execute, task.next_try())
+    with beside_a_run(box, background, execute) as answer:
+        committed = root_files.head(box.root).position
+    made = answer.result()
     assert made["taken_by"] == "run"
     assert root_files.savepoints(box.root)["beside"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
     assert savepoint(box, name="beside").execute(task.next_try()) == made
@@ -144,79 +116,63 @@ def test_beside_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob, backgrou
 def test_a_task_that_is_killed_takes_its_request_back_and_its_next_try_asks_anew(
     box: AccountsJob, background: ThreadPoolExecutor
 ) -> None:
-    run, task = at_work(box), new_run("2026-01-01")
-    operator = savepoint(box, name="mine")
+    task, operator = new_run("2026-01-01"), savepoint(box, name="mine")
     context = task.next_try()
-    answer = background.submit(operator.execute, context)
-    asked(box, answer)
-    operator.on_kill()
-    with fails(TransientFailure, "request-timeout", id=request_id(context)):
-        answer.result(60)
-    run.resume()
-    assert run.wait().code == 0
+    with beside_a_run(box, background, partial(operator.execute, context)) as answer:
+        operator.on_kill()
+        with fails(TransientFailure, "request-timeout", id=request_id(context)):
+            answer.result(60)
     assert root_files.savepoints(box.root) == {}
     assert savepoint(box, name="mine").execute(task.next_try())["taken_by"] == "head"
     box.check_clean()
 
 
 def test_a_stop_ends_the_run_with_it(box: AccountsJob, background: ThreadPoolExecutor) -> None:
-    run, task = at_work(box), new_run("2026-01-01")
-
-    def stop() -> StateflowStopOperator:
-        return StateflowStopOperator(
-            task_id="stop", job_root=str(box.root), reason="upgrade", drain=True, outlets=[SAVEPOINT]
-        )
-
-    answer = background.submit(stop().execute, task.next_try())
-    asked(box, answer)
-    run.resume()
-    made = answer.result(60)
-    assert run.wait().code == 0
-    head = root_files.head(box.root)
+    task, given = new_run("2026-01-01"), {"reason": "upgrade", "drain": True}
+    with beside_a_run(box, background, partial(stop(box, **given).execute, task.next_try())) as answer:
+        pass
+    made, head = answer.result(), root_files.head(box.root)
     assert (made["origin"], made["checkpoint_id"]) == ("stop", head.checkpoint) and head.position < 100
     assert root_files.savepoints(box.root)[made["name"]]["drained"] is True
     assert task.events[SAVEPOINT].extra["savepoint_id"] == made["id"]
-    assert stop().execute(task.next_try()) == made
+    assert stop(box, **given).execute(task.next_try()) == made
     # A clear means: once more.
     task.clear()
-    assert stop().execute(task.next_try())["id"] != made["id"]
+    assert stop(box, **given).execute(task.next_try())["id"] != made["id"]
     box.finish()
     box.check_results()
 
 
-def test_a_stop_with_a_name_that_is_cleared_after_its_work_gives_what_it_has_made(resting: AccountsJob) -> None:
+def test_a_stop_with_a_name_that_is_cleared_after_its_work_returns_what_it_has_made(resting: AccountsJob) -> None:
     task = new_run("2026-01-01")
-
-    def stop() -> dict[str, object]:
-        operator = StateflowStopOperator(task_id="stop", job_root=str(resting.root), name="last")
-        return operator.execute(task.next_try())
-
-    made = stop()
+    made = stop(resting, name="last").execute(task.next_try())
     task.clear()
-    assert stop() == made
+    assert stop(resting, name="last").execute(task.next_try()) == made
     with fails(PermanentFailure, "config", name="last"):
-        StateflowStopOperator(task_id="stop", job_root=str(resting.root), name="last").execute(
-            new_run("2026-01-02").next_try()
-        )
+        stop(resting, name="last").execute(new_run("2026-01-02").next_try())
     resting.deliver(80)
     resting.finish()
     task.clear()
     with fails(PermanentFailure, "config", name="last"):
-        stop()
+        stop(resting, name="last").execute(task.next_try())
 
 
 @pytest.mark.parametrize(("origin", "kept"), [("upgrade", "upgrade"), ("manual", "stop"), ("stop", "stop")])
 def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsJob, origin: str, kept: str) -> None:
-    stop = StateflowStopOperator(task_id="stop", job_root=str(resting.root), origin=origin)
-    made = stop.execute(new_run("2026-01-01").next_try())
+    made = stop(resting, origin=origin).execute(new_run("2026-01-01").next_try())
     assert made["origin"] == kept and made["name"].startswith(kept)
 
 
-@pytest.mark.parametrize("refused", ["withdrawn", "failed"])
-def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsJob, refused: str) -> None:
+@pytest.mark.parametrize("status", ["withdrawn", "failed"])
+def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsJob, status: str) -> None:
     resting.deliver(70)
     assert resting.run("batch.begin:2").code == -9
-    _answered(resting.root, "r1", refused)
+    asked = {"id": "r1", "savepoint": "mine", "by": "ada", "at": "2026-01-01"}
+    request = {**asked, "kind": "savepoint", "origin": "manual", "reason": "", "drain": False}
+    answer = {**asked, "status": status, "checkpoint_id": 0, "savepoint_id": "", "code": "data", "message": "no space"}
+    (resting.root / "requests").mkdir(exist_ok=True)
+    for name, document in (("r1", request), ("r1.done", answer)):
+        (resting.root / "requests" / name).write_bytes(root_files.sealed(document))
     code = JobCode(Path(ACCOUNTS), (settings(resting),))
     ask = SavepointRequest(name="mine", request_id="r1", acknowledge_timeout=timedelta(seconds=0.1), code=code)
     made = savepoints.create_savepoint(str(resting.root), ask)
@@ -225,38 +181,9 @@ def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsJob,
     assert set(root_files.savepoints(resting.root)) == {"mine"}
 
 
-def _answered(root: Path, request: str, status: str) -> None:
-    folder = root / "requests"
-    folder.mkdir(exist_ok=True)
-    (folder / request).write_bytes(
-        root_files.sealed(
-            {
-                "id": request,
-                "kind": "savepoint",
-                "savepoint": "mine",
-                "origin": "manual",
-                "by": "ada",
-                "reason": "",
-                "drain": False,
-                "at": "2026-01-01",
-            }
-        )
-    )
-    (folder / f"{request}.done").write_bytes(
-        root_files.sealed(
-            {
-                "id": request,
-                "status": status,
-                "checkpoint_id": 0,
-                "savepoint_id": "",
-                "savepoint": "",
-                "code": "data",
-                "message": "no space",
-                "by": "a run",
-                "at": "2026-01-01",
-            }
-        )
-    )
+def test_nothing_is_withdrawn_that_was_never_requested(resting: AccountsJob) -> None:
+    assert savepoints.withdraw(str(resting.root), "never-asked") is False
+    assert not (resting.root / "requests").exists()
 
 
 @pytest.mark.parametrize("name", ["savepoint.pinned", "savepoint.copied", "savepoint.complete"])
@@ -321,85 +248,96 @@ def test_verify_reads_every_file(resting: AccountsJob) -> None:
     assert path.name in str(caught.value.facts)
 
 
-# -- retention ----------------------------------------------------------------------------------------------------
+# -- the last run of a job: every event-time timer fires, also when no run is there that could do it ------------------
+
+SESSIONS = """
+import msgspec
+from stateflow import KeyedProcessFunction, WatermarkStrategy
+from stateflow.api.collection import CollectionSource
+from stateflow.testing.sinks import FolderSink
+
+class Event(msgspec.Struct):
+    key: str
+    at: int
+
+class Growing(CollectionSource):
+    bounded = False
+
+class Ends(KeyedProcessFunction[Event, Event]):
+    def process_element(self, row, ctx):
+        ctx.timer_service().register_event_time_timer(row.at + 3_600_000)
+    def on_timer(self, timestamp, ctx):
+        yield Event(ctx.get_current_key(), timestamp)
+
+def build(env):
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+    rows = env.from_source(Growing([Event("a", 1), Event("b", 2)], Event), uid="rows")
+    ends = rows.assign_timestamps_and_watermarks(strategy).key_by("key").process(Ends(), output=Event, uid="ends")
+    ends.sink_to(FolderSink(env.parameters["out"]), uid="out")
+"""
 
 
-def retention(box: AccountsJob, **more: Any) -> dict[str, Any]:
-    operator = StateflowRetentionOperator(task_id="collect", job_root=str(box.root), **more)
-    return operator.execute(FakeRun().next_try())
+class Sessions:
+    """A job that has run, and waits for later rows; its timers fire only when it is drained."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.settings = {"job.out": str(folder / "out"), "local_dir": str(folder / "local")}
+        (folder / "sessions.py").write_text(SESSIONS)
+        run_job(RunRequest(folder / "sessions.py", str(folder / "root"), (self.settings,)))
+        assert self.ends() == []
+
+    def ends(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in FolderSink(self.folder / "out").rows())
+
+    def stop(self, run: FakeRun, drain: object, **more: Any) -> dict[str, Any]:
+        job = {"job": str(self.folder / "sessions.py"), "settings": self.settings}
+        operator = StateflowStopOperator(task_id="stop", job_root=str(self.folder / "root"), drain=drain, **job, **more)
+        return operator.execute(run.next_try())
+
+    def status(self, *more: str) -> str:
+        return invoke("status", "--job-root", str(self.folder / "root"), *more).output
 
 
-def test_retention_deletes_periodic_ones_only_and_a_preview_none(resting: AccountsJob) -> None:
-    periodic = [
-        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())["name"]
-        for day in (1, 2, 3)
-    ]
-    savepoint(resting, name="mine").execute(new_run("2026-01-04").next_try())
-    seen = retention(resting, savepoints="2", preview="True")
-    assert (seen["savepoints_deleted"], seen["dry_run"]) == (["p1"], True)
-    assert set(root_files.savepoints(resting.root)) == {*periodic, "mine"}
-    done = retention(resting, savepoints="2", preview="False")
-    assert (done["savepoints_deleted"], done["savepoints_kept"]) == (["p1"], ["p2", "p3", "mine"])
-    assert set(root_files.savepoints(resting.root)) == {"p2", "p3", "mine"}
-    # Everything is too old now; the last stays.
-    last = retention(resting, savepoints_max_age=timedelta(microseconds=1))
-    assert last["savepoints_deleted"] == ["p2"]
-    assert set(root_files.savepoints(resting.root)) == {"p3", "mine"}
-    noted = [r for r in root_files.history(resting.root) if r.get("kind") == "dispose"]
-    assert {(r["facts"]["savepoint"], r["reason"]) for r in noted} == {("p1", "retention"), ("p2", "retention")}
-    resting.check_clean()
+@pytest.fixture
+def sessions(tmp_path: Path) -> Sessions:
+    return Sessions(tmp_path)
 
 
-def test_retention_logs_what_it_will_delete_before_it_does(resting: AccountsJob) -> None:
-    for day in (1, 2):
-        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())
-    there: list[set[str]] = []
-
-    def watch(_: object, __: str, event: Any) -> Any:
-        if "p1" in str(event).replace(str(resting.folder), ""):
-            there.append(set(root_files.savepoints(resting.root)))
-        raise structlog.DropEvent
-
-    before = structlog.get_config()["processors"]
-    structlog.configure(processors=[watch])
-    try:
-        retention(resting, savepoints="1")
-    finally:
-        structlog.configure(processors=before)
-    assert there[0] == {"p1", "p2"}
-    assert set(root_files.savepoints(resting.root)) == {"p2"}
+def test_a_drain_without_a_run_fires_the_timers_in_the_task(sessions: Sessions, golden: SnapshotAssertion) -> None:
+    run = new_run("2026-01-01")
+    # As a template renders it.
+    made = sessions.stop(run, "True", name="last")
+    assert made["taken_by"] == "run"
+    assert sessions.ends() == [("a", 3_600_001), ("b", 3_600_002)]
+    assert root_files.savepoints(sessions.folder / "root")["last"]["drained"] is True
+    assert sessions.stop(run, "True", name="last")["id"] == made["id"]
+    assert json.loads(sessions.status("--json"))["drained"]
+    # The table has milliseconds without a unit.
+    assert re.sub(r"(?<=<time>  )\d+", "<ms>", normalized(sessions.status())) == golden
 
 
-@pytest.mark.parametrize("arguments", [{"savepoints": "0"}, {"savepoints": "some"}, {"savepoints_max_age": "long"}])
-def test_a_wrong_rule_deletes_nothing(resting: AccountsJob, arguments: dict[str, Any]) -> None:
-    savepoint(resting, name="p", origin="periodic").execute(new_run("2026-01-01").next_try())
-    with fails(PermanentFailure, "config", **arguments):
-        retention(resting, **arguments)
-    assert set(root_files.savepoints(resting.root)) == {"p"}
+def test_a_stop_without_a_drain_fires_none(sessions: Sessions) -> None:
+    made = sessions.stop(new_run("2026-01-01"), "False", name="last")
+    assert made["taken_by"] == "head" and sessions.ends() == []
+    assert not json.loads(sessions.status("--json"))["drained"]
 
 
-def test_by_command(resting: AccountsJob) -> None:
-    for day in (1, 2):
-        savepoint(resting, name=f"p{day}", origin="periodic").execute(new_run(f"2026-01-0{day}").next_try())
-    prune = ("savepoint", "prune", "--json", "--keep", "1")
-    seen = json.loads(resting.command(*prune, "--max-age", "30d", "--dry-run").out)
-    assert (seen["deleted"], seen["kept"]) == (["p1"], ["p2"])
-    assert set(root_files.savepoints(resting.root)) == {"p1", "p2"}
-    assert json.loads(resting.command(*prune).out) == {**seen, "dry_run": False}
-    assert set(root_files.savepoints(resting.root)) == {"p2"}
-    assert resting.command("savepoint", "prune", "--max-age", "soon").code == 2
+def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_submit(sessions.folder, monkeypatch)
+    spark = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"ONE": "1"})
+    seen: dict[str, str] = {}
 
+    def look(*_: object, **__: object) -> None:
+        seen.update(os.environ)
+        raise Interrupted("enough was seen")
 
-def test_templates() -> None:
-    with DAG("a_dag"):
-        task = StateflowSavepointOperator(
-            task_id="savepoint", job_root="{{ root }}", name="{{ name }}", reason="{{ why }}", origin="{{ o }}"
-        )
-    context: Any = {"root": "/jobs/flights", "name": "n", "why": "w", "o": "upgrade"}
-    task.render_template_fields(context)
-    assert (task.job_root, task.name, task.reason, task.origin) == ("/jobs/flights", "n", "w", "upgrade")
-
-
-def test_take_back_of_nothing_is_nothing(resting: AccountsJob) -> None:
-    assert savepoints.withdraw(str(resting.root), "never-asked") is False
-    assert not (resting.root / "requests").exists()
+    monkeypatch.setattr(operations, "stop", look)
+    before = dict(os.environ)
+    with fails(TransientFailure, "interrupted"):
+        sessions.stop(new_run("2026-01-01"), True, spark=spark)
+    assert dict(os.environ) == before
+    words = shlex.split(seen["PYSPARK_SUBMIT_ARGS"])
+    assert words[words.index("--master") + 1] == "local[2,4]"
+    assert "spark.ui.enabled=false" in words and words[-1] == "pyspark-shell"
+    assert seen["ONE"] == "1"

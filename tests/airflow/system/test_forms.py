@@ -7,26 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from flights_demo.airflow_home import USER, AirflowHome, Folders
-from flights_demo.client import AirflowClient
-from flights_demo.polling import poll
+from flights_demo.airflow_home import USER
 
-from tests.airflow.browser import AirflowPages, chromium, open_page
 from tests.airflow.conftest import REPOSITORY
+from tests.airflow.system.browser import AirflowPages, chromium, open_page
+from tests.airflow.system.live_airflow import Client, live_airflow
 
 pytestmark = [
     pytest.mark.airflow,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
 
-PATIENCE = 400.0
-FAMILIES = ("flights", "fleet")
+DAGS = [f"{name}{suffix}" for name in ("flights", "fleet") for suffix in ("", "_savepoint", "_retention", "_recovery")]
 DEFAULTS: dict[str, dict[str, Any]] = {
     "flights": {"drain": False, "failpoint": None},
     "fleet": {"drain": False},
-    "_savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False, "drain": False},
-    "_retention": {"retain": None, "savepoints": 7, "preview": False},
-    "_recovery": {"sinks": "restore", "drop": None, "keep_tables": None, "from_other_job": False, "run": False},
+    "savepoint": {"name": None, "reason": None, "origin": "manual", "stop": False, "drain": False},
+    "retention": {"retain": None, "savepoints": 7, "preview": False},
+    "recovery": {"sinks": "restore", "drop": None, "keep_tables": None, "from_other_job": False, "run": False},
 }
 """Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""
 ENTRIES = {
@@ -42,7 +40,7 @@ ENTRIES = {
 class Web:
     """Airflow with the DAGs of this repository, and a browser; no DAG run begins."""
 
-    client: AirflowClient
+    client: Client
     pages: AirflowPages
 
     def newest_conf(self, dag_id: str) -> dict[str, Any]:
@@ -54,37 +52,30 @@ class Web:
 @pytest.fixture(scope="module")
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     folder = tmp_path_factory.mktemp("forms")
-    folders = Folders(folder / "airflow", REPOSITORY / "dags", REPOSITORY / "plugins", folder / "runs")
-    environment = {
-        "STATEFLOW_HOME": str(folder),
-        "STATEFLOW_RETENTION_SCHEDULE": "",
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
-    }
-    with AirflowHome(folders, environment, components=("api-server", "dag-processor")) as airflow:
-        airflow.migrate()
-        airflow.start()
-        with open_page(folder / "chromium") as page:
-            airflow.wait_until_healthy(PATIENCE)
-            client, pages = airflow.client(), AirflowPages(page, airflow.url)
-            assert poll(lambda: all(client.has_dag(f"{name}_recovery") for name in FAMILIES), PATIENCE)
-            pages.log_in(USER, airflow.password)
-            yield Web(client, pages)
+    environment = {"STATEFLOW_HOME": str(folder), "STATEFLOW_RETENTION_SCHEDULE": ""}
+    with (
+        live_airflow(folder, REPOSITORY / "dags", environment, ("api-server", "dag-processor")) as client,
+        open_page(folder / "chromium") as page,
+    ):
+        client.wait_for_dags(*DAGS)
+        pages = AirflowPages(page, client.home.url)
+        pages.log_in(USER, client.home.password)
+        yield Web(client, pages)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("suffix", ["", "_savepoint", "_retention", "_recovery"])
-def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, suffix: str) -> None:
-    dag_id = f"{name}{suffix}"
+@pytest.mark.parametrize("dag_id", DAGS)
+def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, dag_id: str) -> None:
+    name, _, suffix = dag_id.partition("_")
     wanted = DEFAULTS[suffix or name] | ENTRIES.get(dag_id, {})
     form = web.pages.open_form(dag_id)
     assert form.fields(wanted) == set(wanted)
     # Only what a recovery goes back to, and why, has to be entered.
-    assert form.can_send() is (suffix != "_recovery")
+    assert form.can_send() is (suffix != "recovery")
     for entry, value in ENTRIES.get(dag_id, {}).items():
         form.fill(entry, value)
     assert form.can_send()
     # What has no schedule is not paused: a trigger of a fresh Airflow starts it.
-    if suffix in ("", "_retention"):
+    if suffix in ("", "retention"):
         form.leave_paused()
     else:
         assert not form.asks_to_unpause()
@@ -94,6 +85,5 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, name: str, su
 
 def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
     pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
-    dags = [f"{name}{suffix}" for name in FAMILIES for suffix in ("", "_savepoint", "_retention", "_recovery")]
-    needed = {task["pool"] for dag in dags for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
+    needed = {task["pool"] for dag in DAGS for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
     assert needed and needed <= pools

@@ -12,18 +12,12 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-PATIENCE = 180_000.0
-"""Milliseconds; a page takes ten seconds and more on a busy machine."""
+# Milliseconds; a page takes ten seconds and more on a busy machine.
+_PATIENCE = 180_000.0
 # Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
 _ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-sync",
-    "--disable-background-networking",
-    "--disable-component-update",
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
 )
 
 
@@ -34,18 +28,14 @@ def chromium() -> str | None:
 
 @contextmanager
 def open_page(profile: Path) -> Iterator[Page]:
-    """A page of a new browser.
-
-    Args:
-        profile: new folder for the browser's files.
-    """
+    """A page of a new browser, whose files go to a new folder."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
             profile, executable_path=chromium(), args=_ARGUMENTS, viewport={"width": 1400, "height": 1400}
         )
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(_PATIENCE)
         try:
             yield context.pages[0]
         finally:
@@ -53,12 +43,7 @@ def open_page(profile: Path) -> Iterator[Page]:
 
 
 class AirflowPages:
-    """What an operator does in Airflow's web interface.
-
-    Args:
-        page: of a browser.
-        url: of the API server.
-    """
+    """What an operator does in Airflow's web interface."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -85,8 +70,7 @@ class AirflowPages:
 
     def open_question(self, dag_id: str, run_id: str, task_id: str) -> Question:
         """Opens what a task asks a person."""
-        path = f"dags/{dag_id}/runs/{quote(run_id)}/tasks/{task_id}/required_actions"
-        self.page.goto(f"{self._url}/{path}")
+        self.page.goto(f"{self._url}/dags/{dag_id}/runs/{quote(run_id)}/tasks/{task_id}/required_actions")
         self.page.get_by_role("button", name="Approve").wait_for()
         return Question(self.page)
 
@@ -111,7 +95,6 @@ class TriggerForm:
         return {name.removeprefix("element_") for name in names}
 
     def fill(self, name: str, value: str) -> None:
-        """Enters a text."""
         self._field(name).fill(value)
 
     def suggestions(self, name: str) -> list[str]:
@@ -120,7 +103,6 @@ class TriggerForm:
         return [str(value) for value in options.evaluate_all("all => all.map(e => e.value)")]
 
     def can_send(self) -> bool:
-        """Whether its button works."""
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 
     def asks_to_unpause(self) -> bool:
@@ -148,10 +130,8 @@ class Question:
 
     @property
     def text(self) -> str:
-        """All its text."""
         return self.page.inner_text("body")
 
     def answer(self, option: str, note: str) -> None:
-        """Enters a note and presses a button."""
         self.page.locator("[name=element_note]").fill(note)
         self.page.get_by_role("button", name=option).click()

@@ -15,11 +15,7 @@ Hook = Callable[..., None]
 
 
 def kill_each_task(dags: Sequence[DAG], folder: Path) -> None:
-    """Gives every task of the DAGs its two deaths, and no retry: somebody has to clear it.
-
-    Args:
-        folder: gets an empty file for each death, so that no task dies twice at the same moment.
-    """
+    """Gives every task of the DAGs its two deaths, each of which leaves an empty file in `folder`, and no retry."""
     folder.mkdir(parents=True, exist_ok=True)
     for dag in dags:
         for task in dag.tasks:
@@ -30,7 +26,7 @@ def kill_each_task(dags: Sequence[DAG], folder: Path) -> None:
 
 
 def _kill_worker() -> None:
-    """Nobody is left to tell Airflow: it learns of it by the missing heartbeat."""
+    """Airflow learns of it by the missing heartbeat."""
     os.kill(os.getpgid(0), signal.SIGKILL)
     _kill_task()
 

@@ -1,0 +1,42 @@
+"""Templates in the arguments of the operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from stateflow_airflow.operators.recovery import StateflowRestorePlanOperator
+from stateflow_airflow.operators.retention import StateflowRetentionOperator
+from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
+from stateflow_airflow.spark import SparkSubmit
+
+TEXT = "{{ value }}"
+
+
+@pytest.mark.parametrize(
+    ("operator", "given", "rendered"),
+    [
+        (
+            StateflowRunOperator,
+            {"job", "job_root"},
+            {"settings": {"job.day": "5"}, "conf": {"spark.x": "5"}, "env_vars": {"DAY": "5"}},
+        ),
+        (StateflowSavepointOperator, {"job_root", "name", "reason", "origin"}, {}),
+        (StateflowRestorePlanOperator, {"job", "job_root", "target", "drop", "from_other_job"}, {}),
+        (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_arguments_may_be_templates(operator: Any, given: set[str], rendered: dict[str, Any]) -> None:
+    more: dict[str, Any] = {}
+    if rendered:
+        spark = SparkSubmit(conf={"spark.x": TEXT}, env_vars={"DAY": TEXT})
+        more = {"settings": {"job.day": TEXT}, "spark": spark}
+    with DAG("a_dag"):
+        task = operator(task_id="task", **dict.fromkeys(given, TEXT), **more)
+    task.render_template_fields({"value": 5})
+    wanted = dict.fromkeys(given, "5") | rendered
+    assert {name: getattr(task, name) for name in wanted} == wanted
