@@ -57,7 +57,7 @@ class StreamExecutionEnvironment:
         Args:
             rows: objects of `row_class`. A later run skips as many rows as the runs before have read.
             row_class: the dataclass that defines the columns.
-            uid: as in `from_source`.
+            uid: uid of the source, as in `from_source`.
         """
         return self.from_source(CollectionSource(rows, row_class), uid=uid)
 

@@ -176,7 +176,7 @@ class SinkRefused(DataError):
 
 
 class SinkDiverged(DataError):
-    """The sink's table is another table, or at another version, than the log records."""
+    """The sink's table was replaced, or does not have the version that the log records."""
 
     code = "sink-diverged"
 

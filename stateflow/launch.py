@@ -54,7 +54,7 @@ class RunResult:
     """The outcome of a run, restarts included.
 
     Attributes:
-        generation: of the last attempt.
+        generation: generation of the last attempt.
         started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
         started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
         batches, rows_in, rows_out: sums over all attempts; rows out by uid of the sink.
@@ -250,7 +250,7 @@ class _Services:
 
 
 class _Attempts:
-    """The attempts of a run: what the first one and its restarts share, and the sums over all of them."""
+    """The attempts of a run: the first one and its restarts, with their shared services and the sums over all."""
 
     def __init__(self, start: Start, services: _Services, request: RunRequest) -> None:
         self.planned = start

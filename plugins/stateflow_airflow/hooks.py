@@ -56,9 +56,9 @@ class StateflowSubmitHook(BaseHook):
         """Returns the spark-submit command for the stateflow program.
 
         Args:
-            name: of the Spark application.
-            arguments: of the stateflow program.
-            folder: for Spark's own log, unless the environment configures logging; None to not redirect it.
+            name: name of the Spark application.
+            arguments: arguments of the stateflow program.
+            folder: folder for Spark's own log, unless the environment configures logging; None to not redirect it.
 
         Raises:
             PermanentFailure: the connection, spark-submit, Java or stateflow is missing, or the driver would not run on

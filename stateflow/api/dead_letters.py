@@ -19,7 +19,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         row: the row as JSON, so that it can be corrected and processed again; its `repr` if it cannot be encoded.
         error: the exception's type and text.
         where: file and line that raised it.
-        batch: number of the batch in the history of the job's state.
+        batch: epoch of the batch: its number along the job's state, over all runs and restores.
     """
 
     operator: str

@@ -18,8 +18,8 @@ class SinkContext:
     """Identifies a sink of a job.
 
     Attributes:
-        job_uuid: of the job; empty if the job root does not exist yet.
-        uid: of the sink.
+        job_uuid: UUID of the job; empty if the job root does not exist yet.
+        uid: uid of the sink.
         schema: columns of the rows.
     """
 
@@ -83,10 +83,10 @@ class OtherCommit:
 
     Attributes:
         version: the table version that it created.
-        applications: those whose token it set; empty for a writer without tokens.
+        applications: the applications whose token it set; empty for a writer without tokens.
         text: writer, operation, time and change in rows, for display.
         files: the files that it added and removed.
-        operation: as the table's log names it; empty if the log does not name it.
+        operation: the operation's name in the table's log; empty if the log does not name it.
         rows: change in the number of rows; None if unknown.
     """
 
@@ -117,8 +117,8 @@ class SinkTable(Protocol):
     """A handle of a sink's table at one version. A commit fails if the application has committed since.
 
     Attributes:
-        table_id: of the table.
-        version: of the table when the handle was made.
+        table_id: id of the table.
+        version: version of the table when the handle was created.
         token: the last checkpoint that this application published; 0 if there is none. None for a table that stores no
             tokens, such as a terminal: then the log decides, and output that was published just before a run died is
             published again.

@@ -225,7 +225,7 @@ def read_pending_records(root: JobRoot, head: Head) -> list[CheckpointRecord]:
 
 
 def flush_pending_records(root: JobRoot, head: Head) -> None:
-    """Stores the pending records of `head` in the history. Storing them again is harmless; an error is logged only."""
+    """Stores the pending records of `head` in the history. Storing them again is harmless; an error is only logged."""
     try:
         store_pending_records(root, head, read_pending_records(root, head))
     except StateflowError as e:

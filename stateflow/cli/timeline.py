@@ -1,7 +1,7 @@
 """Draws a job's history as text: one line per record, with a graph of the branches that restores have left. Pure.
 
-The leftmost column is the line of the job's present state, with everything that it was derived from. Branches that a
-restore went back from, or went back to in vain, have columns to its right; so do forks, which continue as other jobs.
+The leftmost column shows the history of the job's current state. The columns to its right show branches that a restore
+has undone, also if an earlier restore had returned to them, and forks, which continue as other jobs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_timeline(records: Sequence[Record], width: int | None = None) -> list[s
     """Returns the lines of the timeline, oldest record first.
 
     Args:
-        records: in any order.
+        records: the records, in any order.
         width: columns of the terminal; longer texts are wrapped. None for no limit.
     """
     if not records:

@@ -47,7 +47,7 @@ class ForkRequest:
     """Parameters of a fork.
 
     Attributes:
-        target: as `checkpoint.restore.targets.resolve_target` accepts it.
+        target: a target that `checkpoint.restore.targets.resolve_target` accepts.
         into: the new job root; must be empty, or hold an incomplete attempt of the same fork.
         shadow: whether every run of the new job publishes to ``…_shadow`` tables; otherwise give it its own tables.
         from_other_job: whether the target may be a savepoint of another job, which is then the parent of the fork.

@@ -102,9 +102,10 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
 def stored_entries(
     operator: OperatorState, storage: Storage, clock: Clock
 ) -> Iterator[tuple[SubtaskState, Iterator[Entry]]]:
-    """Yields each subtask with its stored entries, which must be read before the next subtask.
+    """Yields each subtask with an iterator over its stored entries.
 
-    The caller keeps the files from deletion.
+    Read the entries of a subtask before you advance to the next subtask. The caller must prevent the deletion of the
+    files, for example with a pin.
 
     Args:
         storage: the storage with the operator's files.

@@ -91,10 +91,10 @@ class StartCheck:
 
 
 def start_errors(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> Iterator[StateflowError]:
-    """Makes the checks with the given needs and yields their errors.
+    """Runs the checks with the given needs and yields their errors.
 
     Args:
-        checks: the checks to make; by default `CHECKS`.
+        checks: the checks to run; by default `CHECKS`.
     """
     for each in checks or CHECKS:
         if each.needs in needs:
@@ -105,7 +105,7 @@ def start_errors(start: Start, needs: Sequence[Needs], checks: Sequence[StartChe
 
 
 def check_start(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
-    """Raises the first error of the checks with the given needs."""
+    """Runs the checks with the given needs; raises the first error."""
     for error in start_errors(start, needs, checks):
         raise error
 

@@ -1,4 +1,4 @@
-"""Publication of a run's pending output, and the plan to go back when some of it was deleted."""
+"""Publication of a run's pending output, and the plan of a rewind when some of it was deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BoundSink:
     """A sink of a job.
 
     Attributes:
-        sink: as the job file declares it.
+        sink: the sink as the job file declares it.
         context: names the job and the sink.
     """
 
@@ -53,11 +53,11 @@ class Publisher:
     """Publishes a run's output in order, and tracks the newest publication of each sink.
 
     Args:
-        root: of the job.
-        sinks: by uid.
+        root: the job root.
+        sinks: the job's sinks, by uid.
 
     Attributes:
-        published: what this run has published last, by uid of the sink.
+        published: the newest publication of this run, by uid of the sink.
         settled: pairs of checkpoint id and sink whose pending output is published.
     """
 
@@ -141,12 +141,12 @@ class Publisher:
         return older[-1], intents
 
     def reset(self) -> None:
-        """Forgets all publications. Called when every table goes back; the log then has the new positions."""
+        """Drops all recorded publications. Called when every table is rewound; the log then has the new positions."""
         self.published = {}
         self.settled = frozenset()
 
     def discard_settled(self, head: Head) -> None:
-        """Forgets settled output that is no longer pending in `head`."""
+        """Drops settled output that is no longer pending in `head`."""
         pending = pending_of(head)
         self.settled &= {(p.checkpoint_id, p.sink) for p in pending}
         self._root.outputs.keep_only(pending)

@@ -19,7 +19,7 @@ class SkippedFile:
 
     Attributes:
         source: uid of the source.
-        file: what could not be read, and why.
+        file: the file that could not be read, and the reason.
     """
 
     source: str
@@ -38,7 +38,7 @@ def quarantine_records(skipped: Sequence[SkippedFile], at: str, generation: int)
 
     Args:
         at: timestamp in ISO 8601.
-        generation: of the run that skips the files.
+        generation: the generation of the run that skips the files.
     """
     return tuple(
         QuarantinedFile(source=s.source, file=s.file.path, error=s.file.reason, at=at, generation=generation)

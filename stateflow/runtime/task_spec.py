@@ -220,9 +220,9 @@ class ChainSpec:
     """One operator chain of a level.
 
     Attributes:
-        inputs: one input, or the two of connected streams, the first of which is keyed.
+        inputs: one input, or the two inputs of connected streams, the first of which is keyed.
         function: None for a relay and for a sink on an unkeyed stream.
-        bases: for each subtask the msgpack of its base's parts, a list of `SubtaskState`; empty without a base.
+        bases: the msgpack of each subtask's base, a list of `SubtaskState`; empty without a base.
         known_states: the states that the base was written with.
         on_error: the policy for rows that the function raises for.
         operator_base: msgpack of the `OperatorBase`; empty if the base does not contain the operator.
@@ -247,12 +247,12 @@ class ChainSpec:
 
     @property
     def keying(self) -> Keying | None:
-        """The keying of the first input, whose types are those of the keyed state."""
+        """The key columns of the first input. Keyed state uses their types."""
         return self.inputs[0].keying
 
     @property
     def state_watermark(self) -> int | None:
-        """The watermark that state TTL counts by. A drain fires every timer but does not let state expire."""
+        """The watermark that determines the expiry of state. A drain fires every timer, but no state expires by it."""
         return self.watermark_before if self.watermark == MAX_WATERMARK else self.watermark
 
 

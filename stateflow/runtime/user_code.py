@@ -24,7 +24,7 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
     necessarily the one that set the value.
 
     Args:
-        operator: uid.
+        operator: uid of the operator.
         columns: names of the key columns.
         context: the context that the function was called with.
     """

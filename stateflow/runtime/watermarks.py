@@ -29,7 +29,7 @@ def advance_source_watermarks(
 
     Args:
         known: the watermarks before the batch.
-        strategies: by uid of the source.
+        strategies: the watermark strategies, by uid of the source.
         seen: the latest event time in the batch, in milliseconds since 1970, by uid of each source that had rows.
         now: processing time of the batch, in milliseconds since 1970.
     """
@@ -60,9 +60,9 @@ def operator_watermarks(
     """Returns the watermark of each operator chain in a batch, by uid.
 
     Args:
-        chains: of the job's plan.
-        before: the watermarks of the chains in the batch before, by uid.
-        sources: the watermarks of the sources after the batch before.
+        chains: the operator chains of the job's plan.
+        before: the watermarks of the chains in the previous batch, by uid.
+        sources: the watermarks of the sources after the previous batch.
         ended: uids of sources that have no more rows; their watermark is the highest, as in Flink.
     """
     known = {each.uid: each for each in sources}

@@ -19,7 +19,7 @@ def key_parts(key: str, uri: str) -> list[str]:
         uri: the address of the storage, for the error.
 
     Raises:
-        DataError: the key could lead out of the storage.
+        DataError: the key could refer to a path outside of the storage.
     """
     parts = key.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in key:

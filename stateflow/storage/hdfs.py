@@ -50,7 +50,7 @@ class HdfsStorage(Storage):
         scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
         hosts: NameNodes with their HTTP ports, separated by commas; the active one is used.
         folder: absolute path of the root, without a slash at its end.
-        retries: for requests that fail, and for requests that no NameNode is ready to serve.
+        retries: the policy for requests that fail, or that no NameNode is ready to serve.
     """
 
     host_local = False

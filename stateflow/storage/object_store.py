@@ -86,7 +86,7 @@ class ObjectStorage(Storage):
     Args:
         scheme: ``s3``, ``gs`` or ``az``.
         bucket: bucket or container.
-        prefix: of all keys; without slashes at its ends, may be empty.
+        prefix: prefix of all keys, without slashes at its ends; may be empty.
         retries: obstore's retry configuration; None to retry for about a minute.
     """
 

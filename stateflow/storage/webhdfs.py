@@ -55,7 +55,7 @@ class FileStatus(TypedDict):
         pathSuffix: name within the listed folder; empty when the listed path is a file.
         type: ``FILE`` or ``DIRECTORY``.
         length: size in bytes.
-        modificationTime: in milliseconds since 1970.
+        modificationTime: modification time in milliseconds since 1970.
     """
 
     pathSuffix: str
@@ -93,7 +93,7 @@ class WebHdfs:
     Args:
         scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
         hosts: NameNodes with their HTTP ports, separated by commas.
-        retries: for requests that fail, and for requests that no NameNode is ready to serve.
+        retries: the policy for requests that fail, or that no NameNode is ready to serve.
     """
 
     def __init__(self, scheme: str, hosts: str, retries: Retry) -> None:
@@ -115,8 +115,9 @@ class WebHdfs:
     def list(self, path: str) -> Listing | None:
         """Returns the content of a folder; None when it does not exist.
 
-        Any other failure raises: a response that cannot be interpreted must not count as an empty folder. The library's
-        own `list` distinguishes neither, and does not return the NameNode's time.
+        Any other failure raises an error, because a response that cannot be parsed must not count as an empty folder.
+        The library's own `list` does not distinguish a missing folder, a failure and an empty folder, and does not
+        return the NameNode's time.
         """
         try:
             response: requests.Response = self._request(lambda: self._client._list_status(path))  # noqa: SLF001
@@ -200,7 +201,7 @@ def translated_errors(uri: str, key: str) -> Iterator[None]:
 
     Args:
         uri: address of the storage.
-        key: of the object that the requests are about.
+        key: key of the object that the requests are about.
 
     Raises:
         ConfigError: HDFS refused access.

@@ -27,7 +27,7 @@ class FolderSink(Sink):
     ``paths``.
 
     Args:
-        folder: of the table.
+        folder: folder of the table.
     """
 
     def __init__(self, folder: str | Path) -> None:

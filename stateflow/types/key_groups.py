@@ -98,7 +98,7 @@ def check_key_type(name: str, column: str) -> str:
 
     Args:
         name: Spark's simple type name.
-        column: of the key, for the error.
+        column: name of the key column, for the error.
 
     Raises:
         ConfigError: columns of the type cannot be part of a key.

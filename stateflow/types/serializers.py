@@ -219,12 +219,12 @@ def with_timestamp(data: bytes, timestamp: int, time: str) -> bytes:
 
 
 def payload_start(data: bytes) -> int:
-    """Returns the offset of the msgpack in a stored value; raises CorruptFile for an unknown format."""
+    """Returns the offset of the msgpack payload in a stored value; raises CorruptFile for an unknown format."""
     return len(data) - len(_payload(data))
 
 
 def _payload(data: bytes) -> bytes:
-    """Returns the msgpack after format and timestamp of a stored value; a copy, which is faster than a memoryview."""
+    """Returns the msgpack payload of a stored value, as a copy, which is faster than a memoryview."""
     kind = data[:1]
     if kind == VALUE_FORMAT:
         return data[1:]

@@ -27,7 +27,7 @@ def stateflow_dags(
     Args:
         job: the job.
         application: absolute path of the job file.
-        schedule: of runs; None for manual runs only.
+        schedule: schedule of runs; None for manual runs only.
         savepoints: schedule of periodic savepoints, and of the retention after each; None for manual runs only.
         retention: limits of the retention DAG; by default seven periodic savepoints.
     """

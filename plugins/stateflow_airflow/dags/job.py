@@ -17,21 +17,21 @@ class StateflowJob:
     """A job and its Airflow options.
 
     Args:
-        name: of the job; DAG ids and asset names start with it.
-        root: its job root.
+        name: name of the job; DAG ids and asset names start with it.
+        root: the job root.
         settings: see `StateflowRunOperator`.
         spark: see `StateflowRunOperator`.
-        pool: of the tasks that run or restore the job. Create the pool first: Airflow keeps a task with an unknown pool
-            in the state "scheduled" and reports it only in the scheduler's log.
+        pool: the Airflow pool of the tasks that run or restore the job. Create the pool first: Airflow keeps a task
+            with an unknown pool in the state "scheduled" and reports it only in the scheduler's log.
         run: further arguments of the tasks that run the job, such as ``retries``.
         params: further params of the run DAG and the recovery DAG, for templates in `settings` and `spark`. An optional
-            text needs the type ``["null", "string"]``: Airflow's form requires a value for every other type.
-        run_params: as `params`, of the run DAG only. Templates must work without them, since the recovery DAG renders
-            the same templates: ``{{ params.get('failpoint') or '' }}``.
+            text param needs the type ``["null", "string"]``: Airflow's form requires a value for every other type.
+        run_params: further params of the run DAG only. Templates must work without them, since the recovery DAG
+            renders the same templates: ``{{ params.get('failpoint') or '' }}``.
         suggest_targets: whether the recovery form suggests restore targets. Each time Airflow parses the DAG file, they
             are read from a job root in a file system; a job root in another storage is never read.
         approvers: ids of the users who may approve a restore; if empty, every user who may answer.
-        description: of the run DAG, in Markdown.
+        description: description of the run DAG, in Markdown.
     """
 
     name: str

@@ -17,7 +17,7 @@ class Launch:
     """A launched program.
 
     Attributes:
-        folder: of its files; see `launcher`.
+        folder: folder of its files; see `launcher`.
         pid: id of its first process, which is also the id of its session.
         started: start time of that process, in clock ticks since the host's boot.
         host: the host's name.

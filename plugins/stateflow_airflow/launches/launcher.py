@@ -58,7 +58,7 @@ class Launcher:
     """The launches of one task of one DAG run, at most one of them active.
 
     Args:
-        folder: of the launches.
+        folder: folder of the launches.
         turn: see `Launch`.
     """
 

@@ -41,7 +41,7 @@ class StateflowSavepointOperator(JobOperator):
 
     Args:
         job_root: the job's root, see `StateflowRunOperator`. Templated.
-        name: of the savepoint; by default, its origin and the time of the DAG run. Templated.
+        name: name of the savepoint; by default, its origin and the time of the DAG run. Templated.
         origin: ``manual``, ``upgrade`` or ``periodic``; retention deletes periodic savepoints only. Templated.
         reason: stored with the savepoint. Templated.
         by: the user to record; by default, the user who triggered the DAG run. Templated.

@@ -23,7 +23,7 @@ def to_bool(name: str, value: bool | str) -> bool:
     """Returns the boolean in `value`. Raises PermanentFailure for any other value.
 
     Args:
-        name: of the argument, for the error.
+        name: name of the argument, for the error.
         value: a boolean, or the text ``true`` or ``false`` in any case.
     """
     if str(value).lower() not in ("true", "false"):

@@ -112,7 +112,7 @@ class Aggregate(ABC):
         """Returns the aggregates to compute before the shuffle; empty if the result would depend on partitioning.
 
         Args:
-            prefix: of the column names.
+            prefix: prefix of the column names.
             divide_floats: whether sums of floats may depend on partitioning.
         """
         return ()

@@ -42,11 +42,11 @@ class Partial:
     """A column of partial results.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         over: the aggregated column of the rows.
         function: Arrow's name of the aggregation.
-        arrow_type: of the column.
-        spark_type: of the column.
+        arrow_type: the column's Arrow type.
+        spark_type: the column's Spark type.
         half: the half of each value that is aggregated; None for the whole value.
     """
 

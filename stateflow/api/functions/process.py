@@ -38,12 +38,12 @@ class TaskInfo:
     """The subtask of an operator, and the times of the batch.
 
     Attributes:
-        uid: of the operator.
+        uid: uid of the operator.
         subtask: index of the subtask.
         parallelism: number of subtasks.
         max_parallelism: number of key groups.
         processing_time: constant during the batch.
-        epoch: number of the batch in the history of the state, over all runs, restores and forks.
+        epoch: number of the batch along the job's state, over all runs, restores and forks.
         watermark: milliseconds since 1970; None before there is one.
     """
 

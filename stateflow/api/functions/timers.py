@@ -12,7 +12,7 @@ class TimerService:
 
     Args:
         timers: None if the function cannot use timers.
-        processing_time: of the batch.
+        processing_time: processing time of the batch.
         watermark: None before there is one.
         refused: why timers cannot be registered; empty if they can.
 

@@ -45,7 +45,7 @@ def _add_strategies(found: dict[str, WatermarkStrategy], more: Mapping[str, Wate
 def event_time_of(node: Node) -> str:
     """Returns the timestamp column of a stream; empty if none is declared.
 
-    After an operator it is the column of the same name, if the operator's output has one.
+    For an operator's output, it is the column of the same name, if the output has one.
 
     Raises:
         JobDefinitionError: the column is missing before the first operator, or differs within a union.

@@ -135,7 +135,7 @@ class KeyedStream(Generic[Stream]):
         uid: str = "",
         on_error: str | DeadLetters = FAIL,
     ) -> Stream:
-        """Emits any number of rows per row. As `DataStream.flat_map`; a `RichFlatMapFunction` may use keyed state."""
+        """Emits zero or more rows per row. As `DataStream.flat_map`; a `RichFlatMapFunction` may use keyed state."""
         return self._row_step(RowStep(StepKind.FLAT_MAP, function, self._output(output)), uid, on_error)
 
     def filter(

@@ -84,7 +84,7 @@ class CheckpointCoordinator:
         return verdict
 
     def triggered(self, ordinal: int, now: float) -> None:
-        """Records a pending checkpoint, also one that is triggered later than at its barrier."""
+        """Records a pending checkpoint; also called when a checkpoint is triggered after its barrier."""
         self._pending[ordinal] = self._triggered_at = now
         self._barriers = 0
 

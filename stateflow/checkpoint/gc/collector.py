@@ -35,7 +35,7 @@ class FileStatus:
 
     Attributes:
         key: key of the object in the job root.
-        size: in bytes.
+        size: size in bytes.
         fate: whether a collection deletes it, and why.
         needed_by: the checkpoints that need it, with the owners of their pins.
     """

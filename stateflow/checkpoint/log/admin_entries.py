@@ -42,9 +42,9 @@ class AdminEntries:
 
         Args:
             ref: the checkpoint.
-            owner: who reads it, for display.
-            reason: why, for display.
-            generation: of the run that reads it itself, whose pin ends with the next CLAIM; 0 for other readers.
+            owner: name of the reader, for display.
+            reason: reason of the pin, for display.
+            generation: generation of a run that reads for itself; the next CLAIM ends its pin. 0 for other readers.
 
         Raises:
             DataError: the checkpoint is no longer kept.

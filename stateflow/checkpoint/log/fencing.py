@@ -19,11 +19,11 @@ class FenceGuard:
     """Reports whether a newer run has claimed the job.
 
     Only the log fences a run, when the run next appends an entry. The guard explains other failures and shortens the
-    time that a fenced run works in vain.
+    time for which a fenced run does useless work.
 
     Args:
         job_log: the log of the job.
-        generation: of the run that asks.
+        generation: generation of the run to check.
 
     Attributes:
         claim: the run's newest CLAIM; None if it was not given to `follow`.

@@ -141,7 +141,7 @@ class JobRoot:
         return outcome.head if isinstance(outcome, Appended) else None
 
     def adoption(self, head: Head | None, ref: EntryRef) -> Adoption:
-        """Returns a restorable checkpoint as something to continue from.
+        """Returns the `Adoption` of a restorable checkpoint, for a CLAIM that continues from it.
 
         Raises DataError when it is no longer retained.
         """

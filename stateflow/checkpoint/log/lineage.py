@@ -32,7 +32,7 @@ def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
     """Returns the ranges of entry numbers that no restore has undone, newest first.
 
     Args:
-        restores: for each restore, the number of its own entry and of the restored checkpoint.
+        restores: number of the restored checkpoint, by number of the restore's own entry.
         newest: number of the newest entry.
     """
     parts = []

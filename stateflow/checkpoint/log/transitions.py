@@ -1,4 +1,4 @@
-"""The content of CLAIM, COMMIT and ADMIN entries, given the entry before them. Pure functions."""
+"""Builds the content of CLAIM, COMMIT and ADMIN entries from the previous entry. Pure functions."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def claim(job: JobFormat, base: Head | None, author: Author, adopt: Adoption | N
     Args:
         job: the job.
         base: the entry before it; None in an empty log.
-        author: who claims the job.
-        adopt: what to continue from; None continues from the current checkpoint of `base`.
+        author: the process that claims the job.
+        adopt: the state to continue from; None continues from the current checkpoint of `base`.
     """
     entry = _successor(job, base, author, EntryKind.CLAIM)
     # The CLAIMs of a restore command are not runs, and a run that restores by itself has claimed the job before.

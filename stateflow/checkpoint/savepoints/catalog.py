@@ -174,9 +174,9 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     """Returns the complete savepoint with this name or folder name; None if it does not exist.
 
     Args:
-        storage: as for `list_savepoints`.
+        storage: the storage to search, as for `list_savepoints`.
         name: name of the savepoint, or of its folder.
-        within: as for `list_savepoints`.
+        within: the folder to search, as for `list_savepoints`.
 
     Raises ConfigError when several have the name, which only happens when they were created concurrently.
     """

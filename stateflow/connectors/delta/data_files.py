@@ -164,7 +164,7 @@ class ParquetWriter(SinkWriter):
     """Writes the rows of one attempt to a Parquet file, or to several when it exceeds `limits`.
 
     Args:
-        name: of the first file; later ones differ in `part`.
+        name: name of the first file; later ones differ in `part`.
     """
 
     def __init__(self, folder: Path, name: FileName, schema: RowSchema, limits: Limits | None = None) -> None:

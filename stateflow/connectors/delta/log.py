@@ -87,7 +87,7 @@ class DeltaHead:
 
     Attributes:
         token: the version of the application's last transaction; 0 when there is none.
-        file_id: of the log entry of `version`; None when that entry no longer exists.
+        file_id: identity of the log file of `version`; None when that file no longer exists.
     """
 
     version: int
@@ -174,7 +174,7 @@ class LogListing:
     """The files of a table's log.
 
     Attributes:
-        names: of all files, each with its version, or the first of its versions.
+        names: the version of each file by name; the first version for a file that covers several.
         entries: versions that have a log entry.
         checkpoints: versions that have a complete checkpoint.
     """

@@ -42,7 +42,7 @@ class Change:
         """Returns the actions of the log entry that makes the change.
 
         Args:
-            now: in milliseconds since 1970.
+            now: timestamp in milliseconds since 1970.
         """
         return [*({"remove": _remove(f, now)} for f in self.removed), *({"add": _add(f)} for f in self.restored)]
 

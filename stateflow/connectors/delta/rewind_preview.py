@@ -25,7 +25,7 @@ class Divergence:
     """How the contents of two versions diverged.
 
     Attributes:
-        files: of their newest common base; None when it is unknown.
+        files: the files of their newest common base; None when it is unknown.
         undone: entries from the base to the newest version, in order.
         redone: entries from the base to the version to restore, in order.
     """

@@ -18,9 +18,9 @@ class ColumnPolicy:
     """How the start of a run handles Parquet files whose columns differ from those of the row class.
 
     Args:
-        added: for columns that only the files have: ignore them, or refuse to start.
-        missing: for columns that only the row class has: refuse to start, or read them as null. A column that must not
-            be null is always refused.
+        added: the policy for columns that only the files have: ignore them, or refuse to start.
+        missing: the policy for columns that only the row class has: refuse to start, or read them as null. A column
+            that must not be null is always refused.
 
     Raises:
         ConfigError: a value is not one of these.
@@ -44,7 +44,7 @@ def check_columns(found: Mapping[str, str], schema: RowSchema, policy: ColumnPol
 
     Args:
         found: Spark's type names of the files' columns, by column.
-        path: of the source, for errors.
+        path: path of the source, for errors.
 
     Raises:
         SchemaMismatch: a column is missing, has another type, or is not declared; names the column.

@@ -1,8 +1,8 @@
 """Work of a run that no result depends on: its errors are reported, and the run continues.
 
-The guarantees of a run depend on checkpoints, publication and the log alone; errors there end the run. Everything else
-goes through `BackgroundWork`: an error is logged, counted by kind, recorded in the history, and followed by a pause
-that grows, so that a storage that refuses requests is not called at full speed.
+The guarantees of a run depend on checkpoints, publication and the log alone; an error in one of these ends the run.
+Everything else goes through `BackgroundWork`: an error is logged, counted by kind, recorded in the history, and
+followed by a growing delay, so that a storage that refuses requests is not called at full speed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class BackgroundWork:
     Args:
         root: holds the history that gets the records.
         recorder: counts failures.
-        generation: of the run.
+        generation: the run's generation.
     """
 
     def __init__(self, root: JobRoot, recorder: Recorder, generation: int) -> None:

@@ -23,7 +23,7 @@ def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> Pending
     """Runs the tasks of a batch and collects their reports.
 
     Args:
-        rows: as `Executor.execute` takes them.
+        rows: the input rows, as `Executor.execute` takes them.
 
     Raises:
         StateflowError: a task failed; it is the task's error.
@@ -46,7 +46,7 @@ def operator_states_after(
     Args:
         pending: the completed barrier of the batch.
         base: the state before the batch, by uid.
-        watermarks: of the batch, by uid of the operator.
+        watermarks: the watermarks of the batch, by uid of the operator.
         limit: maximum size of the state in the memory backend, in bytes.
 
     Raises:
@@ -89,13 +89,13 @@ class Barrier:
     """A barrier that all tasks have reached.
 
     Attributes:
-        manifest: of the checkpoint that this barrier can become.
+        manifest: the manifest of the checkpoint that this barrier can become.
         folder: data folder of the driver's own files.
         output: files to publish, by uid of the sink.
         rows_in: rows that the first operators read.
         rows_out: rows in `output`, by uid of the sink.
         quarantined: input files that the batch skipped.
-        metrics: for the record of the checkpoint.
+        metrics: the metrics for the checkpoint's history record.
     """
 
     manifest: Manifest
@@ -114,7 +114,7 @@ def barrier_metrics(began: datetime, trigger_ms: float, reports: Iterable[TaskRe
         began: start of the batch by the driver's clock. A task's clock may differ, so delays are never negative, and
             exact on a single host only.
         trigger_ms: duration of capturing the source positions.
-        reports: of all tasks.
+        reports: the reports of all tasks.
     """
     all_reports = list(reports)
     reached = [report.barrier_at for report in all_reports if report.barrier_at is not None]

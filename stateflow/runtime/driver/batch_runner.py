@@ -36,9 +36,9 @@ class Batch:
     """Input of one batch.
 
     Attributes:
-        rows: as the executor takes them.
+        rows: the input rows, as the executor takes them.
         capture: returns the source positions at the end of the batch.
-        watermarks: of each operator in this batch.
+        watermarks: the watermark of each operator in this batch.
         full: whether the tasks store all state again, instead of what has changed.
         drains: whether sources that may get more rows count as ended.
     """
@@ -54,12 +54,12 @@ class BatchRunner:
     """Runs the batches of one run, and holds the state that the next batch starts from.
 
     Args:
-        job: what runs.
+        job: the job that runs.
         executor: runs the tasks.
-        restored: what the first batch starts from.
+        restored: the restored job that the first batch starts from.
 
     Attributes:
-        manifest: of the newest barrier, or else of the restored checkpoint.
+        manifest: the manifest of the newest barrier, or else of the restored checkpoint.
         ordinal: number of the newest batch; 0 before the first one.
     """
 
@@ -72,13 +72,13 @@ class BatchRunner:
         self.ordinal = 0
 
     def run(self, batch: Batch, checkpoint_id: int) -> Barrier:
-        """Runs a batch. The next one starts from its state once `advance` was called.
+        """Runs a batch. The next batch starts from its state after a call of `advance()`.
 
         Args:
             checkpoint_id: the newest checkpoint.
 
         Raises:
-            BatchFailed: the reports are incomplete; nothing of the batch exists.
+            BatchFailed: the reports are incomplete; nothing of the batch is committed.
         """
         clock, ordinal = self._job.root.clock, self.ordinal + 1
         began, began_at = clock.monotonic(), clock.now()
@@ -104,7 +104,7 @@ class BatchRunner:
         )
 
     def advance(self, barrier: Barrier) -> None:
-        """Lets the next batch start from the state of a barrier, whether that becomes a checkpoint or not."""
+        """Makes the next batch start from the state of `barrier`, whether the barrier becomes a checkpoint or not."""
         self.manifest = barrier.manifest
         self.ordinal = barrier.manifest.ordinal
         self._base = {o.uid: o for o in barrier.manifest.operators}
@@ -142,7 +142,7 @@ class BatchRunner:
         """Returns whether a batch without rows would fire timers, as far as the driver knows.
 
         Args:
-            ended: as for `tick`.
+            ended: uids of sources that count as ended, as for `tick`.
         """
         watermarks, now = self.watermarks(ended), epoch_milliseconds(self._job.root.clock.now())
         operators = [u.uid for u in self._job.plan.chains if u.operator]

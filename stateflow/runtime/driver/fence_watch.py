@@ -20,7 +20,7 @@ class FenceWatch:
     in vain, so a failed check is logged and the next one follows.
 
     Args:
-        guard: of the run.
+        guard: the run's fence guard.
         interval: between two checks.
         on_fenced: called once, in the thread; interrupts what the run is doing.
     """

@@ -28,8 +28,8 @@ class RestoredJob:
 
     Attributes:
         head: the newest log entry.
-        manifest: of its checkpoint; None without a checkpoint.
-        state: what each operator starts from.
+        manifest: the manifest of its checkpoint; None without a checkpoint.
+        state: the state that each operator starts from.
         pending_records: history that only the manifest holds.
         publisher: publishes the run's output.
     """
@@ -42,16 +42,16 @@ class RestoredJob:
 
 
 def restore_job(job: Job, checks: StartChecks, checked: CheckedHead, claim: Head, guard: FenceGuard) -> RestoredJob:
-    """Publishes what is pending, goes back where that is impossible, and restores the newest checkpoint.
+    """Publishes pending output and restores the newest checkpoint; rewinds to an older one if output was deleted.
 
-    Going back claims the job once more: the generation of the run is that of the returned head.
+    A rewind claims the job again: the generation of the run is that of the returned head.
 
     Args:
-        job: what runs.
-        checks: of the start.
-        checked: what the checks before the CLAIM found.
+        job: the job to restore.
+        checks: the checks of this start.
+        checked: the result of the checks before the CLAIM.
         claim: the run's CLAIM.
-        guard: of the run; it follows a second CLAIM.
+        guard: the run's fence guard; it follows a second CLAIM.
 
     Raises:
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
@@ -59,7 +59,7 @@ def restore_job(job: Job, checks: StartChecks, checked: CheckedHead, claim: Head
         ForeignRows, SinkDiverged: as for `complete_rewind`.
     """
     root, publisher = job.root, Publisher(job.root, job.sinks)
-    # Read now, because the restore may go back to an older checkpoint. A start that fails leaves nothing but its CLAIM.
+    # Read now, because the restore may return to an older checkpoint. A start that fails leaves nothing but its CLAIM.
     is_same = checked.checkpoint_id == claim.checkpoint_id
     records = list(checked.pending_records) if is_same else read_pending_records(root, claim)
     _prepare_sinks(job, claim)

@@ -41,7 +41,7 @@ class JobRun:
     `start` sets all attributes but `job` and `totals`.
 
     Args:
-        job: what to run.
+        job: the job to run.
         executor: runs the tasks of the batches.
         totals: counts of the same launch before a restart, which this run continues.
 
@@ -102,7 +102,7 @@ class JobRun:
         """Claims the job, checks every file of its newest checkpoint, publishes pending output and restores.
 
         Args:
-            note: who requested the run, or why; for the log and the history.
+            note: requester of the run, or reason; for the log and the history.
 
         Raises:
             Fenced: a newer run has claimed the job.
@@ -150,12 +150,12 @@ class JobRun:
         """Runs one micro-batch up to its barrier; with synchronous checkpoints, up to its published checkpoint.
 
         Args:
-            rows: as the executor takes them.
+            rows: the input rows, as the executor takes them.
             capture: called before any task runs, so that the positions are those of the barrier, never later ones.
 
         Raises:
             Fenced: a newer run has claimed the job.
-            BatchFailed: the reports are incomplete; nothing of the batch exists.
+            BatchFailed: the reports are incomplete; nothing of the batch is committed.
             StateflowError: a task failed, or too many checkpoints did.
         """
         with self.guard.translate_errors():
@@ -168,7 +168,7 @@ class JobRun:
         """Runs a batch without rows that fires due timers; raises as `run_batch` does.
 
         Args:
-            ended: as for `BatchRunner.tick`.
+            ended: uids of sources that count as ended, as for `BatchRunner.tick`.
         """
         with self.guard.translate_errors():
             result = self._process(self.batches.tick(ended))
@@ -190,7 +190,7 @@ class JobRun:
     def record_failure(self, error: StateflowError) -> None:
         """Adds the error that ends the run to the job's history.
 
-        Nothing is recorded before the CLAIM, for a fenced run, and for a storage that fails: another attempt to write
+        Nothing is recorded before the CLAIM, for a fenced run, or after a storage error: another attempt to write
         there would only delay the end.
         """
         if not self._is_claimed or isinstance(error, (Fenced, StorageError)):
@@ -209,7 +209,7 @@ class JobRun:
     def finish(self) -> None:
         """Ends the run: commits, answers all requests, and records in the log that all output is published.
 
-        With that record a sink may be removed from the job. Raises as `run_batch` does.
+        After that record, a sink may be removed from the job. Raises as `run_batch` does.
         """
         with self.guard.translate_errors():
             self.settle()

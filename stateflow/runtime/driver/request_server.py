@@ -44,7 +44,7 @@ class CommittedPoint:
 
     Attributes:
         checkpoint: None before the job's first checkpoint.
-        sinks: what is published with it, by uid of the sink.
+        sinks: the output that is published with it, by uid of the sink.
     """
 
     checkpoint: EntryRef | None
@@ -69,10 +69,10 @@ class RequestServer:
 
     Args:
         root: holds the requests and their answers.
-        generation: of the run.
+        generation: the run's generation.
         interval: between two polls.
         batches: runs batches for requests.
-        background: does what may fail without harm to the run.
+        background: does work whose failure does not end the run.
 
     Attributes:
         stopped: whether a request to stop was answered, so that the run must end.

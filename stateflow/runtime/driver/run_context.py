@@ -15,12 +15,12 @@ class RunContext:
     """One run of a job, once it is restored.
 
     Attributes:
-        job: what runs.
-        generation: of the run; that of its last CLAIM, since a start that goes back claims the job once more.
+        job: the job that runs.
+        generation: the run's generation: that of its last CLAIM, since a start that rewinds claims the job again.
         publisher: publishes the run's output.
         guard: detects that a newer run has claimed the job.
-        background: does what may fail without harm to the run.
-        note: who requested the run, or why; for the history.
+        background: does work whose failure does not end the run.
+        note: requester of the run, or reason; for the history.
     """
 
     job: Job

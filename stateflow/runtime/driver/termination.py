@@ -15,10 +15,10 @@ STOPPED = "stopped"
 
 
 class RunBounds:
-    """Counts batches, and the time since the first `begin`; a restart of the run resets neither.
+    """Counts the batches of a run and measures its time since the first `begin()`; a restart resets neither.
 
     Args:
-        settings: have the bounds.
+        settings: the settings with the bounds.
         clock: measures the time.
     """
 
@@ -29,7 +29,7 @@ class RunBounds:
         self._batches = 0
 
     def begin(self) -> None:
-        """Starts the time, once the run is restored; later calls have no effect."""
+        """Starts the clock of `run.max_duration`, once the run is restored; later calls have no effect."""
         if self._began is None:
             self._began = self._clock.monotonic()
 
@@ -61,7 +61,7 @@ def run_ticks(run: JobRun, bounds: RunBounds, on_batch: Callable[[BatchResult], 
 
     Args:
         run: started.
-        bounds: of the run.
+        bounds: the bounds of the run.
         on_batch: called after each batch.
 
     Returns:

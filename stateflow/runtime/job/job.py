@@ -22,7 +22,7 @@ class Positions:
     """Positions of the sources at the end of a batch.
 
     Attributes:
-        sources: of each source.
+        sources: the position of each source.
         spark: progress of Spark's query; None when the sources are read without Spark.
         quarantined: input files that the batch skips.
     """
@@ -73,8 +73,8 @@ class Job:
     Attributes:
         root: the job root.
         plan: the physical plan.
-        settings: of the run.
-        sinks: by uid.
+        settings: the settings of the run.
+        sinks: the sinks, by uid.
         sources: (uid, description) of each source, ordered by uid.
         recorder: gets metrics with Flink's names, in snake case.
     """

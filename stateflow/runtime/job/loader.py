@@ -93,10 +93,10 @@ def create_or_open_job(graph: Graph, settings: Settings, storage: Storage, clock
     """Checks job and sinks without changing anything, then opens or creates the job root.
 
     Args:
-        graph: as the job file declares it.
-        settings: of the run.
+        graph: the graph that the job file declares.
+        settings: the settings of the run.
         storage: the job root.
-        clock: of the run.
+        clock: the clock of the run.
 
     Raises:
         ConfigError, WrongJobRoot: the storage or its job root does not fit the job.

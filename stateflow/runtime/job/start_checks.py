@@ -34,7 +34,7 @@ class StartChecks:
     """Compares a job with its root and its tables, without changing anything.
 
     Attributes:
-        job: what is to run.
+        job: the job to start.
         reads_by_spark: whether Spark reads the sources of the run.
     """
 
@@ -87,7 +87,7 @@ class StartChecks:
 
         Args:
             head: the log entry of the checkpoint.
-            manifest: of the checkpoint; None without one.
+            manifest: the manifest of the checkpoint; None without one.
             checked: keys of files to skip; None to skip all.
 
         Raises:
@@ -148,7 +148,7 @@ def check_reader(manifest: Manifest | None, reads_by_spark: bool) -> None:
     Runs on Spark and without it store positions differently.
 
     Args:
-        manifest: of the checkpoint to start from.
+        manifest: the manifest of the checkpoint to start from.
         reads_by_spark: whether Spark reads the sources of the run.
     """
     if manifest is None or not manifest.sources or (manifest.spark is not None) == reads_by_spark:

@@ -167,7 +167,7 @@ class JobPlan:
     """The levels of a job.
 
     Attributes:
-        sources: in order of uids, so that the order of sources in the job file has no effect.
+        sources: the sources, ordered by uid, so that their order in the job file has no effect.
     """
 
     sources: tuple[SourceNode, ...]

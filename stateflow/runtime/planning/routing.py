@@ -105,7 +105,7 @@ class Route:
         target: index of the task within its level.
         order: the value that the task sorts its rows by, before all other columns.
         input: number of the chain's input.
-        keying: of a keyed input; `KEY_HASH` is defined for its routes only.
+        keying: the key columns of a keyed input; `KEY_HASH` is defined for its routes only.
         by_position: whether the target depends on `ROW_POSITION`.
     """
 

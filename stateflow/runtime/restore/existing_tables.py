@@ -28,7 +28,7 @@ def check_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> 
     """Raises ConfigError or SinkDiverged when a new job root must not continue in the sink's table.
 
     Args:
-        document: of the savepoint that the root is created from.
+        document: the savepoint from which the root is created.
     """
     own = SinkContext(document.job_uuid, node.uid, node.parent.schema)
     table_id = node.sink.check(own)

@@ -52,7 +52,7 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
     """Returns the plan for restoring the job to a target; changes nothing.
 
     Args:
-        target_name: as `checkpoint.restore.targets.resolve_target` accepts it.
+        target_name: a target that `checkpoint.restore.targets.resolve_target` accepts.
 
     Raises:
         ConfigError: the target does not exist, or belongs to another job; its state or sources do not fit the job.

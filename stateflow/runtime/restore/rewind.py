@@ -33,10 +33,10 @@ def recover_pending_output(
 
     Args:
         publisher: publishes the run's output.
-        root: of the job.
+        root: the job root.
         sinks: the job's sinks, by uid.
         head: the run's newest log entry.
-        guard: of the run; it follows the CLAIM of a rewind.
+        guard: the run's fence guard; it follows the CLAIM of a rewind.
     """
     lost = publisher.oldest_lost_checkpoint(head)
     publisher.publish_pending(head, lambda p: lost is None or p.checkpoint_id < lost)

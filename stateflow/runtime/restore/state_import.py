@@ -34,7 +34,7 @@ def import_state(root: JobRoot, manifest: Manifest, location: StateLocation | No
 
     Args:
         location: where the files are; None for files that the root has already.
-        generation: of the importing process, which must not have committed yet.
+        generation: the generation of the importing process, which must not have committed yet.
 
     Raises:
         MissingFile, CorruptFile: a file is missing or damaged.

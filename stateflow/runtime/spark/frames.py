@@ -32,7 +32,7 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
     """Combines the frames of a job's sources: a query has one frame, and a line of Spark's offset log per source.
 
     Args:
-        frames: in the order in which positions are stored.
+        frames: the frames, in the order in which positions are stored.
     """
     if len(frames) == 1:
         return frames[0][1]

@@ -80,8 +80,8 @@ def next_exchange(level: Level, before: Level, emitted: DataFrame, info: BatchIn
     """Builds the shuffled input of a later level's tasks.
 
     Args:
-        before: the level before.
-        emitted: everything that its tasks emitted, barriers included.
+        before: the previous level.
+        emitted: all rows that the tasks of the previous level emitted, barriers included.
     """
     exchange = _Exchange(level, info.settings.max_parallelism)
     frames = [exchange.forward(emitted, {_number(node, before): node for node in level.inputs if _is_direct(node)})]
@@ -160,7 +160,7 @@ class _RowLocation:
         """Returns the expressions of all fields that a route may use.
 
         Args:
-            prefix: of the columns that hold the row.
+            prefix: prefix of the columns that hold the row.
         """
         fields: dict[Field, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
         if keying is not None:

@@ -28,8 +28,8 @@ class PhaseRows:
     """Sorted rows of one phase, or broadcast rows.
 
     Attributes:
-        order: the `ORDER` of each row.
-        phase: broadcast rows count as rows of sources.
+        order: the value of the column `ORDER` of each row.
+        phase: the phase of the rows. Broadcast rows belong to the phase of source rows.
     """
 
     def __init__(self, chain: ChainSpec, order: Numbers, batch: pa.RecordBatch) -> None:
@@ -49,7 +49,7 @@ class PhaseRows:
 
     @property
     def inputs(self) -> Numbers | None:
-        """The number of each row's input; None for a chain with one input."""
+        """For each row, the number of the input that it belongs to; None for a chain with one input."""
         if len(self._chain.inputs) == 1:
             return None
         numbers: Numbers = self._batch.column(INPUT).to_numpy()
@@ -57,7 +57,7 @@ class PhaseRows:
 
     @property
     def origins(self) -> Numbers | None:
-        """The number of each row's source, -1 if it is not known; None if no row has one."""
+        """For each row, the number of the source that it comes from, -1 if unknown; None if no row has a source."""
         if ORIGIN not in self._batch.schema.names:
             return None
         numbers: Numbers = self._batch.column(ORIGIN).to_numpy()

@@ -60,8 +60,8 @@ def decode(stream: BinaryIO, size: int, name: str) -> Iterator[Entry]:
 
     Args:
         stream: the stream.
-        size: of the stream in bytes.
-        name: of the file, for errors.
+        size: size of the stream in bytes.
+        name: name of the file, for errors.
 
     Raises:
         CorruptFile: the stream is not of this format; entries may have been yielded before.

@@ -114,7 +114,7 @@ def check_limit(states: Mapping[str, Iterable[SubtaskState]], limit: int) -> Non
 
     Args:
         states: states of the subtasks by operator uid.
-        limit: in bytes, for all operators together.
+        limit: maximum size in bytes, for all operators together.
 
     Raises:
         ConfigError: the state is larger; the error names the operator with the most state.

@@ -111,7 +111,7 @@ class RocksDBBackend(KeyedStateBackend):
 
         Args:
             found: the iterator.
-            options: of the iterator, which has pointers into them; rocksdict does not keep them alive.
+            options: options of the iterator, which has pointers into them; rocksdict does not keep them alive.
         """
         try:
             while found.valid():

@@ -27,7 +27,7 @@ class Compactor:
 
     Args:
         db: the open store.
-        folder: of the store.
+        folder: folder of the store.
         settings: thresholds and kind of compaction.
         subtask: number of the subtask, which staggers the first compactions.
     """

@@ -24,7 +24,7 @@ def to_stateflow_error(error: Exception, folder: Path) -> StateflowError | None:
 
     Args:
         error: the error.
-        folder: of the store.
+        folder: folder of the store.
     """
     text = str(error)
     if is_corruption(error):

@@ -85,7 +85,7 @@ def parse(data: bytes, name: str) -> StoreManifest:
 
     Args:
         data: bytes of the manifest.
-        name: of the file, for errors.
+        name: name of the file, for errors.
 
     Raises:
         CorruptFile: the data is not a manifest.
@@ -115,7 +115,7 @@ class ManifestFollower:
     """Incremental reader of an open store's manifest.
 
     Args:
-        folder: of the store.
+        folder: folder of the store.
     """
 
     def __init__(self, folder: Path) -> None:

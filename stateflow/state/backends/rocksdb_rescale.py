@@ -51,7 +51,7 @@ class _PartFile:
     Attributes:
         file: its entry in the part's manifest.
         stored: the stored file; None for a local one that cutting has written.
-        path: of the local file.
+        path: path of the local file.
     """
 
     file: DataFile
@@ -141,7 +141,7 @@ class _Part:
     Args:
         scratch: a folder for cutting; created only when key groups must be cut out.
         cache: the host's cache of stored files.
-        state: of the old subtask.
+        state: state of the old subtask.
         owned: key groups of the new subtask.
     """
 

@@ -58,7 +58,7 @@ class StoreOpener:
         """Opens a store with the files of `base`; damaged cached copies are replaced once.
 
         Raises:
-            MissingFile, CorruptFile: a base file is not what was recorded.
+            MissingFile, CorruptFile: a base file is missing, or differs from its recorded size or hash.
         """
         try:
             return self._open(*self._lay_out(base))

@@ -61,7 +61,7 @@ class Record:
 
     Attributes:
         row_class: the class.
-        names: of the fields.
+        names: names of the fields.
         fields: shapes of the fields.
         keys: names of the fields in stored bytes; empty if fields are stored by position.
     """

@@ -20,7 +20,7 @@ class ColumnSerializer:
     """Encoder and decoder for columns of one declared type.
 
     Args:
-        value_type: as for `ValueSerializer`.
+        value_type: type of the values, as for `ValueSerializer`.
 
     Raises:
         JobDefinitionError: the type cannot be converted to an Arrow column.

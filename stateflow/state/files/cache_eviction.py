@@ -40,7 +40,7 @@ def trim(local_folder: Path, limit: int) -> int:
 
     Args:
         local_folder: the host's scratch folder of all jobs.
-        limit: in bytes.
+        limit: maximum size in bytes.
 
     Returns:
         The number of bytes removed.

@@ -133,9 +133,9 @@ class HostCache:
     """The host's cache of the immutable files of one subtask.
 
     Args:
-        folder: of one subtask of one operator of one job; shared by the processes of this host.
+        folder: folder of one subtask of one operator of one job; shared by the processes of this host.
         transfer: access to the files of the job root.
-        clock: for temporary names and timeouts.
+        clock: the clock for temporary names and timeouts.
         siblings: caches of other subtasks, to be searched before fetching from the job root.
     """
 

@@ -43,7 +43,7 @@ class Uploads(ABC):
         """Stores the concatenation of complete files as a new object.
 
         Args:
-            key: of the object; unique.
+            key: unique key of the object.
             sources: the files. Their content must not change; they may be removed when this returns.
         """
 
@@ -54,7 +54,7 @@ class SynchronousUploads(Uploads):
     Args:
         storage: the job root.
         scratch: a local folder for concatenating files.
-        clock: for temporary names.
+        clock: the clock for temporary names.
     """
 
     def __init__(self, storage: Storage, scratch: Path, clock: Clock) -> None:
@@ -75,8 +75,8 @@ class Outbox:
     """The folder for a run's pending uploads on this host.
 
     Attributes:
-        folder: of one job; shared by the processes of the host.
-        generation: of the run; pending uploads of older generations are removed, since no run waits for them.
+        folder: folder of one job; shared by the processes of the host.
+        generation: generation of the run; pending uploads of older ones are removed, since no run waits for them.
         retry_timeout: maximum time to retry the upload of one object.
     """
 
@@ -210,7 +210,7 @@ _upload_thread = _UploadThread()
 
 
 def partial_path(folder: Path, clock: Clock) -> Path:
-    """Returns a temporary path for an incomplete file; it has the process label, so that others detect leftovers."""
+    """Returns a temporary path for an incomplete file; its name has the process label, so leftovers can be detected."""
     return folder / f"{PARTIAL_PREFIX}-{own_label()}-{clock.new_id()}"
 
 

@@ -62,7 +62,7 @@ class EventClock:
     earlier than its TTL after its row.
 
     Args:
-        watermark: of the batch, in milliseconds since 1970; None before the first watermark.
+        watermark: watermark of the batch, in milliseconds since 1970; None before the first watermark.
 
     Attributes:
         now: the current watermark, in milliseconds since 1970; None before the first watermark.
@@ -91,7 +91,7 @@ class EventClock:
         self.set(self._batch_watermark)
 
     def write_time(self) -> int | None:
-        """Returns the event time to write an entry with; None before the first watermark and without a row time."""
+        """Returns the event time to store with an entry; None before the first watermark and without a row time."""
         row = None if self.row_time is None else self.row_time()
         if row is None or self.now is None:
             return self.now if row is None else row
@@ -103,7 +103,7 @@ class KeyContext:
 
     Args:
         backend: the store of the subtask.
-        time: of the batch.
+        time: times of the batch.
         undoable: whether pending changes can be rolled back to a savepoint.
 
     Attributes:

@@ -81,7 +81,7 @@ class KeyedStateBatch:
         """Returns a column of m map values; null for an entry that does not exist.
 
         Args:
-            of: for each of the m entries, the index of the key whose map it is in.
+            of: index of the key whose map contains the entry, for each of the m entries.
             keys: a column of m user keys without nulls.
         """
         return state.columns.decode(self._fetch(self._entry_keys(state, of, keys), state.ttl))
@@ -101,7 +101,7 @@ class KeyedStateBatch:
         self._put(stored, state.columns.encode(values), state.ttl)
 
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
-        """Returns every entry of every key's map as columns (index of the key, user key, value), in order of both."""
+        """Returns all map entries as columns (index of the key, user key, value), ordered by index and user key."""
         _check_kind(state, MapState)
         of: list[int] = []
         keys: list[object] = []

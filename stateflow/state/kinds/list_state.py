@@ -1,8 +1,9 @@
 """List state: one list per key.
 
-An element is stored under ``… | epoch (8 bytes) | index (4 bytes)``: the batch that added it, and the number of
-elements that this subtask had added to the state in that batch before. So adding an element is a write without a read,
-and elements keep their order over batches, restores and forks, since epochs only increase along a state's history.
+An element is stored under ``… | epoch (8 bytes) | index (4 bytes)``: the epoch of the batch that added it, and the
+number of elements that this subtask had added to the state earlier in that batch. So adding an element is a write
+without a read, and elements keep their order over batches, restores and forks, since epochs only increase along a
+state's history.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class OperatorListState(Generic[T]):
     """A list of a subtask.
 
     Args:
-        schema: of the declared state.
+        schema: schema of the declared state.
         element_type: type of the elements.
         own: the encoded elements that this subtask stores.
         visible: the encoded elements that it reads, if these are more: in a union list, those of all subtasks.
@@ -98,7 +98,7 @@ class OperatorListState(Generic[T]):
         self._saved = (self._own, len(self._own), self._visible, len(self._visible))
 
     def rollback(self) -> None:
-        """For the runtime only: undoes the changes since `savepoint`."""
+        """For the runtime only: undoes the changes since the last call of `savepoint()`."""
         self._own, own_length, self._visible, visible_length = self._saved
         del self._own[own_length:]
         del self._visible[visible_length:]
@@ -118,7 +118,7 @@ class BroadcastState(MapAccess[K, V]):
     """A map that is identical in all subtasks; only rows of the broadcast stream change it.
 
     Args:
-        schema: of the declared state.
+        schema: schema of the declared state.
         descriptor: types of keys and values. Every method raises StateError for a key of another type.
         entries: the encoded entries.
         side: the input that the current row comes from.
@@ -194,7 +194,7 @@ class BroadcastState(MapAccess[K, V]):
         self._before = {}
 
     def rollback(self) -> None:
-        """For the runtime only: undoes the changes since `savepoint`."""
+        """For the runtime only: undoes the changes since the last call of `savepoint()`."""
         for key, data in self._before.items():
             self._replace(key, data)
         self._before = {}

@@ -29,7 +29,7 @@ class SingleValueState(Generic[T]):
 
     Args:
         context: current key and pending changes.
-        schema: of the declared state.
+        schema: schema of the declared state.
         codec: serializer of the stored value.
         ttl: None if values do not expire.
         default: value of a key without a stored value.

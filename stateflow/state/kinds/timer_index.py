@@ -22,8 +22,8 @@ class EarliestTimes:
     """Lower bounds for the times of pending timers in one time domain.
 
     Attributes:
-        bound: for all key groups, until the store was read; None without timers.
-        groups: for each key group that has timers; None until the store was read.
+        bound: bound for all key groups, until the store was read; None without timers.
+        groups: bound for each key group that has timers; None until the store was read.
     """
 
     bound: int | None
@@ -31,7 +31,7 @@ class EarliestTimes:
 
     @property
     def earliest(self) -> int | None:
-        """The bound for all key groups; None without timers."""
+        """Lower bound of the times of all timers; None without timers."""
         if self.groups is None:
             return self.bound
         return min(self.groups.values(), default=None)

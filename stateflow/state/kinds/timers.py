@@ -64,7 +64,7 @@ class _Firing:
         domain: the time domain.
         until: the time up to which timers are due, in milliseconds.
         queue: a heap of due timers in time order; those registered meanwhile, and for one key all that are due.
-        changed: for each due timer that was registered or deleted meanwhile, whether it exists.
+        changed: whether the timer exists, for each due timer that was registered or deleted meanwhile.
     """
 
     domain: TimeDomain

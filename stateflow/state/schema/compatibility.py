@@ -31,7 +31,7 @@ class Declaration:
     """A state as declared by a job.
 
     Attributes:
-        schema: of the state.
+        schema: schema of the state.
         serializer: the custom serializer, which decides itself what it can read; None for msgpack.
     """
 

@@ -38,7 +38,7 @@ def state_schema(descriptor: StateDescriptor, kind: str, value_type: object, key
 
     Args:
         descriptor: name and options of the state.
-        kind: of the state, for example ``value``.
+        kind: kind of the state, for example ``value``.
         value_type: type of the values, elements or accumulators.
         key_type: type of a map's keys.
     """

@@ -35,7 +35,7 @@ class OperatorSubtasks:
 
     Args:
         opener: opens a state backend.
-        folder: for working folders and file caches.
+        folder: parent of the working folders and file caches.
         backend: value of `SubtaskState.backend`.
     """
 

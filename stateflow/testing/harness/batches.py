@@ -80,7 +80,7 @@ class BatchRunner:
     Attributes:
         definition: the arguments of the harness.
         job: the job.
-        position: after the last batch that succeeded.
+        position: position after the last batch that succeeded.
         root: URI of the storage with the state files.
     """
 
@@ -106,7 +106,7 @@ class BatchRunner:
         """Runs a batch. If it fails, `position` stays as it was and the emitted rows are dropped.
 
         Args:
-            rows: by source uid.
+            rows: the rows, by uid of the source.
             start: the position with the times of the batch.
             draining: whether every event-time timer fires.
         """
@@ -199,7 +199,7 @@ class BatchRunner:
         """Returns the position with the watermarks after a batch.
 
         Args:
-            position: of the batch.
+            position: position of the batch.
             latest: the latest event time of the batch's rows, by source uid.
         """
         if not self._derives_watermark:

@@ -43,7 +43,7 @@ class KeyedHarness:
         inputs: one `KeyedInput`; or two inputs, of which the second may be a `BroadcastInput`.
         output: class of the rows that a function object emits.
         side_outputs: tags whose rows `side_output` returns.
-        on_error: of a function object; see `KeyedStream.process`.
+        on_error: error policy for a function object; see `KeyedStream.process`.
         backend: the state backend; by default in memory.
         settings: further settings, as for `env.configure`: ``parallelism=2, state__ttl_cleanup_entries=10``. By
             default, the parallelism is 1 and the max parallelism 128.
@@ -82,7 +82,7 @@ class KeyedHarness:
         """Returns a new harness that continues from a snapshot, at any parallelism, in any backend; without output.
 
         Args:
-            snapshot: of any harness; can be restored several times.
+            snapshot: snapshot of any harness; can be restored several times.
 
         Other arguments are those of the constructor; by default those of the snapshot.
 
@@ -206,10 +206,10 @@ class KeyedHarness:
         Opens a copy of the function to find the state's declaration.
 
         Args:
-            name: of the state.
+            name: name of the state.
             key: the column's value; a tuple if the key has several columns.
-            namespace: of the value.
-            uid: of the operator; required if the job has several.
+            namespace: namespace of the value.
+            uid: uid of the operator; required if the job has several.
 
         Raises:
             ConfigError: there is no such state or operator.

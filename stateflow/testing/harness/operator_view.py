@@ -45,7 +45,7 @@ class PendingTimer:
     Attributes:
         domain: event time or processing time.
         time: milliseconds since 1970.
-        key: as `ctx.get_current_key()` returns it.
+        key: the key, as `ctx.get_current_key()` returns it.
         namespace: None for the void namespace.
     """
 

@@ -114,7 +114,7 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     """Requester, reason, start and target of a restore, for display."""
 
     request: str
-    """Id of the request; empty when a start goes back by itself."""
+    """Id of the request; empty when a start rewinds without a request."""
     by: str
     reason: str = ""
     label: str

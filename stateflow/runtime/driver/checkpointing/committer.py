@@ -33,7 +33,7 @@ class FinishedCheckpoint:
     """How a checkpoint ended.
 
     Attributes:
-        ordinal: of its barrier.
+        ordinal: the ordinal of its barrier.
         at: when it ended, in seconds of the monotonic clock.
         error: why it was aborted; None for a completed one.
     """

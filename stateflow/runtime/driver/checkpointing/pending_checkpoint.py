@@ -16,13 +16,13 @@ class PendingCheckpoint:
     """Barriers that are not committed yet: the state of the newest one, the output of all.
 
     Attributes:
-        manifest: of the newest barrier; None without any barrier.
+        manifest: the manifest of the newest barrier; None without a barrier.
         folder: data folder of the driver's files of the newest barrier.
-        tries: number of aborted checkpoints of this very barrier.
+        tries: number of aborted checkpoints of the newest barrier.
         increment_bytes, compaction_bytes: stored since the last checkpoint.
         seconds: duration of the batches.
         committables: files to publish, by uid of the sink.
-        metrics: of the newest barrier.
+        metrics: the metrics of the newest barrier.
         triggered_at: when its checkpoint was triggered, in seconds of the monotonic clock.
     """
 
@@ -82,7 +82,7 @@ class PendingCheckpoint:
 
     @property
     def document(self) -> Manifest:
-        """The manifest of the checkpoint, with the bytes of all its barriers."""
+        """The manifest of the checkpoint; its byte counts cover all its barriers."""
         assert self.manifest is not None
         return replace(self.manifest, increment_bytes=self.increment_bytes, compaction_bytes=self.compaction_bytes)
 

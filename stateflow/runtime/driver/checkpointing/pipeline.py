@@ -27,7 +27,7 @@ class CheckpointPipeline:
 
     Args:
         run: the run that this is part of.
-        restored: what the run starts from.
+        restored: the restored job that the run starts from.
         maintenance: gets the records of the checkpoints.
         keep_workers_alive: called every 20 seconds while the batch thread waits for checkpoints.
 

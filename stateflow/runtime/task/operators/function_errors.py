@@ -19,7 +19,7 @@ class FunctionErrors:
     """Translates the exceptions of one function.
 
     Args:
-        operator: uid.
+        operator: uid of the operator.
         key_columns: names of the key columns.
     """
 

@@ -12,11 +12,11 @@ from stateflow.state.kinds.timers import SLICE
 
 
 class KeyTracker:
-    """Makes keys current, and knows which of them have had rows in this batch.
+    """Sets the current key, and tracks the keys that have had rows in this batch.
 
     Attributes:
-        is_time_advanced: whether time has advanced to that of the batch. A key ends with its last row from then on;
-            before that it may have more rows in phase 1.
+        is_time_advanced: whether time has advanced to that of the batch. If true, a key ends with its last row;
+            otherwise it may have more rows in phase 1.
     """
 
     def __init__(self, runtime: OperatorRuntime, *, is_time_advanced: bool) -> None:
@@ -34,7 +34,7 @@ class KeyTracker:
         """Keys with rows of phase 0 that await `on_batch_end`."""
 
     def enter(self, key: EncodedKey, emitted: list[object]) -> None:
-        """Makes the key of the next rows current, and ends the key before it; appends what that emits."""
+        """Makes `key` current, and ends the previous key; appends the rows that this emits to `emitted`."""
         # Compared by their bytes, not their values: a NaN is not equal to itself, and still one key.
         if self._open is None or self._open[:2] != key[:2]:
             self.end_open_key(emitted)
@@ -45,7 +45,7 @@ class KeyTracker:
         self._make_current(key)
 
     def end_open_key(self, emitted: list[object]) -> None:
-        """Ends the key whose rows came last; appends what its `on_batch_end` emits."""
+        """Ends the key that was processed last; appends the rows that its `on_batch_end` emits to `emitted`."""
         ended, self._open = self._open, None
         if ended is None or not self._has_batch_end:
             return

@@ -101,7 +101,7 @@ class KeyedOperator:
             return emitted
 
     def advance(self) -> None:
-        """Advances time to that of the batch, after the rows of phase 0."""
+        """Advances event time and processing time to those of the batch, after the rows of phase 0."""
         self._keys.end_open_key([])
         self._keys.is_time_advanced = True
         self._runtime.timer_service.advance(self._spec.watermark)

@@ -28,7 +28,7 @@ class InitialState:
     """The state that a subtask of an operator starts from.
 
     Attributes:
-        backend: with the base restored.
+        backend: the state backend, which contains the base.
         parts: operator state of the base; None without one.
         checkpoint_id: the newest committed checkpoint; 0 without one.
         timer_index: index of the timers in the backend; None for an operator without timers, whose time does not

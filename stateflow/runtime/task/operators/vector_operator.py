@@ -110,7 +110,7 @@ class VectorOperator:
         yield from self._feed(whole)
 
     def flush(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Processes the key that is held back, after the last row of its phase."""
+        """Processes the key whose rows are held back, after the last row of its phase."""
         if self._held:
             whole, self._held = _concatenate(self._held), []
             yield from self._feed(whole)

@@ -22,7 +22,7 @@ class TtlCleanup:
 
     Args:
         groups: the key groups of the subtask.
-        epoch: of the batch; it selects the first key group to clean, so that every group has its turn.
+        epoch: epoch of the batch; it selects the first key group to clean, so that the groups take turns.
         registry: the declared states.
     """
 
@@ -34,8 +34,9 @@ class TtlCleanup:
         """Removes a bounded number of expired entries of each state.
 
         Args:
-            limit: work per state whose TTL configuration sets none: an expiry entry that is due, or belongs to the
-                other time domain, counts one, a scan of a key group counts three. At least one group is scanned.
+            limit: maximum work per state, unless the state's TTL configuration sets `cleanup_entries`. An expiry entry
+                that is due, or that belongs to the other time domain, costs 1; the scan of a key group costs 3. At
+                least one key group is scanned.
         """
         for name, state in self._registry.states.items():
             ttl = state.ttl

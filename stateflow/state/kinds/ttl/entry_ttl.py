@@ -28,7 +28,7 @@ def expiry_id(name: str, time: str) -> bytes:
     """Returns the id that replaces the state id in a state's expiry entries of one time domain.
 
     Args:
-        name: of the state.
+        name: name of the state.
         time: ``processing`` or ``event``.
     """
     return state_id(f"{name}\0{_INDEX_NAMES[time]}")
@@ -44,8 +44,8 @@ class Ttl:
 
     Args:
         context: current key, clock and pending changes.
-        name: of the state.
-        config: as declared now.
+        name: name of the state.
+        config: the TTL configuration that the job declares.
         stored: the schema in the base checkpoint; None for a new state.
 
     Attributes:
