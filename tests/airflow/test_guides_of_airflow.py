@@ -48,9 +48,9 @@ def load(word: str) -> list[DAG]:
         made.extend(stateflow_dags(**arguments))
 
     text = text.replace("stateflow_dags\n", "stateflow_dags as _\n")
-    exec(
-        re.sub(r"^from airflow.sdk import DAG$", "", text, flags=re.MULTILINE), {"DAG": Noted, "stateflow_dags": noted}
-    )
+    # The import of `DAG` would replace `Noted`.
+    text = re.sub(r"^from airflow.sdk import DAG(, )?", r"from airflow.sdk import DAG as _\1", text, flags=re.MULTILINE)
+    exec(text, {"DAG": Noted, "stateflow_dags": noted})
     return made
 
 
