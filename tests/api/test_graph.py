@@ -87,6 +87,7 @@ class Timeless(msgspec.Struct):
 class Job(DeclaredJob):
     """With short names for the table below, where calls are wrong on purpose."""
 
+    env: Any
     rows: Any
 
     def keyed(self, **options: Any) -> Any:
@@ -98,8 +99,11 @@ class Job(DeclaredJob):
     def again(self) -> Any:
         return DataStream(self.env.graph, self.env.graph.sources[0])
 
-    def timed(self, strategy: WatermarkStrategy) -> Any:
+    def timed(self, strategy: Any) -> Any:
         return self.rows.assign_timestamps_and_watermarks(strategy)
+
+    def side_output(self, tag: Any) -> Any:
+        return process(self.rows).get_side_output(tag)
 
     def connected(self, other: Any) -> Any:
         return self.keyed().connect(other).process(One(), output=Row, uid="op")
@@ -111,7 +115,7 @@ class Job(DeclaredJob):
 
 for_bound: Any = WatermarkStrategy.for_bounded_out_of_orderness
 LATE = OutputTag("late", Row)
-TWO_TAGS = (LATE, OutputTag("late", Other))
+TWO_TAGS: tuple[Any, ...] = (LATE, OutputTag("late", Other))
 TIMED = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_column("number")
 IDLE = TIMED.with_idleness(timedelta(1))
 
@@ -148,7 +152,7 @@ MISTAKES: dict[str, Callable[[Job], object]] = {
     "a function of one stream for two": lambda job: job.connected(job.other()),
     "a function of one stream for a broadcast": lambda job: job.connected(job.source().broadcast()),
     "a side output of a source": lambda job: job.rows.get_side_output(LATE),
-    "a side output by its name": lambda job: process(job.rows).get_side_output("late"),
+    "a side output by its name": lambda job: job.side_output("late"),
     "a side output with two row classes": lambda job: list(map(process(job.rows).get_side_output, TWO_TAGS)),
     "an output tag without a name": lambda job: OutputTag("", Row),
     "a strategy without a column": lambda job: job.timed(WatermarkStrategy.for_monotonous_timestamps()),

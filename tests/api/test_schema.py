@@ -33,7 +33,9 @@ COLUMNS: list[tuple[Any, str, pa.DataType]] = [
 def test_each_type_has_its_column_and_columns_keep_their_order(nullable: bool) -> None:
     fields = [(f"c{n}", kind | None if nullable else kind) for n, (kind, _, _) in enumerate(COLUMNS)]
     schema = RowSchema.of(msgspec.defstruct("Every", fields))
-    assert schema.columns == tuple(Column(f"c{n}", *types, nullable) for n, (_, *types) in enumerate(COLUMNS))
+    assert schema.columns == tuple(
+        Column(f"c{n}", spark, arrow, nullable) for n, (_, spark, arrow) in enumerate(COLUMNS)
+    )
     assert schema.names == tuple(f"c{n}" for n in range(len(COLUMNS)))
     assert schema.ddl == ", ".join(f"`c{n}` {spark_type}" for n, (_, spark_type, _) in enumerate(COLUMNS))
     assert schema.arrow == pa.schema([pa.field(f"c{n}", kind, nullable) for n, (_, _, kind) in enumerate(COLUMNS)])

@@ -44,7 +44,8 @@ class MemoryTable:
     location = "/tables/out"
 
     def __init__(self, token: int, table_id: str = "t", gone: bool = False, others: int = 0) -> None:
-        self.token, self.table_id, self.version = token, table_id, 5
+        self.token: int | None = token
+        self.table_id, self.version = table_id, 5
         self.gone, self.others = gone, others
         self.committed: list[tuple[int, list[Committable]]] = []
 

@@ -79,7 +79,7 @@ def _transform(function: str) -> Callable[[CliFixture], object]:
 
 
 def _delta_sink(path: str, file: str) -> Callable[[CliFixture], object]:
-    """A job that writes to a table where a file of somebody else is in the way."""
+    """A job that writes to a table whose folder contains a file from another program."""
 
     def make(bench: CliFixture) -> None:
         (bench.folder / file).parent.mkdir(exist_ok=True)

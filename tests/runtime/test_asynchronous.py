@@ -190,12 +190,15 @@ def test_an_aborted_checkpoint_is_retried_and_later_barriers_become_checkpoints(
         job.wait_for_failures(failures)
         job.gate.refuses_manifests = False
 
+    def wait_for_rows(rows: int) -> None:
+        wait_for(lambda: len(job.rows()) == rows, lambda: "the rows of the batch")
+
     abort(1)
     run.settle()
     assert job.metrics.gauges["number_of_in_progress_checkpoints"] == 0
     for batches in (2, 3, 4):
         result = job.batch(run)
-        wait_for(lambda rows=batches * SLICE: len(job.rows()) == rows, lambda: "the rows of the batch")
+        wait_for_rows(batches * SLICE)
         assert run.head.entry.ordinal == result.ordinal
     abort(2)
     run.finish()

@@ -95,7 +95,7 @@ def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int
         TaskEnvironment((folder / "root").as_uri(), folder / "local"),
     )
     barrier = msgspec.msgpack.encode(Barrier(1, 1))
-    given = {
+    given: dict[str, Any] = {
         ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER],
         INPUT: [i for _, i, _ in rows] + [0],
         CONTROL: [None] * len(rows) + [barrier],
@@ -103,7 +103,7 @@ def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int
     columns = to_batch([Row(n) for _, _, n in rows], SCHEMA).column("number").to_pylist()
     for at, spec in enumerate(inputs):
         own = [n if i == at else None for (_, i, _), n in zip(rows, columns, strict=True)]
-        given[spec.columns[0]] = pa.array([*own, None], pa.int64())  # type: ignore[assignment]
+        given[spec.columns[0]] = pa.array([*own, None], pa.int64())
     table = pa.RecordBatch.from_pydict(given)
     made = pa.Table.from_batches(list(run_level(LevelSpec(batch, 1, (chain,), (), 1, OUTPUT), 0, "a", [table])), OUTPUT)
     emitted = zip(*(made.column(c).to_pylist() for c in (OUTPUT_NUMBER, "u0_number", PHASE)), strict=True)

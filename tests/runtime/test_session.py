@@ -124,10 +124,14 @@ ABORTED = PySparkException("Job aborted\n\tat org.apache")
 OWN = [ConnectionRefusedError(111, "refused"), StorageError("no answer"), BatchFailed("a batch failed")]
 
 
+def _fail(error: Exception) -> None:
+    raise error
+
+
 @pytest.mark.parametrize("error", [GONE, CALL, ABORTED, *OWN], ids=repr)
 def test_any_failure_without_a_living_spark_is_spark_gone(error: Exception) -> None:
     with raises(SparkGone) as caught, translate_spark_errors(lambda: False):
-        raise error
+        _fail(error)
     assert caught.value.retryable and not is_restartable(caught.value)
     assert str(error)[:11] in str(caught.value.facts["reason"])
 
@@ -135,7 +139,7 @@ def test_any_failure_without_a_living_spark_is_spark_gone(error: Exception) -> N
 @pytest.mark.parametrize("error", [CALL, ABORTED], ids=repr)
 def test_a_failure_of_a_living_spark_is_restartable(error: Exception) -> None:
     with raises(BatchFailed, reason=str(error).partition("\n")[0]) as caught, translate_spark_errors(lambda: True):
-        raise error
+        _fail(error)
     assert is_restartable(caught.value)
 
 

@@ -204,7 +204,7 @@ def test_a_job_file_may_not_have_the_name_of_another_module(tmp_path: Path, name
         load_job(path)
 
 
-def test_a_job_file_is_loaded_anew_whatever_its_time_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_file_is_loaded_again_whatever_its_time_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = tmp_path / "edited.py"
     for version in (1, 2):

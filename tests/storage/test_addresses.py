@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ class TestMemoryStorage(SavepointCopies, StorageConformance):
 
 def test_a_name_in_memory_is_one_storage_in_a_process_which_copies_what_it_stores() -> None:
     first, again, other = (open_storage(uri) for uri in ("memory://a", "memory://a", "memory://b"))
-    data = bytearray(b"1")
+    data: Any = bytearray(b"1")
     first.put_new("x", data)
     data[0] = 0
     assert again.get("x") == b"1" and other.list("") == []

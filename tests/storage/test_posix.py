@@ -210,7 +210,7 @@ def test_links_are_not_followed_and_reading_creates_nothing(storage: PosixStorag
 def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, seed: int
 ) -> None:
-    """That process has not synced it yet; an acknowledged object must survive all the same."""
+    """That process has not synced it yet; an acknowledged object must still survive."""
     root = tmp_path / "root"
     root.mkdir()
     disk = FaultyDisk(DiskPlan((str(root),), str(tmp_path / "image"), seed))

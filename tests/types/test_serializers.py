@@ -152,6 +152,8 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+TEXT: Any = "many"
+HALF: Any = 1.5
 ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 STORED: dict[Any, tuple[list[Any], list[Any]]] = {
@@ -174,8 +176,8 @@ STORED: dict[Any, tuple[list[Any], list[Any]]] = {
     datetime.time: ([datetime.time(1, 2, 3)], []),
     datetime.datetime: ([AT, AT.replace(tzinfo=UTC), AT.replace(tzinfo=EAST)], []),
     datetime.timedelta: ([datetime.timedelta(1, 2, 3)], []),
-    Stats: ([Stats(1, 2.5, {"a": [1]})], [Point(1), Stats("many"), Stats(1, "x")]),
-    Point: ([Point(1, 2.5)], [Point(1.5)]),
+    Stats: ([Stats(1, 2.5, {"a": [1]})], [Point(1), Stats(TEXT), Stats(1, TEXT)]),
+    Point: ([Point(1, 2.5)], [Point(HALF)]),
     Tree: ([Tree(1, [Tree(2), Tree(3, [Tree(4)])])], []),
     list[Point]: ([[Point(1), Point(2)]], []),
     Colour: ([Colour.RED], []),

@@ -11,7 +11,7 @@ from stateflow.clock import ManualClock
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.storage import MemoryStorage
+from stateflow.storage import MemoryStorage, Storage
 from stateflow.types.key_groups import range_of, subtask_of
 
 Opener = Callable[[Path, HostCache, Base], KeyedStateBackend]
@@ -40,7 +40,7 @@ class OperatorSubtasks:
     """
 
     def __init__(self, opener: Opener, folder: Path, backend: str) -> None:
-        self.storage = MemoryStorage()
+        self.storage: Storage = MemoryStorage()
         self.stores: list[KeyedStateBackend] = []
         self._opener = opener
         self._folder = folder

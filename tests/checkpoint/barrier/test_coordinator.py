@@ -21,7 +21,7 @@ def _coordinator(**settings: Any) -> CheckpointCoordinator:
 
 
 def _verdicts(coordinator: CheckpointCoordinator, barriers: list[float]) -> list[Due | NotDue]:
-    """Returns what becomes of barriers at these times when each checkpoint is completed at once."""
+    """Returns the verdicts on barriers at these times when each checkpoint is completed at once."""
     found = []
     for ordinal, now in enumerate(barriers, 1):
         verdict = coordinator.at_barrier(ordinal, now)

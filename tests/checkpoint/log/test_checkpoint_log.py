@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head
+from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import TooLarge
@@ -26,6 +26,10 @@ def _after(head: Head | None, note: str) -> LogEntry:
 EMPTY = len(seal(_after(None, ""))[0])
 
 
+def _append(log: CheckpointLog, head: Head | None, new: LogEntry) -> Appended | Overtaken:
+    return log.append(head, lambda _: new)
+
+
 def check_limit(notes: list[str], limit: int) -> None:
     """Appends a CLAIM with each note; another reader finds exactly the acknowledged ones."""
     log = CheckpointLog(MemoryStorage(), JOB, limit)
@@ -34,7 +38,7 @@ def check_limit(notes: list[str], limit: int) -> None:
         new = _after(head, note)
         size = len(seal(new)[0])
         try:
-            outcome = log.append(head, lambda _, new=new: new)
+            outcome = _append(log, head, new)
         except TooLarge as refused:
             assert size > limit and refused.facts["size"] == size
         else:

@@ -62,9 +62,9 @@ def test_each_risk_is_a_caution(golden: SnapshotAssertion) -> None:
 def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golden: SnapshotAssertion) -> None:
     sinks = [_sink()]
     plans = {
-        "the input is there": _plan(sources=[_source(True), _source(True)], sinks=sinks),
+        "the input exists": _plan(sources=[_source(True), _source(True)], sinks=sinks),
         "some of the input is gone": _plan(sources=[_source(True), _source(False)], sinks=sinks),
-        "it is not known whether the input is there": _plan(sources=[_source(True), _source(None)], sinks=sinks),
+        "it is not known whether the input exists": _plan(sources=[_source(True), _source(None)], sinks=sinks),
         "1,234 rows in 5 files": _plan(sources=[_source(True, 2), _source(True, 3)], sinks=sinks, rows_again=1234),
         "the tables are kept": _plan(sources=[_source(True)], sinks=[_sink(SinkMode.KEEP)]),
     }

@@ -31,7 +31,7 @@ from stateflow.errors import (
     SinkDiverged,
     StorageError,
 )
-from stateflow.runtime.driver import job_restore as runtime
+from stateflow.runtime.driver import job_restore
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import BatchWork, Executor
 from stateflow.runtime.job.job import Job, Positions
@@ -42,6 +42,8 @@ from stateflow.storage.paths import data_folder, probe, spark_location
 from tests.model.invariants.violation import Violation
 from tests.model.simulation.job import JOB, SimJob
 
+_RUNTIME: Any = job_restore
+"""The module whose functions the runs call, because mutants replace them there."""
 _OPERATOR, _KEY_TYPES = "op", ["bigint"]
 _DESCRIPTION = "simulated"
 _JOB_PLAN: Any = SimpleNamespace(
@@ -184,7 +186,7 @@ class ProtocolRun(Run):
         sinks = job.bind(self.root)
         self.publisher = Publisher(self.root, sinks)
         self.head = self._claim()
-        self.head = runtime.complete_rewind(self.root, sinks, self.head)
+        self.head = _RUNTIME.complete_rewind(self.root, sinks, self.head)
         self.head = recover_pending_output(
             self.publisher, self.root, sinks, self.head, FenceGuard(self.root.log, self.generation)
         )

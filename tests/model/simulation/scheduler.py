@@ -23,7 +23,7 @@ _HOLD_STEPS = 400
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Actor(greenlet):
+class Actor(greenlet):  # type: ignore[misc]  # the package has no types
     """A simulated process, or a thread of one. It is interrupted only between two of its calls.
 
     Attributes:
@@ -98,7 +98,8 @@ class Scheduler:
         fault = self._hub.switch()
         if fault is Fault.NONE:
             return act() if self._trace is None else self._traced(actor, act)
-        return self._unclear(actor, act, fault)
+        unclear: T = self._unclear(actor, act, fault)
+        return unclear
 
     def sleep(self, steps: int) -> None:
         if not self.is_unscheduled:

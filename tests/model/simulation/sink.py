@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stateflow.api.sink import OtherCommit, SinkContext, SinkRewind, TableChanges
+from stateflow.api.sink import OtherCommit, Sink, SinkContext, SinkRewind, SinkWriter, TableChanges, Writing
 from stateflow.state.handles import Committable
 from stateflow.storage.paths import parse_data
 from tests.model.invariants.tables import FOREIGN, TableChecker
@@ -23,15 +23,13 @@ class Version:
     foreign: str = ""
 
 
-class SimSink:
-    """The parts of a `stateflow.api.sink.Sink` that a run uses without writers, and the sink's table.
+class SimSink(Sink):
+    """The parts of a sink that a run uses without writers, and the sink's table.
 
     Attributes:
         files: sizes of data files, whether a version has them or not.
         named: every file that some version has.
     """
-
-    location = ""
 
     def __init__(self, scheduler: Scheduler, checker: TableChecker) -> None:
         self.uid = checker.uid
@@ -45,6 +43,12 @@ class SimSink:
         return self._scheduler.call(READ, "check", self.uid, lambda: f"id-{self.uid}")
 
     prepare = check
+
+    def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
+        raise NotImplementedError
+
+    def shadow(self) -> Sink:
+        raise NotImplementedError
 
     def open_table(self, context: SinkContext) -> SimTable:
         return self._scheduler.call(READ, "open", self.uid, lambda: SimTable(self, len(self.versions) - 1))
@@ -98,7 +102,7 @@ class SimTable:
 
     def __post_init__(self) -> None:
         self.table_id = f"id-{self.sink.uid}"
-        self.token = self.sink.versions[self.version].token
+        self.token: int | None = self.sink.versions[self.version].token
 
     def __str__(self) -> str:
         return f"version {self.version}, token {self.token}"
@@ -134,7 +138,8 @@ class SimTable:
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
         """Restores the content of `to_version` in one step, unless the table has a newer version than this one."""
-        assert token > self.token and (to_version is None or 0 <= to_version < self.version), (to_version, token, self)
+        assert token > self.sink.versions[self.version].token, (token, self)
+        assert to_version is None or 0 <= to_version < self.version, (to_version, self)
 
         def act() -> int | None:
             if self._is_outdated():

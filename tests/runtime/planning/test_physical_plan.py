@@ -84,7 +84,7 @@ def test_a_side_output_and_row_functions_after_an_operator_run_in_its_task(job: 
     stream = process(job.rows, "op")
     side = stream.get_side_output(OutputTag("late", Row))
     side.sink_to(Nowhere(), uid="late")
-    stream.filter(len).map(len).sink_to(Nowhere(), uid="out")
+    stream.filter(lambda row: True).map(len).sink_to(Nowhere(), uid="out")
     process(side, "second")
     plan = plan_job(job.env.graph, 2)
     assert _shape(plan) == [[("op", 0, True, ["late", "out"])], [("second", 0, False, [])]]

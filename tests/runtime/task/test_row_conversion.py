@@ -58,7 +58,8 @@ def _schema(kind: Any) -> RowSchema:
 def test_a_value_of_its_type_comes_back(kind: Any, given: Any, found: Any) -> None:
     schema = _schema(kind)
     batch = to_batch([schema.row_class(given), schema.row_class(given)], schema)
-    again, _ = to_rows(batch.columns, row_maker(schema))
+    rows: list[Any] = to_rows(batch.columns, row_maker(schema))
+    again, _ = rows
     assert again == schema.row_class(found)
     assert type(again.value) is type(found)
 
@@ -97,7 +98,8 @@ def test_a_row_class_with_keyword_fields_is_supported() -> None:
 def test_slices_and_empty_batches_are_converted() -> None:
     schema = _schema(int)
     batch = to_batch([schema.row_class(n) for n in range(5)], schema)
-    assert [r.value for r in to_rows(batch.slice(2, 2).columns, row_maker(schema))] == [2, 3]
+    rows: list[Any] = to_rows(batch.slice(2, 2).columns, row_maker(schema))
+    assert [r.value for r in rows] == [2, 3]
     assert to_rows(batch.slice(5).columns, row_maker(schema)) == []
 
 

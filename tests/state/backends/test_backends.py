@@ -21,7 +21,7 @@ from stateflow.state.backends.filesystem import FilesystemBackend
 from stateflow.state.backends.memory import DictBackend, check_limit
 from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.storage import MemoryStorage, PosixStorage
+from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.testing.conformance.operator_subtasks import GROUPS, Opener, OperatorSubtasks, key_of
 from stateflow.testing.conformance.state_backend import StateBackendConformance
 from tests.support.errors import raises
@@ -47,7 +47,7 @@ def _opener(choice: str) -> Opener:
     return open_store
 
 
-def _subtasks(folder: Path, choice: str, storage: MemoryStorage | None = None) -> OperatorSubtasks:
+def _subtasks(folder: Path, choice: str, storage: Storage | None = None) -> OperatorSubtasks:
     subtasks = OperatorSubtasks(_opener(choice), folder, CHOICES[choice].backend)
     subtasks.storage = storage or subtasks.storage
     return subtasks
@@ -161,7 +161,7 @@ def test_filesystem_state_goes_into_the_manifest_below_its_threshold(tmp_path: P
     assert [b.key for b in storage.list("")] == ([] if inline else ["data/x/op-0-entries"])
 
 
-def test_filesystem_stores_all_of_it_anew_after_a_change_and_nothing_without(tmp_path: Path) -> None:
+def test_filesystem_stores_all_of_it_again_after_a_change_and_nothing_without(tmp_path: Path) -> None:
     subtasks = _subtasks(tmp_path, "filesystem-files")
     subtasks.open()
     subtasks.write({key_of(g): random.Random(g).randbytes(200) for g in range(GROUPS)})

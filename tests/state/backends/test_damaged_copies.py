@@ -92,7 +92,7 @@ class Host:
         return sorted(p for p in self.cache(subtask).iterdir() if not p.name.startswith("incoming"))
 
     def damage(self, damage: Damage, in_place: bool = False, subtask: int = 0) -> None:
-        """Damages every cached file: only for whoever opens it from now on, or also where it is open already."""
+        """Damages every cached file: only for readers that open it later, or also for those that have it open."""
         for path in self.copies(subtask):
             data = damage(path.read_bytes())
             if not in_place:
@@ -205,7 +205,7 @@ def test_damage_under_an_open_store_never_changes_a_result(
     except DamagedCopy as e:
         assert e.retryable
         with pytest.raises(DamagedCopy):
-            # Whoever caught it must not be able to make a checkpoint without the values.
+            # A function that catches it must not be able to make a checkpoint without the values.
             store.snapshot("data/x/second-")
     assert host.content("rocksdb", base) == CONTENT
 
@@ -222,7 +222,7 @@ def test_a_scan_of_a_damaged_file_does_not_end_as_if_there_were_nothing_more(hos
 
 
 @every_damage
-def test_a_full_snapshot_does_not_store_damage_anew(host: Host, damage: Damage) -> None:
+def test_a_full_snapshot_does_not_store_damage_again(host: Host, damage: Damage) -> None:
     _, base = _filled(host, "rocksdb")
     store = host.open("rocksdb", base)
     before = {blob.key for blob in host.storage.list("")}

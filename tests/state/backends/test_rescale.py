@@ -176,7 +176,7 @@ def test_what_a_sibling_hid_or_still_holds_does_not_reach_the_other(tmp_path: Pa
 
 
 def test_a_store_that_has_used_many_file_numbers_is_merged(subtasks: Subtasks) -> None:
-    """RocksDB keeps its number of the oldest log in the entry of some data file; the new store counts anew."""
+    """RocksDB keeps its number of the oldest log in the entry of some data file; the new store counts again."""
     for seed in range(20):
         subtasks.fill(seed, 20)
         subtasks.snapshot()

@@ -147,7 +147,7 @@ def test_what_a_compaction_uploads_is_counted_apart(stores: RocksStoreFixture) -
     store.close()
     one = counted[0][0]
     assert [compacted for _, compacted in counted[:3]] == [0, 0, 0]
-    # The fourth writes everything anew: a quarter of it is its own change.
+    # The fourth rewrites everything: a quarter of it is its own change.
     uploaded, compacted = counted[3]
     assert uploaded > 3.9 * one and uploaded - compacted == pytest.approx(one, rel=0.05)
 

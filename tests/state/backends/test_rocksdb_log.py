@@ -85,7 +85,7 @@ def fill_to(store: Store, left: int) -> None:
     usual = 3000
     fixed = store.add_edit(usual) - usual
     for _ in range(100):
-        # Near the usual size, and within a block, an edit has as many bytes besides its keys as the others.
+        # An edit of about the usual size, within a block, has the same number of bytes in addition to its keys.
         wanted = store.left - left - fixed
         store.add_edit(wanted if usual / 2 < wanted < 2 * usual else usual)
         if store.left == left:

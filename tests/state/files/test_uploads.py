@@ -1,4 +1,4 @@
-"""Background uploads: what is handed over is stored, also when the process that owed it has died."""
+"""Background uploads: submitted files are stored even if the process that submitted them has died."""
 
 from __future__ import annotations
 

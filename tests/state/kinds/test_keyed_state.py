@@ -201,6 +201,13 @@ def test_added_values_are_reduced_to_one(state: KeyedState, function: Any) -> No
         state.end_key_batch()
 
 
+def _to_none(a: int, b: int) -> Any:
+    return None
+
+
+TO_NONE = ReducingStateDescriptor("n", _to_none, int)
+
+
 @pytest.mark.parametrize(
     ("name", "use"),
     [
@@ -215,9 +222,6 @@ def test_none_is_never_a_value(state: KeyedState, name: str, use: Callable[[Keye
     set_key(state, "a")
     with raises(StateError, state=name):
         use(state)
-
-
-TO_NONE = ReducingStateDescriptor("n", lambda a, b: None, int)
 
 
 def test_a_fold_warns_and_is_the_aggregating_state_of_that_name(store: CountingStore) -> None:

@@ -133,7 +133,8 @@ def test_types_that_no_key_can_have_are_refused_where_they_are_declared(
 
 
 def test_columns_of_keys_keep_the_limits_of_the_declared_type(state: KeyedState) -> None:
-    found = state.map_state(MapStateDescriptor("m", Annotated[int, msgspec.Meta(ge=0)], int))
+    natural: Any = Annotated[int, msgspec.Meta(ge=0)]
+    found = state.map_state(MapStateDescriptor("m", natural, int))
     many = state.batch_of([b"\0\7"], [encode_key(("key",))])
     of, values = np.array([0, 0]), pa.array([1, 2])
     with raises(StateError, map_key="-1"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -62,8 +63,13 @@ def test_an_iteration_sees_the_list_as_it_was_and_what_cannot_be_stored_changes_
     ints.add_all([1, 2])
     for n in ints.get():
         ints.add(n + 10)
+    changes: list[Callable[[Any], object]] = [
+        lambda w: ints.add(w),
+        lambda w: ints.add_all([2, w]),
+        lambda w: ints.update([2, w]),
+    ]
     for wrong in (None, "one", object()):
-        for change in (lambda w: ints.add(w), lambda w: ints.add_all([2, w]), lambda w: ints.update([2, w])):
+        for change in changes:
             with pytest.raises(StateError):
                 change(wrong)
     assert list(ints.get()) == [1, 2, 11, 12]
@@ -97,7 +103,13 @@ def test_broadcast_state_is_a_map_in_order_of_keys() -> None:
 def test_only_the_broadcast_side_changes_broadcast_state() -> None:
     store = OperatorStateStore(broadcasts={"rules": {encode_key(("b",)): _encode(2)}})
     rules = store.get_broadcast_state(RULES)
-    for change in (lambda: rules.put("a", 1), lambda: rules.put_all({"a": 1}), lambda: rules.remove("b"), rules.clear):
+    changes: list[Callable[[], object]] = [
+        lambda: rules.put("a", 1),
+        lambda: rules.put_all({"a": 1}),
+        lambda: rules.remove("b"),
+        rules.clear,
+    ]
+    for change in changes:
         with raises(StateError, state="rules"):
             change()
     assert list(rules.items()) == [("b", 2)]
@@ -135,14 +147,17 @@ def test_a_name_has_one_declaration_over_batches() -> None:
     assert store.get_list_state(ListStateDescriptor("ints", int)) is ints
     known = store.schemas
     assert [(s.name, s.kind, s.value_type) for s in known] == [("ints", "split-list", "int")]
-    for each, error in ((store, StateError), (OperatorStateStore(known), IncompatibleState)):
-        for declare in (
-            lambda s=each: s.get_union_list_state(INTS),
-            lambda s=each: s.get_list_state(ListStateDescriptor("ints", str)),
-            lambda s=each: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
-        ):
-            with raises(error, name="ints"):
-                declare()
+    declarations: list[Callable[[OperatorStateStore], object]] = [
+        lambda s: s.get_union_list_state(INTS),
+        lambda s: s.get_list_state(ListStateDescriptor("ints", str)),
+        lambda s: s.get_broadcast_state(MapStateDescriptor("ints", str, int)),
+    ]
+    other = OperatorStateStore(known)
+    for declare in declarations:
+        with raises(StateError, name="ints"):
+            declare(store)
+        with raises(IncompatibleState, name="ints"):
+            declare(other)
 
 
 class Rule(msgspec.Struct):

@@ -120,7 +120,7 @@ USES["aggregating"] = USES["reducing"]
 @pytest.mark.parametrize(("kind", "use"), [(kind, use) for kind in USES for use in (*USES[kind], "clear")])
 def test_state_without_a_key_is_refused(state: KeyedState, kind: str, use: str) -> None:
     found = DECLARATIONS[kind](state)
-    call = USES[kind].get(use, lambda s: s.clear())
+    call: Callable[[Any], object] = USES[kind].get(use, lambda s: s.clear())
     with raises(StateError):
         call(found)
     set_key(state, "a")

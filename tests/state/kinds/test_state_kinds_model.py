@@ -113,7 +113,7 @@ class Model:
             self.put(at, self.added, value)
 
     def read(self, at: tuple[Any, ...], only: Any = None) -> Iterator[tuple[Any, Any]]:
-        """Entries that have not expired, in order of keys; with `OnReadAndWrite`, their lives begin anew."""
+        """Entries that have not expired, in order of keys; with `OnReadAndWrite`, their time to live restarts."""
         found = self.items.get(at, {})
         for key in sorted(found):
             item = found[key]
@@ -130,7 +130,7 @@ class Model:
 
 
 class Life(RuleBasedStateMachine):
-    """Rows visit keys and namespaces, and may fail; in between, time passes, state is restored and declared anew."""
+    """Rows visit keys and namespaces, and may fail; in between, time passes, state is restored and declared again."""
 
     stores: StoreFixture = DictStoreFixture()
 
@@ -184,7 +184,7 @@ class Life(RuleBasedStateMachine):
         self.store = self.stores.reopened(self.store)
 
     @rule(ttl=ttls)
-    def declared_anew(self, ttl: StateTtlConfig | None) -> None:
+    def declared_again(self, ttl: StateTtlConfig | None) -> None:
         # What has expired and is still stored would be back with a longer time to live.
         self.full_snapshot()
         for found in self.model.items.values():
@@ -275,12 +275,12 @@ class Life(RuleBasedStateMachine):
         assert READ[name](self.states[name]) == found
 
     def _check_that_everything_that_expires_is_in_the_index(self) -> None:
-        """What was there when the time to live was added is not."""
+        """Except for values stored before the time to live was added."""
         everything = dict(self.store.scan(b""))
         for key, data in everything.items():
             ttl = self.ids[key[2:6]].ttl if key[2:6] in self.ids else None
             timestamp = timestamp_of(data, ttl.characteristic) if ttl is not None else None
-            if timestamp is not None and timestamp > ttl.since:
+            if ttl is not None and timestamp is not None and timestamp > ttl.since:
                 assert ttl.index_key(timestamp, key) in everything
 
     def _check_that_nothing_is_left_for_ever(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -61,10 +62,11 @@ class Subtask:
         for keys, due in self.timers.due(domain, until):
             self.state.begin_key_batch(keys)
             for timer in due:
-                assert timer.group == group_of(timer.values[0])
+                key = timer.values[0]
+                assert isinstance(key, str) and timer.group == group_of(key)
                 assert timer.key == encode_key(timer.values)
-                fired.append((timer.time, timer.values[0], timer.namespace))
-                self.enter(timer.values[0], timer.namespace)
+                fired.append((timer.time, key, timer.namespace))
+                self.enter(key, timer.namespace)
                 call(timer)
             self.state.end_key_batch()
         return fired
@@ -188,7 +190,8 @@ def test_a_timer_needs_a_key_and_a_time(subtask: Subtask) -> None:
     with raises(StateError):
         subtask.timers.register(EVENT, 10)
     subtask.enter("a")
-    for wrong in (1 << 63, -(1 << 63) - 1, True, 1.5, "10", None):
+    wrong_times: list[Any] = [1 << 63, -(1 << 63) - 1, True, 1.5, "10", None]
+    for wrong in wrong_times:
         with raises(StateError, time=wrong):
             subtask.timers.register(EVENT, wrong)
     subtask.timers.register(EVENT, (1 << 63) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ it lives for its whole time | 0 write 1, 99 read 1, 100 read none, left 0
 each write begins a new life | 0 write 1, 20 read 1, 50 write 2, 120 read 2, 170 write 3, 220 read 3, 300 read none,
     300 clean, left 0
 an expired one that was read is gone | 0 write 1, 100 read none, 0 read none, left 0
-with update on read it lives anew | ttl on-read, 0 write 1, 50 read 1, 120 read 1, 250 read none, left 0
+with update on read its time to live restarts | ttl on-read, 0 write 1, 50 read 1, 120 read 1, 250 read none, left 0
 the longest time does not overflow | ttl longest, 0 write 1, 253402300799999 clean, 253402300799999 read 1
 a full snapshot leaves nothing expired | 0 write 1, 60 write 2 b, 120 full snapshot, 0 read none, 0 read 2 b, left 2
 in event time the watermark decides | ttl event, -50 write 1, 49 clean, 49 read 1, 50 read none, left 0
@@ -264,12 +265,15 @@ def test_a_disabled_time_to_live_is_none(state: KeyedState) -> None:
     assert (recorded.ttl_time, recorded.ttl_since, recorded.ttl_index) == ("", None, False)
 
 
+NO_DURATION: Any = 5
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: StateTtlConfig.new_builder(timedelta()),
         lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
-        lambda: StateTtlConfig.new_builder(5),
+        lambda: StateTtlConfig.new_builder(NO_DURATION),
         lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),
     ],
     ids=["zero", "negative", "no duration", "no entries"],

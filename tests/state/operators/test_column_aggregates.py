@@ -104,7 +104,7 @@ class Keeper:
         return [row for _, made in emitted for row in made.to_pylist()]
 
     def restored(self) -> None:
-        """Goes on with nothing but what is stored."""
+        """Restarts with the stored entries only."""
         entries, self.store = self.store.entries, DictBackend()
         self.store.write(entries)
 

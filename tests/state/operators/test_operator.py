@@ -284,6 +284,7 @@ def _run_task(emitted: Any, folder: Path) -> StateflowError | None:
 def test_a_function_is_closed_once_and_a_failed_task_leaves_no_store(tmp_path: Path) -> None:
     assert _run_task(Out("a", 1), tmp_path) is None
     assert (tmp_path / "log").read_text() == "closed\n"
-    assert isinstance(_run_task(Out("a", "many"), tmp_path), SchemaMismatch)
+    text: Any = "many"
+    assert isinstance(_run_task(Out("a", text), tmp_path), SchemaMismatch)
     assert (tmp_path / "log").read_text() == "closed\nclosed\n"
     assert list((tmp_path / "local").glob("*/op/0/work/*")) == []

@@ -43,7 +43,7 @@ class Sum(msgspec.Struct, array_like=True):
     total: int = 0
 
 
-class SumRows(KeyedProcessFunction[Row, Out]):
+class _Sums:
     """A sum in a value, the last number per parity in a map, a mean in an aggregating state."""
 
     def __init__(self, ttl: StateTtlConfig | None = None) -> None:
@@ -53,6 +53,10 @@ class SumRows(KeyedProcessFunction[Row, Out]):
         self.sum = ctx.get_state(ValueStateDescriptor("sum", Sum, ttl=self.ttl))
         self.last = ctx.get_map_state(MapStateDescriptor("last", str, int, ttl=self.ttl))
         self.mean = ctx.get_aggregating_state(AggregatingStateDescriptor("mean", Mean(), list[int], ttl=self.ttl))
+
+
+class SumRows(_Sums, KeyedProcessFunction[Row, Out]):
+    """Processes row by row."""
 
     def process_element(self, row: Row, ctx: Context) -> None:
         before = self.sum.value() or Sum()
@@ -67,14 +71,8 @@ class SumRows(KeyedProcessFunction[Row, Out]):
         yield Out(ctx.get_current_key(), found.total)
 
 
-class SumColumns(VectorizedKeyedFunction):
+class SumColumns(_Sums, VectorizedKeyedFunction):
     """The same by columns."""
-
-    def __init__(self, ttl: StateTtlConfig | None = None) -> None:
-        self.ttl = ttl
-
-    def open(self, ctx: RuntimeContext) -> None:
-        SumRows.open(self, ctx)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         numbers, keys = batch.column("number").to_numpy(), state.keys.column("key")
@@ -282,7 +280,7 @@ def test_an_error_of_the_function_names_method_cause_and_line() -> None:
         _do(lambda d, s: 1 // 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert all(name in caught.value.sentence for name in ("process_batch", "ZeroDivisionError"))
-    assert caught.value.facts["where"].startswith(f"{__file__}:")
+    assert str(caught.value.facts["where"]).startswith(f"{__file__}:")
 
 
 def test_rows_may_come_as_a_table_in_another_order_of_columns_and_in_narrower_numbers() -> None:

@@ -179,8 +179,18 @@ def test_two_versions_fit_as_the_oracle_decides_and_values_are_read_back(
 
 Colour = enum.Enum("Colour", {"RED": "red"})
 MoreColours = enum.Enum("MoreColours", {"RED": "red", "BLUE": "blue"})
-Before = defstruct("Before", [("count", int), ("total", int, 0)])
-Renamed = defstruct("Renamed", [("number", int, msgspec.field(name="count")), ("total", int, 0)])
+
+
+class Before(msgspec.Struct):
+    count: int
+    total: int = 0
+
+
+class Renamed(msgspec.Struct):
+    number: int = msgspec.field(name="count")
+    total: int = 0
+
+
 Forgotten = defstruct("Forgotten", [("number", int), ("total", int, 0)])
 Closed = defstruct("Closed", [("count", int)], forbid_unknown_fields=True)
 Tagged = defstruct("Tagged", [("count", int)], tag="one")
