@@ -27,7 +27,7 @@ pytest.register_assert_rewrite(
 )
 
 # Tests do not choose their own numbers of examples. `ci` runs the same examples every time; `nightly` looks further.
-# How long it takes to draw examples tells of a machine, not of a test.
+# How long it takes to draw examples depends on the machine, not on the test.
 _ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "ci", _ANY_SPEED, max_examples=60, stateful_step_count=15, derandomize=True, report_multiple_bugs=False
@@ -77,7 +77,7 @@ def _no_secret_is_written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def _no_failpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failpoint in the environment of whoever calls is not for the tests' own process."""
+    """A failpoint in the environment of the caller is not for the tests' own process."""
     monkeypatch.delenv("STATEFLOW_FAILPOINT", raising=False)
     monkeypatch.delenv("STATEFLOW_FAILPOINT_ONCE", raising=False)
 
@@ -103,7 +103,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
 def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark session for tests that only compute with it; they are marked ``spark``.
 
-    A process has one session. Delta's JARs are in it as well, so that it serves whoever comes next.
+    A process has one session. Delta's JARs are in it as well, so that it serves the tests after it.
     """
     from pyspark.sql import SparkSession
 

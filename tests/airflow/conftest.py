@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +17,6 @@ _HOME = tempfile.mkdtemp(prefix="stateflow-airflow-")
 os.environ["AIRFLOW_HOME"] = _HOME
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
-# The demo's way of starting a whole Airflow serves the system tests, too.
-sys.path.append(str(REPOSITORY / "scripts"))
 
 # Airflow reads its home when it is first imported.
 from tests.airflow.fakes import SPARK_CONNECTION, FakeSpark  # noqa: E402
@@ -43,7 +40,7 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark
 
 @pytest.fixture
 def background() -> Iterator[ThreadPoolExecutor]:
-    """For tries of tasks that go on while the test looks."""
+    """For tries of tasks that continue while the test looks."""
     pool = ThreadPoolExecutor(2)
     yield pool
     # A try that hangs ends with the processes that it waits for.

@@ -1,4 +1,4 @@
-"""Stands in for spark-submit and for the program that it launches; run as a program, never imported.
+"""Replaces spark-submit and the program that it launches; run as a program, never imported.
 
 Notes its arguments and environment in ``$FAKE_SPARK/<n>.json``, then does what ``$FAKE_SPARK/script`` has for the
 n-th launch, one line each: ``finish``, ``finish-after-gate``, ``fail CODE EXIT RETRYABLE``, ``exit N``, ``die``,

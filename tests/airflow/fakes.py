@@ -119,7 +119,7 @@ class FakeSpark:
             os.close(fifo)
 
     def open_gate(self) -> None:
-        """Lets a launch that waits at its gate go on."""
+        """Lets a launch that waits at its gate continue."""
         (self.folder / "gate").write_text("go")
 
     def child(self) -> int:

@@ -25,7 +25,7 @@ ACCOUNTS = str(JOBS / "accounts.py")
 
 
 def install_submit(folder: Path) -> Path:
-    """Makes that spark-submit; returns the folder that goes on the PATH."""
+    """Makes that spark-submit; returns the folder to put on the PATH."""
     program = folder / "bin" / "spark-submit"
     program.parent.mkdir()
     program.write_text(SPARK_SUBMIT)

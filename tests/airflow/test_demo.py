@@ -1,4 +1,4 @@
-"""What the demo stands on: files that arrive as promised, a comparison that finds every difference, and its kill."""
+"""What the demo relies on: files that arrive as promised, a comparison that finds every difference, and its kill."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Stage:
         box.deliver(80)
 
     def next_try(self, failpoint: str) -> None:
-        """A try of the DAG run that is killed at a failpoint, or ends well."""
+        """A try of the DAG run that is killed at a failpoint, or succeeds."""
         self.tries += 1
         self._launch("second", self.tries, failpoint)
 

@@ -23,6 +23,12 @@ def action(exception: BaseException) -> RetryAction:
     return policy.evaluate(exception, try_number=1, max_tries=3).action
 
 
+def fail(error: errors.StateflowError) -> None:
+    """Raises an error of the library inside a task."""
+    with translate_errors():
+        raise error
+
+
 def tree(kind: type[errors.StateflowError]) -> list[type[errors.StateflowError]]:
     return [kind, *(leaf for below in kind.__subclasses__() for leaf in tree(below))]
 
@@ -71,8 +77,8 @@ def test_a_failure_survives_pickling() -> None:
 
 def test_the_log_begins_with_the_error_and_no_stack_of_the_library(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="airflow.task")
-    with fails(PermanentFailure, "corrupt-input", file="/in/a") as failed, translate_errors():
-        raise errors.CorruptInput("an input file cannot be read", hint="replace it", file="/in/a")
+    with fails(PermanentFailure, "corrupt-input", file="/in/a") as failed:
+        fail(errors.CorruptInput("an input file cannot be read", hint="replace it", file="/in/a"))
     assert failed.value.__cause__ is None and failed.value.__suppress_context__
     (record,) = (r for r in caplog.records if r.name == "airflow.task")
     assert record.getMessage() == str(failed.value) and record.exc_info is None
@@ -82,8 +88,8 @@ def test_the_log_begins_with_the_error_and_no_stack_of_the_library(caplog: pytes
 
 
 def test_a_mistake_of_the_library_keeps_its_stack() -> None:
-    with fails(TransientFailure, "internal") as failed, translate_errors():
-        raise errors.InternalError("should not happen")
+    with fails(TransientFailure, "internal") as failed:
+        fail(errors.InternalError("should not happen"))
     assert isinstance(failed.value.__cause__, errors.InternalError)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from airflow.cli import cli_parser
@@ -40,7 +40,7 @@ def load(word: str) -> list[DAG]:
     made: list[DAG] = []
 
     class Noted(DAG):
-        def __enter__(self) -> DAG:
+        def __enter__(self) -> Self:
             made.append(self)
             return super().__enter__()
 
@@ -71,7 +71,8 @@ def test_the_family_can_be_made_as_it_stands() -> None:
 
 def test_the_dag_that_waits_for_a_savepoint_can_be_loaded_and_waits_for_the_family_s() -> None:
     (dag,) = load("after_savepoint")
-    assert [asset.uri for asset in dag.schedule] == [StateflowJob(name="my_flights", root="/r").savepoint.uri]
+    schedule: Any = dag.schedule
+    assert [asset.uri for asset in schedule] == [StateflowJob(name="my_flights", root="/r").savepoint.uri]
     assert [task.task_id for task in dag.tasks] == ["look"]
 
 

@@ -16,6 +16,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import fails
 from tests.support.screens import normalized
 
@@ -49,7 +50,10 @@ def task(dags: dict[str, DAG], path: str) -> Any:
 
 def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG]) -> None:
     # Without a schedule, a DAG is created unpaused; None: as Airflow is configured.
-    assert {name: (dag.schedule, dag.is_paused_upon_creation) for name, dag in dags.items()} == {
+    found: dict[str, tuple[object, bool | None]] = {
+        name: (dag.schedule, dag.is_paused_upon_creation) for name, dag in dags.items()
+    }
+    assert found == {
         "orders": ("@hourly", None),
         "orders_savepoint": (None, False),
         "orders_retention": ("0 3 * * *", None),
@@ -64,6 +68,7 @@ def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG])
 def test_a_run_drains_when_the_form_or_the_job_asks_for_it(of_the_job: dict[str, bool]) -> None:
     job = StateflowJob(name="orders", root="/data/orders", settings={"job.table": "/t", **of_the_job})
     run = stateflow_dags(job=job, application="/a.py")[0].get_task("run")
+    assert isinstance(run, StateflowRunOperator)
     for params in ({"drain": True}, {"drain": False}, {}):
         drains = params.get("drain") or of_the_job.get("run.drain")
         rendered = run.render_template(run.settings, {"params": params})
@@ -83,7 +88,7 @@ def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[s
     [({}, set()), ({"pool": "heavy"}, {"orders.run", "orders_recovery.restore", "orders_recovery.run"})],
 )
 def test_a_pool_is_for_what_runs_or_restores_the_job_and_none_has_to_be_made(
-    given: dict[str, str], users: set[str]
+    given: dict[str, Any], users: set[str]
 ) -> None:
     made = stateflow_dags(job=StateflowJob(name="orders", root="/data/orders", **given), application="/a.py")
     pools = {f"{dag.dag_id}.{t.task_id}": t.pool for dag in made for t in dag.tasks}

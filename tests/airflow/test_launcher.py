@@ -31,7 +31,7 @@ child = subprocess.Popen([sys.executable, "-c", {PAUSE!r}], process_group=0)
 print(child.pid, flush=True)
 signal.pause()
 """
-# Told to end, it starts a stubborn child and is gone before anybody could look again.
+# On SIGTERM, it starts a stubborn child and ends before another process could look again.
 HEIR = f"""
 import os, signal, subprocess, sys
 def leave(number, frame):
@@ -96,7 +96,7 @@ def bench(tmp_path: Path) -> Iterator[Workbench]:
 
 
 def first_line(launch: Launch) -> str:
-    """The first line of the launch's log, once it is there."""
+    """The first line of the launch's log, once it is written."""
     wait_for(lambda: b"\n" in Path(launch.log_file).read_bytes(), lambda: "a line of the log")
     return last_lines(launch.log_file, 1)[0]
 
@@ -264,7 +264,7 @@ NUMBERS = " ".join(str(n) for n in range(4, 30))
     ("state", "alive"), [("R", True), ("S", True), ("D", True), ("T", True), ("Z", False), ("X", False)]
 )
 def test_a_process_that_ended_is_not_alive(state: str, alive: bool) -> None:
-    """Z: its parent has not collected it yet. X: its parent is collecting it at this very moment, which no test can
+    """Z: its parent has not collected it yet. X: its parent is collecting it right now, which no test can
     arrange for a real one; seen once in some hundred looks at what was just killed."""
     files = {(123, "stat"): f"123 (a) Z (b) {state} {NUMBERS}\n".encode()}
     assert processes.find(123, lambda pid, name: files[pid, name]) == (
@@ -273,7 +273,7 @@ def test_a_process_that_ended_is_not_alive(state: str, alive: bool) -> None:
 
 
 def test_one_in_the_middle_of_an_exec_is_asked_again() -> None:
-    """For a moment it has neither arguments nor environment; seen in 109 of 3,000 looks on a busy machine."""
+    """For a short time it has neither arguments nor environment; seen in 109 of 3,000 looks on a busy machine."""
     answers = {
         "stat": [f"123 (a) R {NUMBERS}".encode()],
         "cmdline": [b"", b"a\0"],

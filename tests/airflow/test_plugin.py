@@ -98,7 +98,7 @@ def test_provider_info_is_what_airflow_expects() -> None:
     import airflow
 
     schema = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
-    info = get_provider_info()
+    info: dict[str, Any] = get_provider_info()
     jsonschema.validate(info, schema)
     for group in ("operators", "hooks"):
         for module in info[group][0]["python-modules"]:

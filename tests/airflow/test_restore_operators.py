@@ -35,7 +35,7 @@ APPROVED = {"chosen_options": ["Approve"], "params_input": {"note": "seen"}, "re
 
 @pytest.fixture
 def early(resting: AccountsJob) -> AccountsJob:
-    """A job with a savepoint at its 50th event that went on to the 120th."""
+    """A job with a savepoint at its 50th event that continued to the 120th."""
     assert resting.command("savepoint", "create", "--name", "early").code == 0
     resting.deliver(120)
     resting.finish()
@@ -119,7 +119,8 @@ def test_a_plan_has_whether_the_dag_is_paused_and_runs(
     operator = StateflowRestorePlanOperator(
         task_id="plan", target="early", run_dag="job_of_accounts", **job_arguments(early)
     )
-    planned = operator.execute({**FakeRun().next_try(), "ti": FakeDag(paused, active)})
+    context: Any = {**FakeRun().next_try(), "ti": FakeDag(paused, active)}
+    planned: dict[str, Any] = operator.execute(context)
     assert planned["dag"] == {"paused": paused, "active_runs": active}
     notes = [line for line in planned["markdown"].splitlines() if "job_of_accounts" in line]
     assert normalized("\n".join(notes)) == golden
@@ -193,7 +194,8 @@ def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsJob) -
     notes = [e.doc["note"] for e in root_files.entries(early.root)]
     assert any("ada" in note and record["reason"] in note for note in notes)
     assert rows(early) == multiset(expected(early.delivered[:50]).movements)
-    read = StateflowVerifyOperator(task_id="verify", job_root=str(early.root)).execute(run.next_try())
+    verify = StateflowVerifyOperator(task_id="verify", job_root=str(early.root))
+    read: dict[str, Any] = verify.execute(run.next_try())
     assert (read["offsets"], read["files"] > 0) == ({"events": {"row": 50}}, True)
     early.replace_events(since=50)
     early.finish()
@@ -251,7 +253,7 @@ def test_an_outdated_plan_is_refused_for_good(early: AccountsJob, changed: str) 
     before = everything(early)
     with fails(PermanentFailure, "plan-outdated") as caught:
         restore(early, plan=planned)
-    differs = caught.value.facts.get("differs", [])
+    differs: Any = caught.value.facts.get("differs", [])
     assert ["parallelism" in difference for difference in differs] == [True] * (changed == "settings")
     assert everything(early) == before
 

@@ -29,7 +29,7 @@ GARBAGE = b"what a run wrote that did not live to commit it"
 
 @pytest.fixture
 def job_root(tmp_path: Path) -> Path:
-    """A job whose first run left a file behind, and whose second run has claimed it."""
+    """A job whose first run left an uncommitted file, and whose second run has claimed it."""
     path = tmp_path / "flights"
     storage = open_storage(str(path))
     root = JobRoot.create_or_open(storage, ManualClock(), NewJob("flights", 128, {}), "a test")
@@ -52,7 +52,7 @@ def garbage(job_root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("preview", [False, "False", True, "True", "true"])
 def test_a_collection_returns_what_it_did_and_a_preview_the_same(job_root: Path, preview: bool | str) -> None:
-    # The file that the first run left behind, and its CLAIM.
+    # The uncommitted file of the first run, and its CLAIM.
     freed = len(GARBAGE) + min((job_root / "log").iterdir()).stat().st_size
     is_preview = str(preview).lower() == "true"
     assert run(job_root, preview=preview) == {

@@ -191,7 +191,7 @@ def test_the_next_try_waits_for_the_run_of_a_dead_worker(
 ) -> None:
     spark.script("finish-after-gate")
     run = FakeRun()
-    # A thread stands for the worker that is gone.
+    # A thread represents the worker that is gone.
     dead = background.submit(operator().execute, run.next_try())
     spark.wait_until_ready()
     if stored == "on-disk-only":

@@ -53,7 +53,7 @@ def stop(box: AccountsJob, **more: Any) -> StateflowStopOperator:
 
 @contextmanager
 def beside_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Executes a task while a run stands still in its third batch; after the block, the run goes on to its end."""
+    """Executes a task while a run is stopped in its third batch; after the block, the run continues to its end."""
     box.deliver(100)
     box.settings = {**box.settings, "requests__interval": "20ms"}
     run = box.start("batch.begin:3:stop")
@@ -75,7 +75,7 @@ def test_without_a_run_it_is_the_newest_checkpoint_and_the_log_has_why(resting: 
     run = new_run("2026-01-01")
     run.user = "ada"
     with capture_logs() as logged:
-        made = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
+        made: dict[str, Any] = savepoint(resting, name="before-upgrade", reason="version 2").execute(run.next_try())
     head = root_files.head(resting.root)
     assert (made["name"], made["checkpoint_id"], made["taken_by"]) == ("before-upgrade", head.checkpoint, "head")
     assert made["offsets"] == {"events": {"row": 50}}
@@ -90,7 +90,7 @@ def test_without_a_run_it_is_the_newest_checkpoint_and_the_log_has_why(resting: 
 
 def test_another_try_gives_the_same_one_and_another_task_its_own(resting: AccountsJob) -> None:
     run = new_run("2026-01-01")
-    made = savepoint(resting).execute(run.next_try())
+    made: dict[str, Any] = savepoint(resting).execute(run.next_try())
     assert savepoint(resting).execute(run.next_try()) == made
     run.clear()
     assert savepoint(resting).execute(run.next_try()) == made
@@ -159,7 +159,7 @@ def test_a_stop_with_a_name_that_is_cleared_after_its_work_returns_what_it_has_m
 
 @pytest.mark.parametrize(("origin", "kept"), [("upgrade", "upgrade"), ("manual", "stop"), ("stop", "stop")])
 def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsJob, origin: str, kept: str) -> None:
-    made = stop(resting, origin=origin).execute(new_run("2026-01-01").next_try())
+    made: dict[str, Any] = stop(resting, origin=origin).execute(new_run("2026-01-01").next_try())
     assert made["origin"] == kept and made["name"].startswith(kept)
 
 
@@ -230,7 +230,7 @@ def test_wrong_arguments_are_named_and_not_tried_again(
 
 
 def test_verify_reads_every_file(resting: AccountsJob) -> None:
-    made = savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
+    made: dict[str, Any] = savepoint(resting, name="mine").execute(new_run("2026-01-01").next_try())
 
     def verify(name: str) -> dict[str, Any]:
         operator = StateflowVerifyOperator(task_id="verify", job_root=str(resting.root), savepoint=name)
@@ -248,7 +248,7 @@ def test_verify_reads_every_file(resting: AccountsJob) -> None:
     assert path.name in str(caught.value.facts)
 
 
-# -- the last run of a job: every event-time timer fires, also when no run is there that could do it ------------------
+# -- the last run of a job: every event-time timer fires, also when no run exists that could do it --------------------
 
 SESSIONS = """
 import msgspec
@@ -290,8 +290,8 @@ class Sessions:
     def ends(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row.values()) for row in FolderSink(self.folder / "out").rows())
 
-    def stop(self, run: FakeRun, drain: object, **more: Any) -> dict[str, Any]:
-        job = {"job": str(self.folder / "sessions.py"), "settings": self.settings}
+    def stop(self, run: FakeRun, drain: bool | str, **more: Any) -> dict[str, Any]:
+        job: dict[str, Any] = {"job": str(self.folder / "sessions.py"), "settings": self.settings}
         operator = StateflowStopOperator(task_id="stop", job_root=str(self.folder / "root"), drain=drain, **job, **more)
         return operator.execute(run.next_try())
 

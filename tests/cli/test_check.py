@@ -210,7 +210,7 @@ def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[Cli
     assert "OSError: no network" in shown.stderr
 
 
-# -- a job that goes on -----------------------------------------------------------------------------------------------
+# -- a job that continues ---------------------------------------------------------------------------------------------
 
 
 def test_a_state_goes_through_versions_and_back_with_its_values(bench: CliFixture) -> None:

@@ -178,7 +178,7 @@ def test_a_run_shows_each_batch_and_its_result_and_the_next_one_goes_on(
 
 
 def test_a_run_that_is_interrupted_goes_on_from_its_checkpoint(bench: CliFixture, golden: SnapshotAssertion) -> None:
-    """Ctrl-C in the second batch; the same command goes on from the first."""
+    """Ctrl-C in the second batch; the same command continues from the first."""
     stops = """if row.number == 6 and not (HERE / "interrupted").exists():
             (HERE / "interrupted").touch()
             raise KeyboardInterrupt

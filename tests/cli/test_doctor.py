@@ -1,4 +1,4 @@
-"""``stateflow doctor``: what it finds in good order, and what it finds wrong, each with a way out."""
+"""``stateflow doctor``: what it reports as correct, and the problems that it reports, each with a fix."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_doctor_of_a_sound_machine(
     arguments = ("doctor", "--job-root", str(tmp_path / "root"), "--local-dir", str(local))
     shown = invoke(*arguments)
     assert shown.exit_code == 0, shown.output
-    names = {"python": platform.python_version(), "java": check_java(), "folder": tmp_path}
+    names: dict[str, Any] = {"python": platform.python_version(), "java": check_java(), "folder": tmp_path}
     assert normalized(shown.stdout, **names) == golden
     found = json.loads(invoke(*arguments, "--json").stdout)
     assert [f["what"] for f in found] == MACHINE + STORAGE

@@ -65,7 +65,7 @@ CODES = {"status-without-a-job": 2, "can-delete-no": 6, "checkpoints-trigger-wit
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Paths by the names that they have in the golden files."""
     folder = tmp_path_factory.mktemp("story")
     job = CliFixture(folder)
@@ -88,7 +88,7 @@ def _pin(uri: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def story(places: dict[str, str]) -> dict[str, str]:
+def story(places: dict[str, Any]) -> dict[str, str]:
     """What each command of the story printed."""
     shown = {}
     for name, words in STORY.items():

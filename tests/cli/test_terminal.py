@@ -74,7 +74,7 @@ class Terminal:
 
     @property
     def screen(self) -> list[str]:
-        """What stays at the end: enough of a terminal for lines that are drawn anew."""
+        """What stays at the end: enough of a terminal for lines that are drawn again."""
         lines, row, column = [""], 0, 0
         for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\r\n\x1b]+", self.bytes.decode()):
             if part == "\r":
@@ -112,7 +112,7 @@ class Terminal:
 
     def _read(self) -> bool:
         if not select.select([self._master], [], [], DEADLINE)[0]:
-            raise TimeoutError(f"nothing came any more after {self.bytes!r}")
+            raise TimeoutError(f"no more output after {self.bytes!r}")
         try:
             data = os.read(self._master, 1 << 16)
         except OSError:  # Linux: the other side is closed
@@ -149,7 +149,7 @@ def test_one_line_lives_while_a_job_runs_and_the_result_stays(gated: CliFixture,
         terminal.go_on()
         assert terminal.end() == 0
     assert max(map(len, terminal.live)) <= COLUMNS - len("⠋ ")
-    # The line was drawn anew each time, never below itself, and is gone; so is the log, and the cursor is back.
+    # The line was drawn again each time, never below itself, and is gone; so is the log, and the cursor is back.
     *above, _, end = terminal.screen
     assert (end, above) == ("", [])
     assert normalized("\n".join([*terminal.live[-4:], "", *terminal.screen])) == golden

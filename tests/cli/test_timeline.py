@@ -58,12 +58,12 @@ HISTORIES: dict[str, list[Record]] = {
     "a start that went back by itself is a branch": history("2 3 6:rewind:2 7"),
     "a fork ends in another job": history("2 3 4 5:fork:3 7"),
     "the fork of an undone checkpoint crosses a line": history("2 3 4 6:restore:2 8 10:restore:2 11:fork:3 12"),
-    "a job that began as a fork and took another job's state begins anew": [
+    "a job that began as a fork and took another job's state begins again": [
         action("fork", 1, of="x", at="checkpoint 9"),
         *history("3 6:restore:0 8"),
     ],
     "a branch from before the newest records comes from above": history("15 16 18:restore:12 20"),
-    "4 has no record: the newest older one stands for it": history("2 3 7 9:restore:4 11"),
+    "4 has no record: the newest older one replaces it": history("2 3 7 9:restore:4 11"),
     "a late savepoint belongs to the branch of its checkpoint": [
         *history("2 3 5:restore:2"),
         action("savepoint", 3, second=6),

@@ -37,7 +37,7 @@ def append(table: str, application: str, count: str) -> None:
 
 
 def rewind(tables: str, count: str) -> None:
-    """Goes back to version 1 in many tables, with token 9, and prints what came of it."""
+    """Goes back to version 1 in many tables, with token 9, and prints the results."""
     for i in range(int(count)):
         handle = DeltaSink(Path(tables) / str(i)).open_table(context())
         print("done before" if handle.token == 9 else handle.rewind(1, token=9))

@@ -76,7 +76,8 @@ _REFUSED = {
 
 
 def _ids(spark: SparkSession, table: Path) -> list[int]:
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`").collect())
 
 

@@ -85,7 +85,9 @@ def test_a_driver_that_was_paused_while_the_table_was_recreated_changes_nothing(
     DeltaSink(job.sink.table).prepare(job.about)
     paused.resume()
     assert paused.end()[1] == "missing-file\n"
-    with raises(MissingFile, sink="out", files=[head.entry.pending[0].committables[0].path]):
+    files = head.entry.pending[0].committables
+    assert files is not None
+    with raises(MissingFile, sink="out", files=[files[0].path]):
         job.publish(head)
     assert ids(job.sink.table) == []
 

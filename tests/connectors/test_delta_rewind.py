@@ -202,10 +202,10 @@ def test_commits_of_others_are_kept_before_the_target_and_listed_and_undone_afte
     put(sink, _ABOUT, 6, pairs(6, 1))
     plan = _go_back(sink, 4, token=7)
     assert [(c.version, c.operation, c.applications, c.rows) for c in plan.others] == [
-        (7, "WRITE", set(), 3),
-        (8, "WRITE", {"copy/in"}, 1),
-        (9, "DELETE", set(), -1),
-        (10, "UPDATE", set(), 0),
+        (7, "WRITE", frozenset(), 3),
+        (8, "WRITE", frozenset({"copy/in"}), 1),
+        (9, "DELETE", frozenset(), -1),
+        (10, "UPDATE", frozenset(), 0),
     ]
     for commit in plan.others:
         assert {str(commit.version), commit.operation, *commit.applications} <= set(re.findall(r"[\w/]+", commit.text))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.checkpoint import checkpoint
-from tests.support.delta_tables import commit_elsewhere, context, pairs, put
+from tests.support.delta_tables import Pair, commit_elsewhere, context, pairs, put
 
 _ABOUT = context()
 _STEPS = st.one_of(
@@ -69,7 +69,9 @@ class _Model:
         """Records the rows of the newest versions, as the table's log has them."""
         newest = DeltaTable(str(self.table)).version()
         for _ in range(len(self.versions), newest + 1):
-            self.versions.append((self._read(), self.sink.open_table(_ABOUT).token))
+            token = self.sink.open_table(_ABOUT).token
+            assert token is not None
+            self.versions.append((self._read(), token))
         assert len(self.versions) == newest + 1
 
     def _target(self, checkpoint_id: int) -> int | None:
@@ -81,9 +83,9 @@ class _Model:
         uris = DeltaTable(str(self.table)).file_uris()
         return Counter((row["id"], row["text"]) for uri in uris for row in pq.read_table(uri).to_pylist())
 
-    def _new_rows(self, count: int) -> list[object]:
+    def _new_rows(self, count: int) -> list[Pair]:
         self._next_id += count
-        return list(pairs(self._next_id - count, count))
+        return pairs(self._next_id - count, count)
 
     def _new_token(self) -> int:
         self._last += 1

@@ -50,13 +50,14 @@ def _do(spark: SparkSession, table: Path, *statements: str) -> list[Any]:
 
 
 def _rows(spark: SparkSession, table: Path, version: int | None = None) -> Counter[str]:
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     at = "" if version is None else f" VERSION AS OF {version}"
     return Counter(str(row) for row in spark.sql(f"SELECT * FROM delta.`{table}`{at}").collect())
 
 
 def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: int) -> SinkRewind:
-    """Rewinds, and compares what was said, and what is there, with what Spark reads of both versions."""
+    """Rewinds, and compares the plan, and the stored rows, with what Spark reads of both versions."""
     table = Path(sink.table)
     handle = sink.open_table(_ABOUT)
     plan = handle.plan_rewind(checkpoint_id)

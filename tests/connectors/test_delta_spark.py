@@ -148,7 +148,8 @@ def _text(row: list[Any]) -> str:
 
 def _fresh(spark: SparkSession) -> None:
     """Makes Spark read tables from their logs again."""
-    spark._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 def test_every_value_comes_back(spark: SparkSession, every: Path) -> None:

@@ -56,7 +56,8 @@ def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
 ) -> None:
     with raises(ConfigError, **fact) as raised:
         FileSource("/data", schema=Order, format=format, **options)
-    known = {"format": READER_OPTIONS, "mode": MODES}.get(*fact, READER_OPTIONS.get(format, ()))
+    (name,) = fact
+    known = {"format": READER_OPTIONS, "mode": MODES}.get(name, READER_OPTIONS.get(format, ()))
     named = set(re.findall(r"\w+", raised.value.hint)) & set(known)
     assert named == ({closest} if closest else set(known))
 
@@ -122,7 +123,12 @@ def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSes
 
 def test_columns_that_are_not_compared_are_listed_and_large_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    places = [("json", tmp_path), ("json", tmp_path / "*.json"), ("csv", "s3a://bucket/in"), ("parquet", tmp_path)]
+    places: list[tuple[str, str | Path]] = [
+        ("json", tmp_path),
+        ("json", tmp_path / "*.json"),
+        ("csv", "s3a://bucket/in"),
+        ("parquet", tmp_path),
+    ]
     one_compared, json, csv, parquet = [
         FileSource(path, schema=Order, format=format).unchecked for format, path in places
     ]

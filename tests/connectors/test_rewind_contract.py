@@ -113,6 +113,7 @@ def test_a_driver_that_was_paused_during_a_rewind_publishes_nothing(
     assert sink.open_table(_ABOUT).rewind(to_version, token=6) == 5
     assert paused.commit(5, files) is None
     token = sink.open_table(_ABOUT).token
+    assert token is not None
     assert decide(token, published=4, checkpoint=5, head=5) is Decision.UNKNOWN_FUTURE
     assert _ids(sink) == kept
 
@@ -120,7 +121,7 @@ def test_a_driver_that_was_paused_during_a_rewind_publishes_nothing(
 def test_commits_of_other_sinks_are_listed_once(sink: AnySink) -> None:
     put(sink, _OTHER, 50, pairs(50, 2))
     [commit] = _go_back(sink, 3, token=7).others
-    assert (commit.version, commit.applications, commit.rows) == (5, {_OTHER.application}, 2)
+    assert (commit.version, commit.applications, commit.rows) == (5, frozenset({_OTHER.application}), 2)
     assert _OTHER.application in commit.text
     assert _go_back(sink, 2, token=8).others == ()
     assert sink.open_table(_OTHER).token == 50
@@ -141,7 +142,8 @@ def test_a_version_whose_files_are_gone_cannot_be_restored(sink: AnySink) -> Non
     folder = _folder(sink)
     (folder / file.path if isinstance(sink, DeltaSink) else folder / "data" / file.path).unlink()
     before = snapshot(folder)
-    for call in (lambda t: t.plan_rewind(5), lambda t: t.rewind(5, token=8)):
+    calls: list[Callable[[Any], object]] = [lambda t: t.plan_rewind(5), lambda t: t.rewind(5, token=8)]
+    for call in calls:
         with raises(SinkDiverged, table=str(folder), version=5, files=[file.path]):
             call(sink.open_table(_ABOUT))
     assert snapshot(folder) == before

@@ -30,9 +30,15 @@ def arguments(instruction: str) -> list[str]:
     return [rest for name, rest in instructions() if name == instruction]
 
 
+def pin(line: str) -> tuple[str, str]:
+    match = re.match(r"([\w.-]+)==([^\s;]+)", line)
+    assert match, line
+    return match[1], match[2]
+
+
 def pins() -> dict[str, str]:
     lines = (ROOT / "requirements.txt").read_text().splitlines()
-    return dict(re.match(r"([\w.-]+)==([^\s;]+)", line).groups() for line in lines if "==" in line)
+    return dict(pin(line) for line in lines if "==" in line)
 
 
 def airflow_options() -> set[str]:

@@ -86,7 +86,8 @@ def test_the_format_has_its_version_and_right_examples() -> None:
     line, digest = seal(msgspec.convert(json.loads(example), documents.LogEntry))
     assert json.loads(line.splitlines()[0]) == json.loads(example)
     assert digest in text
-    examples = {'`"AA"`': encode_key(("AA",)), "`-1`": encode_key((-1,)), "`int` state": ValueSerializer(int).encode(7)}
+    integers: ValueSerializer[int] = ValueSerializer(int)
+    examples = {'`"AA"`': encode_key(("AA",)), "`-1`": encode_key((-1,)), "`int` state": integers.encode(7)}
     assert [e for e, data in examples.items() if f"{e} is `{data.hex(' ')}`" not in text] == []
 
 

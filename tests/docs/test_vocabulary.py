@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from scripts.vocabulary import Exemption, Finding, find_terms, read_exemptions
+from vocabulary import Exemption, Finding, find_terms, read_exemptions
 
 MODULE = '''"""Runs behind the claim."""
 

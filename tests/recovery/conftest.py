@@ -28,7 +28,7 @@ def resting(box: AccountsJob) -> AccountsJob:
 
 @pytest.fixture
 def early(box: AccountsJob) -> AccountsJob:
-    """A job with a savepoint at its 50th event that went on to the 120th, and keeps every checkpoint."""
+    """A job with a savepoint at its 50th event that continued to the 120th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
     box.run_to(50)
     box.create_savepoint("early")

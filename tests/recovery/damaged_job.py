@@ -87,7 +87,7 @@ class Victim:
         """A run after the damage, when there are new events; checks that it left everything as it was.
 
         Args:
-            claims: whether it adds a CLAIM, which refers to what was there before, and the record of its failure.
+            claims: whether it adds a CLAIM, which refers to what existed before, and the record of its failure.
         """
         before, asked, newest = everything(self.box), self.box.requested(), root_files.newest_seq(self.root)
         ended = self.box.run()

@@ -77,7 +77,7 @@ def disk_from_environment() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What a name stands for.
+    """What a name refers to.
 
     Attributes:
         content: what was durable of the file when its folder was synced; numbers of files are given again.
@@ -175,7 +175,7 @@ class FaultyDisk:
 
 
 class _Calls:
-    """Stands for the module `os` in the storage's code."""
+    """Replaces the module `os` in the storage's code."""
 
     def __init__(self, disk: FaultyDisk) -> None:
         self._disk = disk

@@ -39,7 +39,7 @@ class ClusteredFlights:
     box: FlightsJob
 
     def kill_executor(self, dice: random.Random) -> bool:
-        """SIGKILL of one of the executors; False when there is none at the moment."""
+        """SIGKILL of one of the executors; False when there is none at present."""
         there = self.cluster.executors()
         return bool(there) and _kill(dice.choice(there))
 
@@ -49,10 +49,10 @@ class ClusteredFlights:
         self.cluster.add_worker()
 
     def end_well(self, files: int) -> None:
-        """Runs until one has worked off so many files; others end by an error that a retry mends."""
+        """Runs until one has processed so many files; others fail with an error that a retry fixes."""
         self.box.deliver(files)
         if not any(check_ended(self.box.run()).code == 0 for _ in range(_TRIES)):
-            raise AssertionError("no run ended well")
+            raise AssertionError("no run succeeded")
         check_at_rest(self.box)
 
 
@@ -84,7 +84,7 @@ def await_batches(run: Running, number: int) -> None:
 
 
 def check_ended(ended: Ended) -> Ended:
-    """A run that lost executors ends well, or by an error that a retry mends."""
+    """A run that lost executors succeeds, or fails with an error that a retry fixes."""
     assert ended.code in (0, 5), str(ended)
     return ended
 

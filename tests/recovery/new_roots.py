@@ -15,7 +15,7 @@ class NewRoot:
 
     Attributes:
         old: the job.
-        new: shares the job's input and, unless told otherwise, not its tables.
+        new: shares the job's input and, unless configured otherwise, not its tables.
     """
 
     def __init__(self, old: AccountsJob, folder: Path) -> None:

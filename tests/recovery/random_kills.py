@@ -1,4 +1,4 @@
-"""Kills of what a job on Spark consists of, at moments that a seed decides."""
+"""Kills of what a job on Spark consists of, at times that a seed decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_at_rest(flights: FlightsJob) -> None:
 
 
 def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random) -> None:
-    """Kills one after another: a worker's death is one of a run that goes on, the others end the run."""
+    """Kills one after another: a worker's death is one of a run that continues, the others end the run."""
     done, runs = 0, 0
     flights.log_format = "json"
     while done < len(victims):
@@ -38,7 +38,7 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
             if victims[done - 1] != WORKER:
                 break
         ended = run.wait(run.family)
-        # Without Spark, a driver ends by an error that a retry mends.
+        # Without Spark, a driver fails with an error that a retry fixes.
         assert ended.code in (0, -9, 5), str(ended)
     # A run that has work in every subtask sweeps the scratch space.
     flights.run_to(_files_done(flights) + 1)
@@ -46,8 +46,8 @@ def kill_at_random(flights: FlightsJob, victims: list[str], dice: random.Random)
 
 
 def _kill_one(run: Running, victim: str, dice: random.Random) -> bool:
-    """Waits for a random moment, from the restoring on, and kills; False when the run ended before."""
-    # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so do we.
+    """Waits for a random time, from the restoring on, and kills; False when the run ended before."""
+    # Workers are killed at least a batch apart: Spark gives a batch up that fails time after time, and so does the run.
     batches = run.count("committed") + (dice.randrange(1, 3) if victim == WORKER else dice.randrange(3))
     delay, began = dice.uniform(0, 1), 0.0
 
@@ -59,13 +59,13 @@ def _kill_one(run: Running, victim: str, dice: random.Random) -> bool:
         late_enough = bool(began) and time.monotonic() - began >= delay
         return run.poll() is not None or (late_enough and bool(there))
 
-    wait_for(due, lambda: f"a moment to kill {run}")
+    wait_for(due, lambda: f"a time to kill {run}")
     if run.poll() is not None:
         return False
     try:
         os.kill(dice.choice(candidates(run, victim)), signal.SIGKILL)
     except (IndexError, ProcessLookupError):
-        # Spark let its idle workers go in this very moment.
+        # Spark ended its idle workers just now.
         return _kill_one(run, victim, dice)
     return True
 
@@ -80,7 +80,7 @@ def candidates(run: Running, victim: str) -> list[int]:
 
 def _name_of(process: psutil.Process) -> str:
     try:
-        return process.name()
+        return str(process.name())
     except psutil.NoSuchProcess:
         return ""
 

@@ -14,7 +14,7 @@ from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 from tests.support.restores import check_after, go_back
 
-BACKENDS: dict[str, dict[str, object]] = {
+BACKENDS: dict[str, dict[str, Any]] = {
     "memory": {"state__backend": "memory"},
     "filesystem": {"state__backend": "filesystem"},
     "filesystem-files": {"state__backend": "filesystem", "state__inline_below_bytes": 1},
@@ -114,6 +114,6 @@ def test_a_batch_with_more_state_than_memory_may_hold_leaves_nothing(box: Accoun
         assert datum in ended.err
     # One subtask alone.
     assert box.run(**BACKENDS["memory"], state__memory_limit_bytes=10).code == 2
-    # The ways out that the error names.
+    # The solutions that the error names.
     box.finish(state__backend="filesystem")
     box.check()

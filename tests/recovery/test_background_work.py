@@ -167,7 +167,7 @@ def test_a_run_that_went_back_at_its_start_answers_requests(box: AccountsJob) ->
 
 
 class _NoBatches:
-    """Of a run that nobody asks for a batch."""
+    """Of a run that receives no request for a batch."""
 
     def drain(self) -> CommittedPoint:
         raise AssertionError("a batch")

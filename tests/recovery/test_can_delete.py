@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_a_dry_run_lists_what_a_collection_takes_of_a_savepoint(box: AccountsJob
         assert box.command("savepoint", "dispose", "mine", failpoint=f"savepoint.{point}").code == KILLED
     else:
         assert box.command("savepoint", "create", "--name", "mine", failpoint=f"savepoint.{point}").code == KILLED
-        # While its pin stands somebody may be making it.
+        # While its pin exists, a process may be making it.
         assert not _unfinished(box)
         (pin,) = box.head.doc["pinned"]
         box.command("pins", "--drop", pin["id"]).check()
@@ -90,7 +91,7 @@ def test_a_dry_run_lists_what_a_collection_takes_of_a_savepoint(box: AccountsJob
     assert box.command("can-delete", *sorted(listed)[:1] or ["FORMAT"]).code == _NO
     box.command("gc").check()
     gone = {key for key in before - root_files.files_below(box.root).keys() if key.startswith("savepoints/")}
-    # Of a complete one, only that somebody was making it.
+    # Of a complete one, only the sign that a process was making it.
     assert gone - {key for key in gone if point == "complete" and key.endswith("/_started")} == listed
     assert not _unfinished(box)
 
@@ -106,8 +107,8 @@ RARE = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
 
 
 def test_state_is_read_during_a_run(box: AccountsJob) -> None:
-    """The run is stopped between COMMIT and publishing: a reader sees the new checkpoint, and the run goes on after the
-    entries that the reader has added to its log."""
+    """The run is stopped between COMMIT and publishing: a reader sees the new checkpoint, and the run continues after
+    the entries that the reader has added to its log."""
     box.settings = RARE
     box.deliver(60)
     chain = root_files.Chain(box.root)
@@ -124,7 +125,7 @@ def test_state_is_read_during_a_run(box: AccountsJob) -> None:
 
 
 def test_what_a_reader_holds_is_not_collected(box: AccountsJob) -> None:
-    """A reader that died has left a pin; its checkpoint goes when somebody drops the pin, and not before."""
+    """A reader that died has left a pin; its checkpoint is deleted when a user drops the pin, and not before."""
     box.settings = RARE
     box.run_to(20)
     entries = read_state(str(box.root), "balances")
@@ -135,6 +136,7 @@ def test_what_a_reader_holds_is_not_collected(box: AccountsJob) -> None:
     root_files.check_no_orphans(box.root)
     assert pinned in {entry.seq for entry in root_files.kept_entries(box.root)}
     (pin,) = box.head.doc["pinned"]
+    assert isinstance(entries, Generator)
     entries.close()
     assert box.command("pins", "--drop", pin["id"]).code in (0, 2)
     box.check()

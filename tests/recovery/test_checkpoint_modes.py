@@ -11,7 +11,16 @@ from stateflow.errors import ConfigError
 from stateflow.failpoints import NAMES
 from tests.support import root_files
 from tests.support.errors import raises
-from tests.support.job_fixture import ASKED, BESIDE, KILLED, SLICE, AccountsJob, expected, multiset, second_time
+from tests.support.job_fixture import (
+    ASYNCHRONOUS,
+    KILLED,
+    ON_REQUEST,
+    SLICE,
+    AccountsJob,
+    expected,
+    multiset,
+    second_time,
+)
 
 _THIRD: dict[str, object] = {"checkpoints__interval_batches": 3}
 _EARLY_OUTPUT = {**_THIRD, "checkpoints__mode": "at-least-once"}
@@ -21,19 +30,19 @@ MODES: dict[str, dict[str, object]] = {
     "at-least-once": _EARLY_OUTPUT,
     "at-least-once-asynchronous": {**_EARLY_OUTPUT, "checkpoints__asynchronous": "yes"},
 }
-_POINTS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+_POINTS = sorted(NAMES.keys() - ON_REQUEST - {"start.seeded"})
 _QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")}
 _QUICK |= {"batch.reported", "batch.end", "log.created", "gc.deleting"}
 CASES = [
     pytest.param(mode, point, marks=() if point in _QUICK else pytest.mark.slow)
     for mode, settings in MODES.items()
     for point in _POINTS
-    if "checkpoints__asynchronous" in settings or point not in BESIDE
+    if "checkpoints__asynchronous" in settings or point not in ASYNCHRONOUS
 ]
 
 
 def _repeated(box: AccountsJob) -> int:
-    """How many rows are there again; fails when one is missing, or is not what the oracle says."""
+    """How many rows are stored again; fails when one is missing, or is not what the oracle says."""
     wanted = expected(box.delivered)
     more = 0
     for table, rows in (("movements", wanted.movements), ("totals", wanted.totals)):

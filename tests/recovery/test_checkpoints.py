@@ -29,7 +29,7 @@ def _state_files(box: AccountsJob, entry: root_files.Entry) -> set[str]:
     return {f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}
 
 
-# -- out of turn ------------------------------------------------------------------------------------------------------
+# -- unscheduled ------------------------------------------------------------------------------------------------------
 
 
 def test_one_out_of_turn_has_all_that_was_processed_and_is_published(box: AccountsJob) -> None:
@@ -39,7 +39,7 @@ def test_one_out_of_turn_has_all_that_was_processed_and_is_published(box: Accoun
     triggered = made.check().document["checkpoint_id"]
     commits = {e.seq: e.position for e in box.commits}
     assert commits[triggered] >= 4 * SLICE
-    # The run went on, and ended with a checkpoint of its own.
+    # The run continued, and ended with a checkpoint of its own.
     assert max(commits) > triggered
     box.check_results()
 
@@ -207,7 +207,7 @@ def test_a_kill_right_after_writing_history_doubles_no_record(box: AccountsJob) 
 
 @pytest.fixture
 def early(box: AccountsJob) -> AccountsJob:
-    """A job with a savepoint at its 20th event that went on to the 40th, and keeps every checkpoint."""
+    """A job with a savepoint at its 20th event that continued to the 40th, and keeps every checkpoint."""
     box.settings = {"checkpoints__retained": 100}
     box.run_to(20)
     box.create_savepoint("early")

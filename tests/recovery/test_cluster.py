@@ -1,6 +1,6 @@
 """A standalone cluster that loses an executor, with a job root on S3, and without packages of its own.
 
-The scoreboard kills more executors and workers, at steps of tasks and at random moments.
+The scoreboard kills more executors and workers, at steps of tasks and at random times.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _packed(folder: Path, python: Path) -> Path:
     pins = [pin for line in lines if (pin := line.partition(";")[0].strip()).partition("==")[0] in _NEEDED]
     assert len(pins) == len(_NEEDED), sorted(pins)
     subprocess.run([python, "-m", "venv", home], check=True)
-    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", *pins, "venv-pack2==0.9.2", "setuptools==80.9.0", "wheel"], check=True)
     # A build leaves files where it is made.
     source = folder / "source"
@@ -81,6 +81,6 @@ def _packed(folder: Path, python: Path) -> Path:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", source], check=True)
-    pack = [home / "bin" / "venv-pack", "-p", home, "-o", archive, "--compress-level", "1"]
+    pack: list[str | Path] = [home / "bin" / "venv-pack", "-p", home, "-o", archive, "--compress-level", "1"]
     subprocess.run(pack, check=True, capture_output=True)
     return archive

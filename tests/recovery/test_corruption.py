@@ -54,7 +54,7 @@ def victim(resting: Victim) -> Iterator[Victim]:
 
 
 @pytest.mark.parametrize(
-    # A log entry that is removed was never written, as far as the log can tell; see below.
+    # A log entry that is removed was never written, as far as the log shows; see below.
     ("kind", "damage"),
     [(k, d) for k in KINDS for d in DAMAGES if (k, d) != ("log entry", "removed")],
 )
@@ -175,7 +175,8 @@ def test_a_collection_finds_damage_before_it_deletes(victim: Victim, kind: str) 
 
 
 COUNT = state_id("count")
-ONE = ValueSerializer(int).encode(1)
+_INTEGERS: ValueSerializer[int] = ValueSerializer(int)
+ONE = _INTEGERS.encode(1)
 KEY = encode_key((7, None))
 UNFINISHED = encode_key(("x",))[:-1]
 
@@ -187,7 +188,7 @@ def ran(box: AccountsJob) -> AccountsJob:
 
 
 def test_of_each_kept_checkpoint_all_is_read(ran: AccountsJob) -> None:
-    """With ``--deep``, the entries that the oracle has are counted; nothing is left behind: no pin, no file."""
+    """With ``--deep``, the entries that the oracle has are counted; nothing is left over: no pin, no file."""
     found = ran.command("verify", "--json").document
     kept = sorted(e.seq for e in root_files.kept_entries(ran.root))
     assert [(f["checkpoint_id"], f["entries"]) for f in found] == [(seq, None) for seq in kept]

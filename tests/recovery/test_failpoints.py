@@ -6,7 +6,7 @@ import pytest
 
 from stateflow.failpoints import NAMES
 from tests.support import root_files
-from tests.support.job_fixture import ASKED, BESIDE, KILLED, AccountsJob
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, AccountsJob
 from tests.support.processes import Ended
 
 ONLY_ON_SPARK = {"start.seeded"}
@@ -26,12 +26,12 @@ _LATER = {name: 9 for name in NAMES if name.startswith("task.")} | {
 }
 """The later n of those that a run passes many times."""
 
-HERE = sorted(NAMES.keys() - ONLY_ON_SPARK - ASKED - BESIDE)
+HERE = sorted(NAMES.keys() - ONLY_ON_SPARK - ON_REQUEST - ASYNCHRONOUS)
 SETTINGS = {"checkpoints__collect_every": 2, "checkpoints__retained": 2}
 
 
 def test_every_failpoint_has_a_place_here() -> None:
-    assert set(_LATER) | _ONCE_PER_RUN | ONLY_ON_SPARK | ASKED | BESIDE == set(NAMES)
+    assert set(_LATER) | _ONCE_PER_RUN | ONLY_ON_SPARK | ON_REQUEST | ASYNCHRONOUS == set(NAMES)
 
 
 @pytest.mark.parametrize("name", HERE)
@@ -106,9 +106,9 @@ _NTH = {name: 6 for name in NAMES if name.startswith("task.")} | {
     "publish.after": 3,
     "batch.end": 2,
 }
-# Whoever stops here has committed everything, or has not claimed yet.
+# A run that stops here has committed everything, or has not claimed yet.
 _HARMLESS = {"claim.before", "run.end"}
-STOPS = sorted(NAMES.keys() - {"start.seeded"} - ASKED - BESIDE)
+STOPS = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
 
 
 @pytest.mark.parametrize("name", STOPS)
@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_while_another_goes_through(box: AccountsJob, name
 
 @pytest.mark.parametrize("name", ["commit.after", "publish.before", "log.created", "claim.after", "batch.reported"])
 def test_a_run_of_a_known_job_is_stopped_and_its_checkpoint_collected(box: AccountsJob, name: str) -> None:
-    """As before, but what the stopped run restores from is garbage when it goes on."""
+    """As before, but what the stopped run restores from is garbage when it continues."""
     box.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
     box.run_to(30)
     box.deliver(_ROWS + 30)

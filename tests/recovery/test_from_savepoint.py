@@ -12,11 +12,11 @@ import pytest
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import ASKED, JOBS, KILLED, AccountsJob, expected, mostly_slow, multiset
+from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
 from tests.support.restores import go_back, plan
 
-STEPS = [*sorted(n for n in ASKED if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
+STEPS = [*sorted(n for n in ON_REQUEST if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
 CONTINUE = ("--tables", "continue")
 
 
@@ -227,7 +227,7 @@ def test_max_parallelism_is_that_of_what_is_restored(box: AccountsJob, tmp_path:
 # -- forks -------------------------------------------------------------------------------------------------------------
 
 
-FORK_STEPS = sorted(n for n in ASKED if n.startswith("fork."))
+FORK_STEPS = sorted(n for n in ON_REQUEST if n.startswith("fork."))
 SHADOW = ("--shadow", "--by", "ada")
 
 
@@ -240,7 +240,7 @@ def job(box: AccountsJob) -> AccountsJob:
 
 
 def _forked(job: AccountsJob, root: Path) -> AccountsJob:
-    """The fork of a job, which writes to shadow tables beside the job's."""
+    """The fork of a job, which writes to shadow tables next to the job's."""
     return AccountsJob(job.folder, {**job.settings, "local_dir": root.parent / "local"}, root_folder=root)
 
 
@@ -258,7 +258,7 @@ def _check_shadow(job: AccountsJob, since: int) -> None:
 def test_a_fork_that_was_killed_is_completed_by_the_same_command(
     job: AccountsJob, tmp_path: Path, name: str, target: str
 ) -> None:
-    """Also when the job went on, and collected, and *latest* is another checkpoint by now."""
+    """Also when the job continued, and collected, and *latest* is another checkpoint by now."""
     origin = job.create_savepoint("mine")["id"] if target == "mine" else f"{job.job_uuid}/"
     forked = _forked(job, tmp_path / "fork")
     assert _fork(job, target, forked.root, *SHADOW, failpoint=name).code == KILLED
@@ -337,7 +337,7 @@ def test_a_fork_of_another_job_s_savepoint_must_be_asked_for_and_brings_its_own_
     other.deliver(120)
     forked = _forked(other, into)
     forked.finish()
-    # Each key's state was found again: a row of a key that was not would begin to count anew.
+    # Each key's state was found again: a row of a key that was not would begin to count again.
     _check_shadow(other, since=70)
     _forked(job, into).run().check_error(2, "wrong-job-root", found="ledger", wanted="accounts")
     status = forked.command("status", "--json").document

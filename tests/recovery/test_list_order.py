@@ -27,10 +27,12 @@ def _check(box: AccountsJob, epoch: int) -> None:
     last: dict[str, int] = {}
     for entry in read_state(str(box.root), "collect"):
         assert (entry.map_key, entry.namespace) == (None, None)
+        account = entry.key[0]
+        assert isinstance(account, str)
         if entry.state == "numbers":
-            found[entry.key[0]].append(entry.value)
+            found[account].append(entry.value)
         else:
-            last[entry.key[0]] = entry.value
+            last[account] = entry.value
     assert found == wanted
     assert last == {account: numbers[-1] for account, numbers in wanted.items()}
     assert box.manifest["epoch"] == epoch

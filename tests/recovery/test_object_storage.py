@@ -11,9 +11,9 @@ from stateflow.failpoints import NAMES
 from tests.servers.azure import azure_server
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import s3_server
-from tests.support.job_fixture import ASKED, BESIDE, KILLED, AccountsJob, mostly_slow
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, AccountsJob, mostly_slow
 
-_POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded"})
+_POINTS = sorted(NAMES.keys() - ON_REQUEST - ASYNCHRONOUS - {"start.seeded"})
 _QUICK = ("commit.manifest", "log.created", "gc.deleting")
 
 
@@ -69,7 +69,7 @@ def test_two_jobs_of_a_host_share_a_limit_of_what_it_keeps(bucket: tuple[Path, d
     boxes[0].run_to(240)
     kept = [path for path in (tmp_path / "local").glob("*/*/*/cache/*") if path.stat().st_nlink == 1]
     jobs = {path.parents[3].name for path in kept}
-    assert len(jobs) <= 1, "the other job's files are there, and nobody has them open"
+    assert len(jobs) <= 1, "the other job's files exist, and no process has them open"
 
 
 @pytest.mark.parametrize("store", ["azure", pytest.param("hdfs", marks=pytest.mark.slow)])

@@ -58,7 +58,7 @@ def test_a_start_does_not_undo_them(lost: AccountsJob, table: str) -> None:
 
 
 def test_a_start_keeps_what_comes_while_it_goes_back(lost: AccountsJob) -> None:
-    """Nobody has to decide anything: it has just looked, and has nothing of its own to take back."""
+    """No user has to decide anything: it has just looked, and has nothing of its own to take back."""
     other = lost.start("rewind.table:1:stop").wait_stopped()
     theirs = {table: append(lost, table) for table in TABLES}
     other.resume().wait().check()
@@ -104,7 +104,7 @@ def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsJob) 
 def test_a_new_plan_keeps_the_tables(approved: AccountsJob) -> None:
     theirs = append(approved, "movements")
     before = _tables(approved)
-    # The first table may be back: what is kept is what is there when the plan is carried out.
+    # The first table may be back: what is kept is what it has when the plan is executed.
     assert approved.run().code == 4
     after = _tables(approved)
     assert after["movements"] == before["movements"]
@@ -207,7 +207,7 @@ def test_what_is_published_in_another_sink_cannot_be_taken_back(running: Account
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_run_that_wrote_it_goes_on_afterwards(running: AccountsJob, table: str) -> None:
-    """It is stopped between COMMIT and publishing, and goes on when the other has replayed everything."""
+    """It is stopped between COMMIT and publishing, and continues when the other has replayed everything."""
     stopped = running.start("commit.after:3:stop").wait_stopped()
     running.lose_output(table)
     running.finish()
@@ -233,7 +233,7 @@ def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsJob, table: s
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_run_that_wrote_it_finds_out_first(running: AccountsJob, table: str) -> None:
-    """It fails as something that another try may mend, and another try does."""
+    """It fails with an error that another try may fix, and another try does."""
     stopped = running.start("commit.after:3:stop").wait_stopped()
     running.lose_output(table)
     stopped.resume().wait().check_error(5, "batch-failed")

@@ -29,7 +29,7 @@ def _check_refused(box: AccountsJob) -> Ended:
 
 
 def _replace_table(folder: Path) -> None:
-    """Makes it a table of its own, as a copy that somebody created anew would be."""
+    """Makes it a table of its own, as a copy that a user created again would be."""
     first = folder / "versions" / "00000000"
     first.write_text(json.dumps({"id": f"{json.loads(first.read_bytes())['id']}-other"}))
 
@@ -50,7 +50,7 @@ def _set(box: AccountsJob, **settings: object) -> None:
 # -- exactly the plan -------------------------------------------------------------------------------------------------
 
 CHANGES: dict[str, tuple[Callable[[AccountsJob], object], set[str], str]] = {
-    "the job went on": (lambda b: b.run_to(130), set(), ""),
+    "the job continued": (lambda b: b.run_to(130), set(), ""),
     "the savepoint is gone": (
         lambda b: b.command("savepoint", "dispose", "early").check(),
         {"target", "savepoint"},
@@ -210,7 +210,7 @@ def test_output_that_belongs_to_the_target_needs_its_sink(box: AccountsJob) -> N
 
 
 def test_another_plan_is_another_request(early: AccountsJob) -> None:
-    """Of two plans to one target that differ in what becomes of tables, one is carried out, and the other refused."""
+    """Of two plans to one target that differ in what they do with tables, one is carried out, and the other refused."""
     plan(early, "early", "--sinks", "keep")
     keep = plan_file(early).read_bytes()
     go_back(early, "early")
@@ -264,7 +264,7 @@ def test_it_does_not_take_the_job_from_another_execution_that_works_on_it(early:
 @pytest.mark.parametrize("target", ["checkpoint", "savepoint"])
 @pytest.mark.parametrize("damage", ["removed", "the last byte missing", "a bit in the middle"])
 def test_a_damaged_target_is_named_before_the_job_is_claimed(early: AccountsJob, damage: str, target: str) -> None:
-    # What the job is at now has no file of the target any more.
+    # The job's current checkpoint no longer has a file of the target.
     early.settings = {**early.settings, "rocksdb__compact_at_files": 1}
     early.run_to(140)
     if target == "savepoint":

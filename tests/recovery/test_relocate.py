@@ -30,10 +30,10 @@ from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from tests.support.errors import raises
 from tests.support.flights_job import FlightsJob
-from tests.support.job_fixture import ASKED, KILLED, AccountsJob, JobFixture
+from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob, JobFixture
 from tests.support.processes import Ended
 
-STEPS = [name for name in failpoints.NAMES if name in ASKED and name.startswith("relocate.")]
+STEPS = [name for name in failpoints.NAMES if name in ON_REQUEST and name.startswith("relocate.")]
 """In the order in which a move comes to them."""
 NEW = "moved %41ü (1)+'x~;=, é"
 

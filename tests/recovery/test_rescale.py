@@ -1,4 +1,4 @@
-"""Runs at one parallelism after another, with and without kills in the batch that lays the state out anew."""
+"""Runs at one parallelism after another, with and without kills in the batch that redistributes the state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPERATORS = ("balances", "turnovers")
 
 
 def _kill(box: AccountsJob, failpoint: str, parallelism: int) -> None:
-    """What the newest checkpoint needs is there as before."""
+    """What the newest checkpoint needs exists as before."""
     before, live = box.head.doc["manifest"], root_files.live_files(box.root)
     box.reach(failpoint, parallelism=parallelism)
     assert box.head.doc["manifest"] == before

@@ -11,13 +11,13 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow.failpoints import NAMES
 from tests.support.errors import reported_errors
-from tests.support.job_fixture import ASKED, BESIDE, SLICE, AccountsJob, mostly_slow, second_time
+from tests.support.job_fixture import ASYNCHRONOUS, ON_REQUEST, SLICE, AccountsJob, mostly_slow, second_time
 from tests.support.processes import spawn
 from tests.support.screens import normalized
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
-_POINTS = sorted(NAMES.keys() - ASKED - BESIDE - {"start.seeded", "run.end"})
+_POINTS = sorted(NAMES.keys() - ON_REQUEST - ASYNCHRONOUS - {"start.seeded", "run.end"})
 _QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "publish.after", "gc.deleting")
 
 

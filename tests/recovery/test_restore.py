@@ -17,7 +17,7 @@ from tests.support.restores import ask, begin, check_after, everything, execute,
 
 
 def _check_movements(box: AccountsJob, number: int) -> None:
-    """The table has what comes of the first events."""
+    """The table has the output of the first events."""
     assert multiset(box.rows("movements")) == multiset(expected(box.delivered[:number]).movements)
 
 
@@ -255,7 +255,7 @@ def _kill_at_each_step(box: AccountsJob, planned: dict[str, Any], tables: int = 
     assert execute(box, "--json").check().document["repeated"]
     (record,) = box.records("restore")
     base = 0 if planned["foreign"] else planned["target_checkpoint"]
-    assert record["facts"]["base"] == str(base), "by whoever completed it"
+    assert record["facts"]["base"] == str(base), "no matter which process completed it"
 
 
 def test_every_step_has_a_kill() -> None:
@@ -282,7 +282,7 @@ def test_tables_are_kept(early: AccountsJob) -> None:
     _kill_at_each_step(early, planned)
     assert {table: multiset(early.rows(table)) for table in TABLES} == before
     early.finish()
-    # What comes of the events after the 50th is there a second time.
+    # The output of the events after the 50th is stored a second time.
     whole, part = expected(early.delivered), expected(early.delivered[:50])
     assert multiset(early.rows("movements")) == before["movements"] + multiset(whole.movements[50:])
     again = multiset(whole.totals) - multiset(part.totals)

@@ -18,7 +18,7 @@ TABLES = ["movements", "totals"]
 
 @pytest.fixture
 def early(box: AccountsJob) -> AccountsJob:
-    """A job with a savepoint at its 30th event that went on to the 60th."""
+    """A job with a savepoint at its 30th event that continued to the 60th."""
     box.settings = {"checkpoints__retained": 100}
     box.run_to(30)
     box.create_savepoint("early")
@@ -32,7 +32,7 @@ def early(box: AccountsJob) -> AccountsJob:
 def test_output_lost_after_a_restore_leads_back_to_where_it_went(
     early: AccountsJob, target: str, table: str, retained: int
 ) -> None:
-    """The tables stand at the restore; older checkpoints would bring rows in twice."""
+    """The tables are at the restore; older checkpoints would bring rows in twice."""
     early.settings = {"checkpoints__retained": retained}
     go_back(early, target if target == "early" else str(early.commit_at(30).seq))
     early.replace_events(since=30)
@@ -83,7 +83,7 @@ def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(early: Accou
 
 
 def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: AccountsJob) -> None:
-    """Dropped is only what the job goes on with."""
+    """Dropped is only what the job continues with."""
     target = early.commit_at(60).seq
     early.settings = {**early.settings, "job__parts": "movements"}
     go_back(early, str(target), "--drop", "turnovers", "--sinks", "keep")
@@ -174,7 +174,7 @@ def test_what_an_older_version_did_not_record_is_left_out_with_a_warning(undone:
 def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsJob) -> None:
     go_back(undone, "bad")
     assert _position(undone, "before:2999-01-01") == 50
-    # The checkpoints between the two were let go when the job first went back.
+    # The checkpoints between the two were released when the job first went back.
     assert _position(undone, "before:events=49") == 30
 
 

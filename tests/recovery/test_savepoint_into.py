@@ -1,4 +1,4 @@
-"""A savepoint is apart from its job: it may be written anywhere, holds no output, and making it notifies nobody."""
+"""A savepoint is apart from its job: it may be written anywhere, holds no output, and no system is notified of it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _names(document: Any) -> Iterator[str]:
 
 
 def test_a_savepoint_names_no_output(box: AccountsJob) -> None:
-    """Also where its checkpoint's output was pending a moment before."""
+    """Also where its checkpoint's output was pending just before."""
     box.deliver(50)
     box.reach("commit.after:3")
     pending = box.head.doc["pending"]

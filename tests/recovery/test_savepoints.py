@@ -13,7 +13,7 @@ from stateflow import operations
 from stateflow.runtime.driver.termination import CAUGHT_UP, STOPPED
 from tests.support import root_files
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import ASKED, KILLED, AccountsJob
+from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob
 from tests.support.processes import Running, wait_for
 
 MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoint.complete"]
@@ -424,5 +424,5 @@ def test_a_copy_in_the_job_root_is_not_deleted_with_the_original(resting: Accoun
 
 
 def test_the_failpoints_of_savepoints_all_have_a_place_here() -> None:
-    named = {n for n in ASKED if n.startswith(("savepoint.", "request."))}
+    named = {n for n in ON_REQUEST if n.startswith(("savepoint.", "request."))}
     assert named == {*SERVING, "savepoint.disposing", "savepoint.disposed", "savepoint.given-up"}

@@ -1,6 +1,6 @@
 """On Spark, with Delta tables: kills at failpoints, two drivers, restarts, a bucket, savepoints and going back.
 
-The scoreboard kills drivers, workers and Spark itself at random moments.
+The scoreboard kills drivers, workers and Spark itself at random times.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -39,7 +40,7 @@ def test_kills_at_failpoints(flights: FlightsJob) -> None:
     flights.reach("commit.after:2")
     # The start publishes what is pending in both tables; the third is the first one's output of the next batch.
     flights.reach("publish.after:3")
-    # A worker dies, and Spark tries its task again: the run goes on.
+    # A worker dies, and Spark tries its task again: the run continues.
     flights.reach("task.sink-closed:3", 0)
     flights.check()
 
@@ -48,7 +49,7 @@ def test_kills_at_failpoints(flights: FlightsJob) -> None:
 def test_kills_while_files_are_stored_and_checkpoints_committed_in_the_background(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
-    # A worker dies with files that it owed: another process stores them, and the run goes on.
+    # A worker dies with files that it owed: another process stores them, and the run continues.
     flights.reach("upload.before:3", 0)
     flights.check()
     flights.deliver(12)
@@ -78,8 +79,11 @@ def test_a_run_that_fails_starts_again_in_the_same_session(flights: FlightsJob) 
 
 
 def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: FlightsJob) -> None:
-    """A process has one Spark, so it would start again without end; whoever launched the run starts a new one."""
-    without_end = {"restart__strategy": "exponential-delay", "restart__exponential_delay__initial_backoff": "1ms"}
+    """A process has one Spark, so it would start again without end; the caller of the run starts a new one."""
+    without_end: dict[str, Any] = {
+        "restart__strategy": "exponential-delay",
+        "restart__exponential_delay__initial_backoff": "1ms",
+    }
     flights.deliver(4)
     run = flights.start("batch.reported:2:stop", **without_end).wait_stopped()
     (spark,) = candidates(run, JVM)
@@ -122,7 +126,7 @@ def test_a_run_in_a_batch_that_does_not_end_learns_that_it_is_fenced(flights: Fl
 
 def _is_stopped(worker: psutil.Process) -> bool:
     try:
-        return worker.status() == psutil.STATUS_STOPPED
+        return bool(worker.status() == psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
         return False
 
@@ -167,8 +171,8 @@ def _files(offset: str) -> int:
     return int(json.loads(offset)["logOffset"]) + 1
 
 
-def test_a_savepoint_during_a_run_and_the_way_back_to_it(flights: FlightsJob) -> None:
-    """Taken while a run stands still in a batch; then more files, the way back, killed at each table, and more files
+def test_a_savepoint_during_a_run_and_the_restore_to_it(flights: FlightsJob) -> None:
+    """Taken while a run is stopped in a batch; then more files, the restore, killed at each table, and more files
     again, at another parallelism."""
     flights.deliver(4)
     made, _ = flights.asked_at("batch.reported:2", "savepoint", "create", "--name", "early", "--json")
@@ -234,7 +238,7 @@ def test_a_savepoint_a_fork_and_a_stop_are_killed_on_the_way(flights: FlightsJob
 
 
 def _asked_of_a_run_that_dies(box: FlightsJob, *command: str) -> Running:
-    """Somebody who waits for an answer; the run that was at work then is gone."""
+    """A process that waits for an answer; the run that was at work then is gone."""
     run = box.start("batch.reported:2:stop").wait_stopped()
     asker = box.begin(*command, "--request-id", command[-1], "--timeout", "300", "--patience", "300")
     wait_for((box.root / "requests" / command[-1]).exists, lambda: "the request")

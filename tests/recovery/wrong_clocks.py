@@ -15,7 +15,7 @@ _JUMPS = 0.2
 
 
 def skew_from_environment() -> None:
-    """Makes `SystemClock.now` wrong by up to two hours; it jumps now and then, also back."""
+    """Makes `SystemClock.now` wrong by up to two hours; it jumps periodically, also back."""
     seed = os.environ.get(VARIABLE)
     if not seed:
         return

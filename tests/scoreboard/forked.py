@@ -13,7 +13,7 @@ from stateflow.errors import EnvironmentUnsupported
 from stateflow.storage import PutResult, Storage, open_storage
 from tests.support.mutants import plant_from_environment
 
-WAYS = ("inherited", "opened anew", "opened anew in a thread", "not used before")
+WAYS = ("inherited", "opened again", "opened again in a thread", "not used before")
 WORKED, REFUSED = 10, 11
 
 

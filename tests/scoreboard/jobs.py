@@ -9,12 +9,12 @@ from typing import Any
 
 from stateflow.failpoints import NAMES
 from tests.scoreboard.row import Round
-from tests.support.job_fixture import ASKED, AccountsJob
+from tests.support.job_fixture import ON_REQUEST, AccountsJob
 from tests.support.processes import Running, wait_for
 from tests.support.root_files import Chain
 
 KILLED = -9
-STEPS = sorted(NAMES.keys() - ASKED - {"start.seeded"})
+STEPS = sorted(NAMES.keys() - ON_REQUEST - {"start.seeded"})
 """Named steps of the protocol that a run passes without Spark."""
 
 
@@ -35,7 +35,7 @@ def accounts_job(round_: Round, **more: Any) -> Iterator[AccountsJob]:
 
 
 def kill_after(seconds: float, run: Running, each: Callable[[], object]) -> None:
-    """SIGKILL after so many seconds, unless the run has ended; calls `each` now and then."""
+    """SIGKILL after so many seconds, unless the run has ended; calls `each` periodically."""
     until = time.monotonic() + seconds
 
     def is_due() -> bool:

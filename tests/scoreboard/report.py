@@ -13,7 +13,7 @@ _PATH = re.compile(r"(/[\w.+-]+){2,}")
 
 
 class Score(msgspec.Struct, kw_only=True):
-    """What became of a row.
+    """The outcome of a row.
 
     Attributes:
         holds: what must hold.

@@ -18,7 +18,7 @@ from tests.support.processes import unless_ended, wait_for
 KINDS = ("FORMAT", "log entry", "manifest", "sst")
 _EACH, _BLOCK = 8, 512
 _TIMES, _ROWS = 2, 60
-_BACKENDS = [
+_BACKENDS: list[dict[str, object]] = [
     {"state__backend": "rocksdb", "rocksdb__compact_at_files": 3},
     {"state__backend": "filesystem", "state__inline_below_bytes": 1},
     {"state__backend": "rocksdb", "checkpoints__asynchronous": "yes"},

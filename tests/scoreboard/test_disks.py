@@ -72,14 +72,14 @@ def _fill(folder: Path, leave: int) -> None:
 def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
     """Write, link or fsync fail with EIO, and power fails after it.
 
-    What was acknowledged is there and whole; then as for killed-drivers.
+    What was acknowledged is stored and whole; then as for killed-drivers.
     """
     return _play_faulty(round_, errors=round_.dice.choice([0.01, 0.03, 0.1]))
 
 
 @Row(18, "power-cuts", plays=(2, 25, 1000), mutant="no-fsync")
 def test_power_cuts_lose_nothing_acknowledged(round_: Round) -> int:
-    """Power fails at any call: what was not synced is there, in part, or not at all.
+    """Power fails at any call: what was not synced is stored, in part, or not at all.
 
     As for disk-errors.
     """

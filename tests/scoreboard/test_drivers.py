@@ -9,19 +9,19 @@ from tests.recovery.wrong_clocks import VARIABLE as CLOCK
 from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.servers.running import s3_server
-from tests.support.job_fixture import BESIDE, SLICE, AccountsJob
+from tests.support.job_fixture import ASYNCHRONOUS, SLICE, AccountsJob
 from tests.support.processes import Ended, wait_for
 from tests.support.root_files import Chain
 
 _KILLS = 5
 _ONCE = {"claim.before", "claim.after", "start.published", "run.end"}
-_STOPS = sorted({*STEPS} - BESIDE - {"claim.before", "run.end"})
+_STOPS = sorted({*STEPS} - ASYNCHRONOUS - {"claim.before", "run.end"})
 _RUNS, _PATIENCE = 4, 40
 
 
 @Row(2, "killed-drivers", plays=(2, 24, 200), mutant="no-token", within=40, is_slow=True)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of a driver at a random moment, job root on POSIX.
+    """SIGKILL of a driver at a random time, job root on POSIX.
 
     Tables and state are what plain dictionaries contain for all input, the log is one chain, nothing is left over.
     """
@@ -42,7 +42,7 @@ def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
 
 
 def _kill_at_random(box: AccountsJob, dice: random.Random, rows: int) -> int:
-    """Kills runs at moments between their start and their end; returns how many died.
+    """Kills runs at times between their start and their end; returns how many died.
 
     Args:
         rows: delivered for each run.
@@ -77,7 +77,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
     step = STEPS[round_.seed % len(STEPS)]
     with accounts_job(round_) as box:
         box.settings = {**box.settings, "checkpoints__collect_every": 1, "checkpoints__retained": 1}
-        if step in BESIDE:
+        if step in ASYNCHRONOUS:
             box.settings = {**box.settings, "checkpoints__asynchronous": "yes", "state__backend": "rocksdb"}
         chain = Chain(box.root)
         box.deliver(40)

@@ -52,7 +52,7 @@ class _Watch:
         self.memory.append(_memory(run.pid))
 
     def work(self, batches: int, killed_after: float | None = None) -> int:
-        """A run over so many new batches, killed at a moment or not; returns how many were killed."""
+        """A run over so many new batches, killed at some time or not; returns how many were killed."""
         self.box.deliver_more(batches * SLICE)
         self.memory.clear()
         run = self.box.start()

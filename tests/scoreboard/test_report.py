@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -46,7 +47,14 @@ def test_no_row() -> None:
 
 
 def _score(number: int, injected: int) -> Score:
-    texts = {"fault": "A fault.", "holds": "It holds.", "bug": "A bug.", "tier": "slice", "at": "now", "commit": "abc"}
+    texts: dict[str, Any] = {
+        "fault": "A fault.",
+        "holds": "It holds.",
+        "bug": "A bug.",
+        "tier": "slice",
+        "at": "now",
+        "commit": "abc",
+    }
     return Score(number=number, on_spark=False, machine="this", injected=injected, rounds=9, found="seed 1", **texts)
 
 

@@ -28,7 +28,7 @@ _PLANS = 20
 
 
 class _Writer:
-    """Appends now and then, and knows what must be there: all of it except what an executed plan named."""
+    """Appends periodically, and knows what must be there: all of it except what an executed plan named."""
 
     def __init__(self, box: AccountsJob, dice: random.Random) -> None:
         self.appended = 0
@@ -106,7 +106,7 @@ def _restore(box: AccountsJob, writer: _Writer, point: int, dice: random.Random)
 
 
 def _finish_with_plans(box: AccountsJob, writer: _Writer, dice: random.Random) -> None:
-    """Starts; where a run stops because of the other writer, a user plans anew and approves what is shown."""
+    """Starts; where a run stops because of the other writer, a user plans again and approves what is shown."""
     for _ in range(_PLANS):
         ended = box.run()
         if ended.code == 0:
@@ -183,7 +183,7 @@ def _begin_with_kills(roots: NewRoot, dice: random.Random, own_tables: bool) -> 
 
 _GOLDEN = Path(__file__).parents[1] / "data" / "jobs"
 _FORMAT = 1
-_KINDS = {
+_KINDS: dict[str, dict[str, object]] = {
     "rocksdb": {"state__backend": "rocksdb"},
     "filesystem": {"state__backend": "filesystem"},
     "memory": {"state__backend": "memory"},

@@ -1,4 +1,4 @@
-"""Drivers, Python workers, executors and Spark itself killed, at random moments and at named steps."""
+"""Drivers, Python workers, executors and Spark itself killed, at random times and at named steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _flights(round_: Round) -> Iterator[FlightsJob]:
 
 @Row(2, "killed-drivers-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of a driver on Spark at a random moment.
+    """SIGKILL of a driver on Spark at a random time.
 
     Delta tables and state are what plain dictionaries contain for all input; nothing is left over.
     """
@@ -56,7 +56,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
 
 @Row(3, "killed-workers", plays=(0, 2, 80), mutant="all-there-is", within=3, on_spark=True)
 def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of a Python worker in a task, at named steps and at random moments.
+    """SIGKILL of a Python worker in a task, at named steps and at random times.
 
     As for killed-drivers-spark.
     """
@@ -72,7 +72,7 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
 
 @Row(4, "killed-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
 def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
-    """SIGKILL of Spark itself, all executors with it, at a random moment.
+    """SIGKILL of Spark itself, all executors with it, at a random time.
 
     As for killed-drivers-spark.
     """
@@ -83,7 +83,7 @@ def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
 
 @Row(4, "killed-executors", plays=(0, 3, 40), mutant="all-there-is", within=3, on_spark=True)
 def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of executors of a standalone cluster, one at a named step of a task and others at random moments, and of
+    """SIGKILL of executors of a standalone cluster, one at a named step of a task and others at random times, and of
     a worker; speculation on.
 
     As for killed-drivers-spark.

@@ -55,7 +55,7 @@ def _race(storage: Storage, key: str) -> None:
 
 @Row(9, "network", plays=(1, 20, 300), mutant="believed", within=30, is_slow=True)
 def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
-    """Requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server behind a proxy).
+    """Requests lost, late or without an answer; answers cut, slow, 408, 409, 429, 500, 503 (S3 server and a proxy).
 
     As for killed-drivers; no run reports damage.
     """
@@ -68,7 +68,7 @@ def test_runs_succeed_on_a_busy_server(round_: Round) -> int:
 
     As for network; if a quarter of the requests is refused, every run succeeds.
     """
-    # Now and then far more than clients can hide by repeating requests.
+    # In some rounds far more than clients can hide by repeating requests.
     if round_.seed % 4 == 3:
         return _play(round_, 0.75, BUSY)[0]
     injected, codes = _play(round_, 0.25, BUSY)
@@ -106,7 +106,7 @@ def _runs(box: AccountsJob) -> list[int]:
 
 @Row(20, "forks", plays=(0, 1, 5), mutant="no-fork-guard", within=1, is_slow=True)
 def test_a_forked_process_uses_a_storage_or_is_refused(round_: Round) -> int:
-    """A fork after the use of a storage, inherited or opened anew, also in a thread (POSIX, S3 server).
+    """A fork after the use of a storage, inherited or opened again, also in a thread (POSIX, S3 server).
 
     The fork succeeds, or reports that it cannot; it never hangs, and the parent continues.
     """

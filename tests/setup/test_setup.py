@@ -23,7 +23,7 @@ pytestmark = pytest.mark.setup
 
 
 class Machine:
-    """A folder that stands for a machine: its PATH, its Javas, its user."""
+    """A folder that represents a machine: its PATH, its Javas, its user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bin, self.jvm, self.project = folder, folder / "bin", folder / "jvm", folder / "project"

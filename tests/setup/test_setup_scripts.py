@@ -7,9 +7,9 @@ import zipimport
 from importlib.metadata import version
 from pathlib import Path
 
+import compile_pyspark
+import fetch_jars
 import pytest
-
-from scripts import compile_pyspark, fetch_jars
 
 pytestmark = pytest.mark.setup
 

@@ -9,6 +9,7 @@ import subprocess
 import textwrap
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -78,7 +79,7 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(job: ModuleJob, tmp_path
     _parquet(tmp_path / folders.PARQUET / "good.parquet", range(5))
     bad = _garble(_parquet(tmp_path / folders.PARQUET / "z bad.parquet", range(5, 9)))
     _json(tmp_path / "json" / "one.json", range(3))
-    attempts = {"restart__fixed_delay__attempts": 5, "restart__fixed_delay__delay": "1s"}
+    attempts: dict[str, Any] = {"restart__fixed_delay__attempts": 5, "restart__fixed_delay__delay": "1s"}
     ended = job.run(job__corrupt="fail", restart__strategy="fixed-delay", **attempts)
     error = ended.result["error"]
     assert (ended.code, error["code"], error["retryable"]) == (4, "corrupt-input", False), str(ended)

@@ -154,7 +154,7 @@ def test_a_batch_is_one_action_for_the_whole_graph(ran: Ran) -> None:
     assert ran.observed["settings"] == dict.fromkeys(REQUIRED, "true")
     assert len(ran.observed["batches"]) == 2
     for batch in ran.observed["batches"]:
-        # Spark has an execution around each micro-batch, in which nothing runs; ours may be several jobs.
+        # Spark has an execution around each micro-batch, in which nothing runs; stateflow's may be several jobs.
         outer, ours = batch["executions"]
         assert outer["root"] == outer["id"] == ours["root"]
         assert (outer["jobs"], ours["jobs"]) == (0, batch["all_jobs"])

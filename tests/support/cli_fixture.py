@@ -79,7 +79,7 @@ class CliFixture:
         self.write(BUILD)
 
     def write(self, build: str, head: str = JOB) -> None:
-        """Makes the job file anew, with this text after the classes."""
+        """Writes the job file again, with this text after the classes."""
         self.job.write_text(head + textwrap.dedent(build))
 
     def run(self) -> RunResult:

@@ -100,7 +100,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "", token: int = 0) -> None:
-    """A commit of somebody else, through deltalake."""
+    """A commit of another application, through deltalake."""
     name = f"{SystemClock().new_id()}.parquet"
     pq.write_table(pa.Table.from_pylist([msgspec.structs.asdict(r) for r in rows]), Path(table) / name)
     opened = DeltaTable(str(table))
@@ -151,6 +151,7 @@ class Job:
         known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
         done = []
         for pending in pending_of(head):
+            assert pending.committables is not None
             output = Output(pending.checkpoint_id, pending.committables, known)
             known = publish(BoundSink(self.sink, self.about), output, self.root.log, head)
             done.append(known)

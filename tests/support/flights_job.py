@@ -68,14 +68,14 @@ class FlightsJob(JobFixture):
         return delta_rows(self.table(table))
 
     def check(self) -> None:
-        """What must hold at rest; a JVM may outlive its driver for a moment."""
+        """What must hold at rest; a JVM may outlive its driver for a short time."""
         for process in self.processes:
             process.wait_family()
         self.check_results()
         self.check_clean()
 
     def check_results(self) -> None:
-        """Tables and state are what the oracle says; no row is there twice."""
+        """Tables and state are what the oracle says; no row is stored twice."""
         wanted = expected(self.delivered)
         legs, routes = self.rows("legs"), self.rows("routes")
         assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
@@ -85,7 +85,7 @@ class FlightsJob(JobFixture):
         assert root_files.read_state(self.root, "by-route") == wanted.turnovers
 
     def check_clean(self) -> None:
-        """One collection leaves nothing behind, and the last start has swept the tables."""
+        """One collection leaves no garbage, and the last start has swept the tables."""
         self.collect()
         root_files.check_no_orphans(self.root)
         newest = root_files.head(self.root).doc["generation"]

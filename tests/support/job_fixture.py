@@ -18,13 +18,13 @@ from stateflow.failpoints import NAMES
 from tests.support import root_files
 from tests.support.processes import Ended, Launch, Running, fork, wait_for
 
-ASKED = {
+ON_REQUEST = {
     n
     for n in NAMES
     if n.partition(".")[0] in ("savepoint", "request", "restore", "rewind", "fork", "begin", "relocate")
 }
-"""Failpoints that a run passes only when somebody asks for something."""
-BESIDE = {n for n in NAMES if n.startswith("upload.")}
+"""Failpoints that a run passes only when a user or a command requests something."""
+ASYNCHRONOUS = {n for n in NAMES if n.startswith("upload.")}
 """Failpoints that a run passes only when checkpoints are asynchronous."""
 JOBS = Path(__file__).parent / "jobs"
 SLICE = 10
@@ -70,7 +70,7 @@ def events(number: int) -> list[Row]:
 
 
 def expected(rows: Sequence[Row]) -> Expected:
-    """The oracle: works off the events one after another, ten to a batch."""
+    """The oracle: processes the events one after another, ten to a batch."""
     accounts: dict[str, tuple[int, int]] = {}
     spent: Counter[tuple[str, str]] = Counter()
     turnover: Counter[str] = Counter()
@@ -131,7 +131,7 @@ class JobFixture:
 
     @property
     def job_root(self) -> str:
-        """As the command line is told."""
+        """As the command line gets it."""
         return self.address or str(self.root)
 
     @property
@@ -201,7 +201,7 @@ class JobFixture:
         return self.start(failpoint, **settings).wait()
 
     def finish(self, **settings: Any) -> Ended:
-        """A run that must end well."""
+        """A run that must succeed."""
         return self.run(**settings).check()
 
     def reach(self, failpoint: str, code: int = KILLED, **settings: Any) -> None:
@@ -233,7 +233,7 @@ class JobFixture:
 
     def asked_at(self, failpoint: str, *arguments: str, **settings: Any) -> tuple[Ended, Ended]:
         """How a command that asks a run for something ended, and the run: it stops at `failpoint` until it has been
-        asked, goes on, and must end well."""
+        asked, continues, and must succeed."""
         before = self._requests()
         run = self.start(f"{failpoint}:stop", requests__interval="20ms", **settings).wait_stopped()
         asker = self.begin(*arguments, "--timeout", "60", "--patience", "60")
@@ -326,7 +326,7 @@ class AccountsJob(JobFixture):
 
     def kill_at(self, stop: str, **settings: object) -> None:
         """Runs until a run is killed there. How many checkpoints a run has depends on who is faster when they are
-        stored beside the batches: behind one that had too few comes one over more events."""
+        stored asynchronously: after one that had too few comes one over more events."""
         for _ in range(20):
             ended = self.run(stop, **settings)
             if ended.code != 0:
@@ -336,7 +336,7 @@ class AccountsJob(JobFixture):
         raise AssertionError(f"no run came to {stop}")
 
     def replace_events(self, since: int) -> None:
-        """Makes the events from that one on others: what came of the old ones can be told from what must come."""
+        """Makes the events from that one on others: the output of the old ones differs from what must come."""
         changed = [{**e, "amount": 3 * e["amount"]} if e["number"] >= since else e for e in self.delivered]
         (self.folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in changed))
 
@@ -361,12 +361,12 @@ class AccountsJob(JobFixture):
         return newest
 
     def check(self) -> None:
-        """Results are right, and one collection leaves nothing behind."""
+        """Results are right, and one collection leaves no garbage."""
         self.check_results()
         self.check_clean()
 
     def check_results(self) -> None:
-        """Tables and state are what the oracle says; no row is there twice."""
+        """Tables and state are what the oracle says; no row is stored twice."""
         self.check_tables()
         wanted = expected(self.delivered)
         assert root_files.read_state(self.root, "balances") == wanted.balances
@@ -375,13 +375,13 @@ class AccountsJob(JobFixture):
         assert newest.position == len(self.delivered)
 
     def check_tables(self) -> None:
-        """Tables are what the oracle says; no row is there twice."""
+        """Tables are what the oracle says; no row is stored twice."""
         wanted = expected(self.delivered)
         assert multiset(self.rows("movements")) == multiset(wanted.movements)
         assert multiset(self.rows("totals")) == multiset(wanted.totals)
 
     def check_clean(self) -> None:
-        """One collection leaves nothing behind: not in the job root, the tables or the scratch space."""
+        """One collection leaves no garbage: not in the job root, the tables or the scratch space."""
         self.collect()
         root_files.check_no_orphans(self.root)
         for table in ("movements", "totals"):
@@ -392,5 +392,5 @@ class AccountsJob(JobFixture):
 
 
 def multiset(rows: Iterable[Row]) -> Counter[str]:
-    """Rows that can be compared whatever their order, with how often each is there."""
+    """Rows that can be compared whatever their order, with how often each is stored."""
     return Counter(json.dumps(row, sort_keys=True, default=str) for row in rows)

@@ -108,7 +108,7 @@ class Running:
         self._looked = 0.0
 
     def wait(self, each: Callable[[], object] = lambda: None, seconds: float = DEADLINE) -> Ended:
-        """Waits for the end; calls `each` now and then."""
+        """Waits for the end; calls `each` periodically."""
 
         def ended() -> bool:
             each()
@@ -125,13 +125,13 @@ class Running:
         def stopped() -> bool:
             each()
             assert self.poll() is None, f"it ended instead of stopping: {self}"
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
 
         wait_for(stopped, lambda: f"a stop of {self}")
         return self
 
     def resume(self) -> Self:
-        """Lets a stopped process go on."""
+        """Lets a stopped process continue."""
         os.kill(self.pid, signal.SIGCONT)
         return self
 
@@ -143,7 +143,7 @@ class Running:
                 os.kill(self.pid, signal.SIGKILL)
 
     def family(self) -> list[psutil.Process]:
-        """The processes below it, as they were a moment ago; remembered, because they may outlive it."""
+        """The processes below it, as they were shortly before; remembered, because they may outlive it."""
         if time.monotonic() - self._looked >= _LOOK:
             self._found = unless_ended(lambda: psutil.Process(self.pid).children(recursive=True), [])
             self._looked = time.monotonic()

@@ -53,7 +53,7 @@ def check_after(box: AccountsJob, since: int | None = None) -> None:
     """The next run processes what comes after the target; tables, state and disk are as if nothing else had been.
 
     Args:
-        since: the first event that is replaced by another one, which tells what was undone from what must come.
+        since: the first event that is replaced by another one, which distinguishes what was undone from what must come.
     """
     if since is not None:
         box.replace_events(since)

@@ -125,7 +125,7 @@ def read_manifest(root: Path, handle: Document) -> Document:
 
 def _read(folder: Path, handle: Document) -> bytes:
     """A file, after comparing it with its handle."""
-    data = (folder / handle["key"]).read_bytes()
+    data: bytes = (folder / handle["key"]).read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (handle["size"], handle["sha256"]), handle["key"]
     return data
 
@@ -155,7 +155,7 @@ def kept_refs(root: Path) -> list[Document]:
 
 
 def kept_entries(root: Path) -> list[Entry]:
-    """All checkpoints that the head keeps, as their COMMITs were. Of those of older versions, the entries are there;
+    """All checkpoints that the head keeps, as their COMMITs were. Of those of older versions, the entries exist;
     of others the references and the manifests say what they were."""
     newest = head(root)
     found = []
@@ -248,7 +248,7 @@ def digests(*folders: Path) -> dict[str, str]:
 
 
 def check_hashes(root: Path) -> None:
-    """Everything that the head needs is there, to the bit."""
+    """Everything that the head needs exists, to the bit."""
     for key, (size, digest) in live_files(root).items():
         _read(root, {"key": key, "size": size, "sha256": digest})
 
@@ -266,7 +266,7 @@ def check_no_orphans(root: Path) -> None:
         logged.add(newest.checkpoint)
     wanted |= {f"log/{seq:020d}" for seq in logged}
     if not newest.doc["ended"]:
-        # The run's own Spark checkpoint location stays: nobody can tell that it is dead.
+        # The run's own Spark checkpoint location stays: no process can know that it is dead.
         files -= {key for key in files if key.startswith(f"spark/{newest.doc['generation']:020d}/")}
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"
     check_hashes(root)
@@ -283,7 +283,7 @@ class Chain:
         self.seen: dict[int, Entry] = {}
 
     def look(self) -> None:
-        """Takes in the entries that are there now."""
+        """Takes in the entries that exist now."""
         for path in _entry_paths(self._root):
             if int(path.name) not in self.seen:
                 with contextlib.suppress(FileNotFoundError):
@@ -330,7 +330,7 @@ def _check_later(before: Entry, after: Entry) -> None:
 
 
 def _check_next(before: Entry, after: Entry) -> None:
-    assert after.doc["parent"] == before.sha256, f"{after.seq} does not stand on {before.seq}"
+    assert after.doc["parent"] == before.sha256, f"{after.seq} does not follow {before.seq}"
     kind, generation = after.doc["kind"], before.doc["generation"]
     expected = {
         "claim": (after.seq, 0),
@@ -419,7 +419,8 @@ def _in_rocksdb(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
         (Path(folder) / "MANIFEST-000001").write_bytes(base64.b64decode(subtask["store_manifest"]))
         (Path(folder) / "CURRENT").write_text("MANIFEST-000001\n")
         store = Rdict(folder, Options(raw_mode=True), access_type=AccessType.read_only())
-        yield from list(store.items())  # type: ignore[misc]
+        items: Any = store.items()
+        yield from list(items)
         store.close()
 
 

@@ -1,6 +1,6 @@
 """Screens of the command line, compared with golden files in which varying parts have names.
 
-``make golden`` writes the files anew; read their diff before you commit it.
+``make golden`` writes the files again; read their diff before you commit it.
 """
 
 from __future__ import annotations

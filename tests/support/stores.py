@@ -72,7 +72,7 @@ class RocksStoreFixture(StoreFixture):
         return HostCache.direct(self.folder / host, self.storage, ManualClock(next(self._numbers)))
 
     def prefix(self) -> str:
-        """A name for the files of a snapshot that nobody used yet."""
+        """A name for the files of a snapshot that is not used yet."""
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
 
 

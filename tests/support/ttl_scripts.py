@@ -179,6 +179,6 @@ class Batch:
 
 
 def scripts(text: str) -> dict[str, str]:
-    """The scripts of a text: a name, then the steps, which may go on in an indented line."""
+    """The scripts of a text: a name, then the steps, which may continue in an indented line."""
     lines = text.strip().replace("\n   ", "").splitlines()
     return {name: steps for name, _, steps in (line.partition(" | ") for line in lines)}

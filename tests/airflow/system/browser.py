@@ -59,7 +59,7 @@ class AirflowPages:
 
     def open_form(self, dag_id: str) -> TriggerForm:
         """Opens the trigger form of a DAG, from the list of all DAGs."""
-        # By the menu: to load the whole interface anew takes seconds.
+        # By the menu: to load the whole interface again takes seconds.
         self.page.locator("a[href='/dags']").first.click()
         link = self.page.locator(f"a[data-testid=dag-id][href='/dags/{dag_id}']")
         card = link.locator("xpath=ancestor::*[.//button[@data-testid='trigger-dag-button']][1]")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator
 
 Hook = Callable[..., None]
 
@@ -19,6 +19,7 @@ def kill_each_task(dags: Sequence[DAG], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for dag in dags:
         for task in dag.tasks:
+            assert isinstance(task, BaseOperator), task
             name = f"{dag.dag_id}.{task.task_id}"
             task.retries = 0
             task._pre_execute_hook = _then_die(task._pre_execute_hook, folder / f"{name}.before", _kill_worker)

@@ -112,11 +112,11 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
 @pytest.mark.parametrize("name", TABLES)
 def test_two_runs_then_a_recovery_that_is_rejected_and_one_that_is_approved(operator: Operator, name: str) -> None:
     operator.receive(2)
-    # No pool was made: the run begins all the same.
+    # No pool was made: the run begins nevertheless.
     operator.run(name)
     landed = operator.receive(1)
     operator.run(name)
-    # `flights` takes one file a batch; `fleet` takes all that are there.
+    # `flights` takes one file a batch; `fleet` takes all of them.
     files = {"flights": landed - 1, "fleet": 1}[name]
     root = operator.folder / "jobs" / name
     newest = root_files.head(root).checkpoint

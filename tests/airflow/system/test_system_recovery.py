@@ -161,7 +161,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     box.deliver(50)
     system.first_run("approved")
 
-    # The run holds the pool's only slot, and stands still while somebody asks for a savepoint.
+    # The run holds the pool's only slot, and is stopped while a user requests a savepoint.
     box.deliver(120)
     client.trigger("approved", "second", {"failpoint": "batch.begin:3:stop"})
     driver = stopped_process(system.folder / "runs" / "approved")
@@ -194,7 +194,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     assert record["by"] == USER and USER not in record["reason"]
     assert re.fullmatch("version 2 is wrong.+seen", record["reason"])
 
-    # Cleared, it does not go back a second time; the run goes on from the head.
+    # Cleared, it does not go back a second time; the run continues from the head.
     box.deliver(150)
     box.replace_events(since=point)
     client.clear("approved_recovery", "night", "restore")
@@ -235,7 +235,7 @@ def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> 
 
 
 def test_every_task_is_killed_and_cleared(system: System) -> None:
-    """Each task of the family dies before its work, with its worker, and after it; there is no retry, somebody clears
+    """Each task of the family dies before its work, with its worker, and after it; there is no retry, a user clears
     it."""
     client, box = system.client, system.box("killed")
     box.deliver(50)

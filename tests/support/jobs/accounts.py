@@ -1,4 +1,4 @@
-"""Accounts and shops, for runs without Spark: two keyed operators behind each other, value state and map state.
+"""Accounts and shops, for runs without Spark: two keyed operators one after the other, value state and map state.
 
 Parameters: ``job.folder``, which holds ``events.jsonl`` and gets ``ledger.jsonl`` and ``tables/``; ``job.tables``,
 another folder for the tables; ``job.parts``. A line of the

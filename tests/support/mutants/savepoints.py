@@ -70,7 +70,7 @@ def _keep_whatever_was_answered(root: JobRoot, made: StoredSavepoint, given: Ans
 
 @MUTANTS.plant("untold-savepoint", (create, "is_confirmed"), (catalog, "is_confirmed"), rules="V5", plan="keeping")
 def _is_always_confirmed(*_: object) -> bool:
-    """A savepoint that a run made is given to whoever asks again, though its request was withdrawn."""
+    """A savepoint that a run made is given to any process that asks again, though its request was withdrawn."""
     return True
 
 

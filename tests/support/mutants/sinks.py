@@ -29,15 +29,16 @@ def _always_publish(*_: object) -> Decision:
 def _publish_on_another_handle(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
     """The sink's token is read from one handle, and another commits."""
     table = sink.open_table()
-    decision = sink_commit.decide(table.token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
+    token = sink_commit._token(table, output.known)
+    decision = sink_commit.decide(token, output.known.checkpoint_id, output.checkpoint_id, head.entry.seq)
     if decision is Decision.ALREADY:
-        return sink_commit._standing(table, table.version, output)
+        return sink_commit._position(table, table.version, output)
     if decision is not Decision.PUBLISH:
-        raise sink_commit._refusal(decision, sink.uid, table, log)
+        raise sink_commit._refusal(decision, sink, table, log)
     version = None
     while version is None:
         version = sink.open_table().commit(output.checkpoint_id, output.committables)
-    return sink_commit._standing(table, version, output)
+    return sink_commit._position(table, version, output)
 
 
 _pending_of = transitions.pending_of

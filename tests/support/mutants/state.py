@@ -40,7 +40,7 @@ _new_ttl, _write = Ttl.__init__, Ttl.write
 
 @MUTANTS.plant("renewed-by-batches", (Ttl, "__init__"))
 def _since_the_restore(self: Ttl, *arguments: Any) -> None:
-    """Each batch begins all lives anew."""
+    """Each batch begins all lives again."""
     _new_ttl(self, *arguments)
     self.since = self.now
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Any
 
 from stateflow.checkpoint.log import manifest_files
 from stateflow.runtime.driver.checkpointing import uploads
@@ -74,11 +75,14 @@ def _sync_or_not(folder: Path) -> None:
         _sync(folder)
 
 
+_posix: Any = posix  # its `os` may be the one of a failing disk
+
+
 def _put_regardless(self: PosixStorage, key: str, data: bytes) -> PutResult:
     with self._unnamed_file(key) as (fd, path):
         posix._write_all(fd, data)
         with contextlib.suppress(OSError):
-            posix.os.fsync(fd)
+            _posix.os.fsync(fd)
         return self._link(fd, path)
 
 
