@@ -47,7 +47,7 @@ class LastWins(MemoryStorage):
         return result
 
 
-class NobodyWins(MemoryStorage):
+class NoWriterWins(MemoryStorage):
     """Writes, and reports that another writer did."""
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -55,7 +55,7 @@ class NobodyWins(MemoryStorage):
         return PutResult.EXISTS
 
 
-@pytest.mark.parametrize("kind", [CheckThenWrite, LastWins, NobodyWins])
+@pytest.mark.parametrize("kind", [CheckThenWrite, LastWins, NoWriterWins])
 def test_a_storage_without_put_if_absent_is_refused(kind: type[MemoryStorage]) -> None:
     storage = kind("memory://bad")
     with raises(EnvironmentUnsupported, storage=storage.uri) as refused:

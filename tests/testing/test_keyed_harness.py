@@ -152,8 +152,8 @@ def test_timers_are_listed_and_fire_in_order_of_time_also_after_a_restore() -> N
         assert h.timers()[:2] == [PendingTimer(EVENT_TIME, 10, "bob"), PendingTimer(EVENT_TIME, 20, "ann")]
         assert [timer.domain for timer in h.timers()] == [EVENT_TIME] * 3 + [PROCESSING_TIME] * 3
         assert h.advance_watermark(9) == []
-        moment = datetime.datetime.fromtimestamp(0.019, datetime.UTC)
-        assert h.advance_watermark(moment) == [Total("bob event", 10)]
+        timestamp = datetime.datetime.fromtimestamp(0.019, datetime.UTC)
+        assert h.advance_watermark(timestamp) == [Total("bob event", 10)]
         assert h.advance_processing_time(1000) == []
         snapshot = h.snapshot()
     with KeyedHarness.restore(snapshot, parallelism=3) as h:

@@ -48,7 +48,7 @@ def test_a_requested_checkpoint_waits_for_neither() -> None:
     assert coordinator.at_barrier(3, 3, requested=True) is Due.REQUESTED
 
 
-def test_at_most_max_in_flight_checkpoints_are_pending_besides_requested_ones() -> None:
+def test_at_most_max_in_flight_checkpoints_are_pending_in_addition_to_requested_ones() -> None:
     coordinator = _coordinator(max_in_flight=2)
     assert [coordinator.at_barrier(n, n) for n in (1, 2, 3)] == [Due.INTERVAL, Due.INTERVAL, NotDue.TOO_MANY_PENDING]
     assert coordinator.at_barrier(4, 4, requested=True) is Due.REQUESTED

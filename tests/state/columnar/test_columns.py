@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "dataclass": (Data, st.builds(Data, INTS, st.text(), st.lists(INTS), st.none() | st.dates())),
     "omits": (Short, st.builds(Short, INTS, FLOATS)),
     "bounded": (Bounded, st.builds(Bounded, st.integers(0, 1 << 40))),
-    "moment": (datetime.datetime, st.datetimes()),
+    "timestamp": (datetime.datetime, st.datetimes()),
     "lists": (list[float], st.lists(FLOATS)),
 }
 
@@ -85,12 +85,12 @@ def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.Da
     rows: list[Any] = data.draw(st.lists(st.none() | values, max_size=8))
     serializer, columns = ValueSerializer[Any](value_type), ColumnSerializer(value_type)
     stored = [None if row is None else serializer.encode(row) for row in rows]
-    moments = [
+    timestamped = [
         None if d is None else with_timestamp(d, 5, "event" if n % 2 else "processing") if n % 3 == 1 else d
         for n, d in enumerate(stored)
     ]
 
-    found = columns.decode(moments)
+    found = columns.decode(timestamped)
 
     found.validate(full=True)
     assert found.type == columns.type

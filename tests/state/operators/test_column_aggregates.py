@@ -35,10 +35,10 @@ class Row(msgspec.Struct):
     flag: bool | None = None
     raw: bytes | None = None
     day: datetime.date | None = None
-    moment: datetime.datetime | None = None
+    timestamp: datetime.datetime | None = None
 
 
-MOMENTS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1))  # noqa: DTZ001
+TIMESTAMPS = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1))  # noqa: DTZ001
 VALUES: dict[str, tuple[type[Any], st.SearchStrategy[Any]]] = {
     "whole": (int, st.integers(-(1 << 55), 1 << 55)),
     "real": (float, st.floats(-1e6, 1e6)),
@@ -46,7 +46,7 @@ VALUES: dict[str, tuple[type[Any], st.SearchStrategy[Any]]] = {
     "flag": (bool, st.booleans()),
     "raw": (bytes, st.binary(max_size=3)),
     "day": (datetime.date, st.dates()),
-    "moment": (datetime.datetime, MOMENTS),
+    "timestamp": (datetime.datetime, TIMESTAMPS),
 }
 ROWS = st.lists(
     st.builds(Row, st.integers(0, 3), **{n: st.none() | v for n, (_, v) in VALUES.items()}), min_size=1, max_size=12
