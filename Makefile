@@ -64,7 +64,7 @@ lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and
 	@$(RUN) mypy --no-error-summary
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python scripts/structure.py
-	@$(RUN) python scripts/vocabulary.py stateflow plugins dags scripts benchmarks docker README.md CONTRIBUTING.md CHANGELOG.md
+	@$(RUN) python scripts/vocabulary.py stateflow plugins dags scripts benchmarks docker tests docs README.md CONTRIBUTING.md CHANGELOG.md
 
 format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .
