@@ -13,7 +13,7 @@ import msgspec
 from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
 from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, current_user, print_json, with_options
-from stateflow.cli.formatting import align_columns, human_bytes, in_utc, to_seconds
+from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, to_seconds
 from stateflow.operations import CheckpointRequest
 
 _NEWEST = 20
@@ -98,11 +98,11 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
     for line in _statistics(record) if record else []:
         click.echo(line)
     for uid, offset in found.offsets.items():
-        click.echo(f"  source {uid} at {offset}")
+        click.echo(f"  source {uid} at {offset_text(offset)}")
     for operator in found.operators:
         click.echo(
-            f"  state of {operator.uid}: {human_bytes(operator.bytes)} in {operator.files} files, "
-            f"{operator.subtasks} subtasks, states {', '.join(operator.states) or 'none'}"
+            f"  operator {operator.uid}: {human_bytes(operator.bytes)} in {count_of(operator.files, 'file')}, "
+            f"{count_of(operator.subtasks, 'subtask')}, states {', '.join(operator.states) or 'none'}"
         )
 
 
@@ -122,7 +122,7 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     if as_json:
         print_json({"checkpoints": len(records), "aborted": aborted, **summaries})
         return
-    click.echo(f"{len(records)} checkpoints" + (f", {aborted} aborted" if aborted else ""))
+    click.echo(count_of(len(records), "checkpoint") + (f", {aborted} aborted" if aborted else ""))
     columns = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
     rows = [("", *columns)]
     for name, summary in summaries.items():

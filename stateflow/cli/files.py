@@ -11,7 +11,7 @@ import click
 from stateflow import operations
 from stateflow.checkpoint.gc.collector import FileStatus
 from stateflow.cli.common import JSON, ROOT, print_json, refuse
-from stateflow.cli.formatting import human_bytes, to_seconds
+from stateflow.cli.formatting import count_of, human_bytes, to_seconds
 from stateflow.operations import GarbageReport
 
 _IS_NEEDED = 6
@@ -57,7 +57,8 @@ def _print_collection(report: GarbageReport, files: Sequence[FileStatus]) -> Non
     verb = "would delete" if report.dry_run else "deleted"
     kept = ", ".join(map(str, sorted(report.retained))) or "none"
     click.echo(
-        f"{report.job}: {verb} {report.files} files, {human_bytes(report.bytes_freed)}; retained checkpoints: {kept}"
+        f"{report.job}: {verb} {count_of(report.files, 'file')}, {human_bytes(report.bytes_freed)}; "
+        f"retained checkpoints: {kept}"
     )
     for name in report.unknown:
         click.echo(f"  unknown file, not deleted: {name}")

@@ -13,13 +13,15 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def short_offset(offset: str) -> str:
-    """Returns a source's position without JSON punctuation, in at most 58 characters.
+def offset_text(offset: str) -> str:
+    """Returns a source's position without JSON punctuation: ``{"row": 120}`` becomes ``row:120``."""
+    return re.sub(r'[{}"\s]', "", offset) or "-"
 
-    ``{"row": 120}`` becomes ``row:120``.
-    """
-    text = re.sub(r'[{}"\s]', "", offset)
-    return f"{text[:57]}…" if len(text) > 58 else text or "-"
+
+def short_offset(offset: str) -> str:
+    """Returns a source's position like `offset_text`, cut to 58 characters."""
+    text = offset_text(offset)
+    return f"{text[:57]}…" if len(text) > 58 else text
 
 
 def to_seconds(timestamp: str) -> str:
@@ -30,6 +32,12 @@ def to_seconds(timestamp: str) -> str:
 def in_utc(timestamp: str) -> str:
     """Returns a stored timestamp to the second; stored ones are in UTC on every host."""
     return f"{to_seconds(timestamp)} UTC"
+
+
+def count_of(count: int, noun: str) -> str:
+    """Returns a count with its noun: ``1 file``, ``1,200 files``; batch and batches likewise."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def human_bytes(count: int) -> str:

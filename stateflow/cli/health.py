@@ -10,7 +10,7 @@ import click
 
 from stateflow import operations
 from stateflow.cli.common import JSON, ROOT, print_json
-from stateflow.cli.formatting import human_bytes
+from stateflow.cli.formatting import count_of, human_bytes
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.operations import Verified
@@ -42,8 +42,8 @@ def _print_nothing(_: Verified) -> None:
 def _print_verified(verified: Verified) -> None:
     decoded = "" if verified.entries is None else f"; {verified.entries:,} entries decode, each in its key group"
     click.echo(
-        f"checkpoint {verified.checkpoint_id}: {verified.files} files, {human_bytes(verified.bytes)}, "
-        f"all as recorded{decoded}"
+        f"checkpoint {verified.checkpoint_id}: {count_of(verified.files, 'file')}, {human_bytes(verified.bytes)}, "
+        f"sizes and hashes match{decoded}"
     )
 
 

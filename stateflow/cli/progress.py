@@ -171,10 +171,10 @@ class LogProgress:
 
 
 def _start_text(run: JobRun) -> str:
-    """Returns ``resumes from checkpoint 17`` with the operators whose state is restored, and the new ones."""
+    """Returns ``resumes from checkpoint 17``, the operators whose state is restored, and the new ones."""
     restored = run.restored
     begins = f"resumes from {run.start_label}" if run.manifest is not None else "starts from the beginning"
-    operators = [("state of", restored.matched), ("new", restored.new)]
+    operators = [("operators with state:", restored.matched), ("new operators:", restored.new)]
     return "; ".join([begins, *(f"{what} {', '.join(uids)}" for what, uids in operators if uids)])
 
 

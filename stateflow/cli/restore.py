@@ -84,8 +84,7 @@ class _Invocation:
 @click.option(
     "--sinks",
     type=click.Choice([m.value for m in SinkMode]),
-    show_default=SinkMode.RESTORE.value,
-    help="Restore the tables of the sinks as well, or keep their content.",
+    help="Restore the tables of the sinks as well (the default), or keep their content.",
 )
 @click.option(
     "--drop", multiple=True, metavar="UID", help="Drop the state of an operator that the job no longer has; repeatable."
@@ -253,7 +252,7 @@ def _print_plan(plan: RestorePlan) -> None:
 
 
 def _state_table(plan: RestorePlan) -> Table:
-    table = Table("state of", "", "size now", "size then", "parallelism", box=None, pad_edge=False)
+    table = Table("state of", "", "current size", "target size", "parallelism", box=None, pad_edge=False)
     for s in plan.states:
         change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
         parallelism = str(s.to_parallelism) if s.from_parallelism == s.to_parallelism else change
@@ -263,7 +262,7 @@ def _state_table(plan: RestorePlan) -> Table:
 
 
 def _source_table(plan: RestorePlan) -> Table:
-    table = Table("source", "now", "then", "files since", "input available", box=None, pad_edge=False)
+    table = Table("source", "current", "target", "files after target", "input available", box=None, pad_edge=False)
     for c in plan.sources:
         held = {True: "yes", False: "NO", None: "unknown"}[c.held]
         files = "-" if c.files is None else f"{c.files:,}"
@@ -272,7 +271,7 @@ def _source_table(plan: RestorePlan) -> Table:
 
 
 def _sink_table(plan: RestorePlan) -> Table:
-    table = Table("table of", "now", "then", "rows since", "rows restored", box=None, pad_edge=False)
+    table = Table("table of", "current", "target", "rows after target", "rows restored", box=None, pad_edge=False)
     for t in plan.sinks:
         then = "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "unchanged"
         table.add_row(t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from stateflow.cli.common import JOB, ROOT, as_stateflow_error, settings_layers
+from stateflow.cli.formatting import count_of
 from stateflow.cli.progress import make_progress
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_job
@@ -139,8 +140,8 @@ def _summary(result: RunResult) -> str:
     attempts = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
     return (
-        f"{result.job}: {result.batches} batches, {_row_counts(result.rows_in, result.rows_out)}, from "
-        f"{result.started_at} to checkpoint {result.checkpoint_id}, {result.stopped_because}, "
+        f"{result.job}: {count_of(result.batches, 'batch')}, {_row_counts(result.rows_in, result.rows_out)}, from "
+        f"{result.started_at} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
         f"{result.duration_s:.1f} s{attempts}{skipped}"
     )
 

@@ -28,7 +28,7 @@ from stateflow.cli.common import (
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import align_columns, human_bytes, to_seconds
+from stateflow.cli.formatting import align_columns, count_of, human_bytes, offset_text, to_seconds
 from stateflow.config.sources import parse_duration
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, SavepointReport, SavepointRequest
@@ -189,9 +189,9 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         states = ", ".join(
             f"{s.name}: {s.kind} of {s.value_type}" for s in [*operator.states, *operator.operator_states]
         )
-        click.echo(f"  state of {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
+        click.echo(f"  operator {operator.uid}: {human_bytes(size)}, parallelism {operator.parallelism}; {states}")
     for position in document.manifest.sources:
-        click.echo(f"  source {position.uid} at {position.offset}")
+        click.echo(f"  source {position.uid} at {offset_text(position.offset)}")
     for uid, sink in document.sinks.items():
         version = f"version {sink.version}" if sink.version >= 0 else "version unknown"
         click.echo(f"  sink {uid}: {version}, checkpoint {sink.checkpoint_id}")
@@ -204,7 +204,7 @@ def verify(job_root: str, name: str) -> None:
     """Read every file of a savepoint, given by name or path, and compare its size and hash."""
     _require_root_for_name(job_root, name)
     read = operations.verify_savepoint(operations.find(job_root, name))
-    click.echo(f"{read.what}: {read.files} files, {human_bytes(read.bytes)}, all as recorded")
+    click.echo(f"{read.what}: {count_of(read.files, 'file')}, {human_bytes(read.bytes)}, sizes and hashes match")
 
 
 @savepoint.command()
@@ -212,9 +212,10 @@ def verify(job_root: str, name: str) -> None:
 @click.argument("name")
 @with_options(REQUESTER_OPTIONS)
 def dispose(job_root: str, name: str, by: str, reason: str) -> None:
-    """Delete a savepoint, given by name or folder below the job root, or by path on any storage.
+    """Delete a savepoint, given by its name, by its folder in the job root, or by its path on any storage.
 
-    Give a damaged savepoint by its folder or path, and one that --into has not completed by its path.
+    A damaged savepoint has no readable name: give its folder or path. Give an unfinished savepoint that --into has
+    left on another storage by its path.
     """
     _require_root_for_name(job_root, name)
     requester = by or current_user()
@@ -246,11 +247,8 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
     if as_json:
         print_json(done)
         return
-    names = ", ".join(done.deleted) or "nothing"
-    click.echo(
-        f"{'would delete' if dry_run else 'deleted'} {names}, {human_bytes(done.bytes_freed)}; "
-        f"kept: {', '.join(done.kept) or 'none'}"
-    )
+    names = f"{', '.join(done.deleted)}, {human_bytes(done.bytes_freed)}" if done.deleted else "nothing"
+    click.echo(f"{'would delete' if dry_run else 'deleted'} {names}; kept: {', '.join(done.kept) or 'none'}")
 
 
 def _parse_age(text: str) -> timedelta | None:

@@ -26,7 +26,7 @@ _MARKS = {
 }
 _INTERNAL_FACTS = ("base", "id", "path", "request")
 """Facts that only programs need."""
-_LEGEND = "●  part of the present state    ○  undone: a restore went back to an earlier point"
+_LEGEND = "●  part of the current state    ○  undone: a restore went back to an earlier point"
 _INDENT = " " * 21
 """Indentation of continued lines: the width of the timestamp."""
 _MIN_WIDTH = 50
@@ -79,7 +79,7 @@ class _Tree:
 
     @property
     def undone(self) -> frozenset[int]:
-        """Points that are not part of the present state."""
+        """Points that are not part of the current state."""
         return frozenset(self.points) - self.live
 
 

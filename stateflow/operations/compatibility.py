@@ -180,7 +180,7 @@ def _stored(storage: Storage) -> _Stored:
         root = JobRoot.open(storage, SystemClock())
         head = root.log.read_head()
         manifest = root.checkpoints.manifest_at(head) if head else None
-        at = head.position_label if head and manifest else "no checkpoint yet"
+        at = head.position_label if head and manifest else "a job root without a checkpoint"
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
         stored = open_savepoint(storage)

@@ -128,7 +128,7 @@ def _compiled(packages: Sequence[str]) -> Finding:
         )
         found = f"each process compiles {', '.join(without)} again"
         return Finding("compiled packages", Health.WARNING, found, hint)
-    return Finding("compiled packages", Health.GOOD, "bytecode is stored")
+    return Finding("compiled packages", Health.GOOD, "their bytecode is stored")
 
 
 def _is_compiled(module: str) -> bool:
@@ -229,7 +229,7 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
 
 def _lifecycle(storage: Storage) -> Finding:
     if storage.local_path("x") is not None or storage.uri.partition("://")[0] in HDFS_SCHEMES:
-        return Finding("lifecycle rules", Health.GOOD, "a file system has none")
+        return Finding("lifecycle rules", Health.GOOD, "not applicable to a file system")
     return Finding(
         "lifecycle rules",
         Health.WARNING,

@@ -105,7 +105,7 @@ def _create_without_run(root: JobRoot, request: SavepointRequest) -> SavepointRe
 
 def why_no_run(job_root: str, request: SavepointRequest) -> str:
     """Returns the reason, as text, why no run created the savepoint."""
-    return "the run was not asked" if request.from_head else _reason_for_no_run(open_root(job_root).head(), request)
+    return "as requested" if request.from_head else _reason_for_no_run(open_root(job_root).head(), request)
 
 
 def _reason_for_no_run(head: Head, request: SavepointRequest) -> str:

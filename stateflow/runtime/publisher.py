@@ -125,7 +125,7 @@ class Publisher:
         older = [ref for ref in retained if ref.id < lost]
         if ahead or not older:
             raise MissingFile(
-                "output was deleted before it was published, and the run cannot go back by itself",
+                "output was deleted before it was published, and no earlier checkpoint can replace it",
                 hint="restore the file, or take the job back with stateflow restore",
                 checkpoint=lost,
                 published_in=ahead,

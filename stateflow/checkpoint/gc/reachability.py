@@ -51,7 +51,7 @@ class Fate(enum.Enum):
     AHEAD = "the newest run has not committed it yet: its next commit may need it"
     KEPT_ENTRY = "it is the newest log entry, the current checkpoint's entry, or newer than this command has seen"
     RUNNING = "it belongs to the newest run"
-    FORMAT = "it identifies the job root and its format"
+    FORMAT = "the file identifies the job root and its format"
     HISTORY = "it is history; a run deletes old records"
     SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes it"
     UNFINISHED = "it belongs to an unfinished or partly deleted savepoint; a collection deletes it"

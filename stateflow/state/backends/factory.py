@@ -99,7 +99,7 @@ def _decoded(location: StoreLocation, part: SubtaskState) -> Iterator[Entry]:
     if [f.local_name for f in part.files] != [LOCAL_NAME]:
         raise CorruptFile(
             "a snapshot of a hash map does not consist of one file",
-            hint="go back to an older checkpoint",
+            hint="restore an older checkpoint",
             files=[f.local_name for f in part.files][:5],
             snapshot=part.snapshot,
         )

@@ -137,5 +137,5 @@ def _exactly(stream: BinaryIO, size: int, name: str) -> bytes:
 
 def _corrupt(name: str, reason: str) -> CorruptFile:
     return CorruptFile(
-        "a snapshot of state cannot be read", hint="go back to an older checkpoint", file=name, reason=reason
+        "a snapshot of state cannot be read", hint="restore an older checkpoint", file=name, reason=reason
     )

@@ -30,7 +30,7 @@ def to_stateflow_error(error: Exception, folder: Path) -> StateflowError | None:
     if is_corruption(error):
         return CorruptFile(
             "a file of a RocksDB store is damaged",
-            hint="check disk and memory of the host; if the stored file is damaged, go back to an older checkpoint",
+            hint="check disk and memory of the host; if the stored file is damaged, restore an older checkpoint",
             file=damaged_file(text),
             store=str(folder),
             reason=text[:_LONGEST],

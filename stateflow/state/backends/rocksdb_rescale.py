@@ -103,7 +103,7 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
         if len(manifests) != 1:
             names = sorted(f.local_name for f in state.files)
             raise CorruptFile(
-                "a snapshot has no store manifest, or several", hint="go back to an older checkpoint", files=names[:5]
+                "a snapshot has no store manifest, or several", hint="restore an older checkpoint", files=names[:5]
             )
         data, source = cache.read(manifests[0]), manifests[0].handle.key
     manifest = rocksdb_manifest.parse(data, source)
@@ -111,7 +111,7 @@ def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
     if missing:
         raise CorruptFile(
             "a store's manifest names files that the snapshot does not have",
-            hint="go back to an older checkpoint",
+            hint="restore an older checkpoint",
             file=source,
             missing=missing[:5],
         )

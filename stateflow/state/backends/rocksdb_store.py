@@ -152,5 +152,5 @@ def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise CorruptFile(
-            "a snapshot names a file that no RocksDB store has", hint="go back to an older checkpoint", name=name
+            "a snapshot names a file that no RocksDB store has", hint="restore an older checkpoint", name=name
         )

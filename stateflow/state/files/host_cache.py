@@ -65,7 +65,7 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
     if size != handle.size:
         raise CorruptFile(
             "the size of a stored file differs from the recorded size",
-            hint="go back to an older checkpoint",
+            hint="restore an older checkpoint",
             file=handle.key,
             expected=handle.size,
             found=size,
@@ -73,7 +73,7 @@ def check_content(handle: FileHandle, size: int, sha256: str) -> None:
     if sha256 != handle.sha256:
         raise CorruptFile(
             "the hash of a stored file differs from the recorded hash",
-            hint="go back to an older checkpoint",
+            hint="restore an older checkpoint",
             file=handle.key,
             expected=handle.sha256,
             found=sha256,
@@ -232,7 +232,7 @@ class HostCache:
         if not _SHA256.fullmatch(file.sha256):
             raise CorruptFile(
                 "a reference to a stored file has no hash",
-                hint="go back to an older checkpoint",
+                hint="restore an older checkpoint",
                 file=file.handle.key,
                 sha256=file.sha256[:100],
             )

@@ -149,7 +149,7 @@ def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | 
         # The declared schema was created by this version, so the stored one is inconsistent.
         raise CorruptFile(
             "a state's schema in the manifest is inconsistent",
-            hint="go back to an older checkpoint",
+            hint="restore an older checkpoint",
             reason=f"{type(e).__name__}: {e}"[:200],
         ) from e
     return FitResult(tuple(comparison.changes), tuple(comparison.conflicts))

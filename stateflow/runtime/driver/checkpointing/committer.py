@@ -189,7 +189,7 @@ class CheckpointCommitter:
         if lost is not None:
             raise BatchFailed(
                 "output was deleted before it was published",
-                hint="check whether a table was vacuumed; a new run goes back to the checkpoint before this one",
+                hint="check whether a table was vacuumed; a new run continues from the checkpoint before this one",
                 checkpoint=lost,
             )
         publisher.publish_pending(self.head)
