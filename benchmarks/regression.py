@@ -2,7 +2,8 @@
 
 ``python benchmarks/regression.py COMMIT`` checks the commit out into a temporary folder and runs the benchmark jobs of
 both versions over the same events. The order changes with each round, so that changes of the machine's load affect
-both. Figures are medians over the rounds; a ratio is this checkout's figure divided by the earlier one's.
+both. A ratio is this checkout's figure divided by the earlier one's in the same round; the result has their medians.
+The micro-batch interval is also measured in units of Spark's own interval, which changes with the machine's load too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ for kind in kinds:
     figures[kind] = COMPETITORS[kind](Task(cell, Path(events), home))["events_per_s"]
 home = Path(folder) / "micro-batch"
 home.mkdir()
-figures["interval_ms"] = micro_batch.measure(home, micro_batch.Size(batches=sizes["batches"]))["interval_ms"]
+measured = micro_batch.measure(home, micro_batch.Size(batches=sizes["batches"]))
+figures["interval_ms"] = measured["interval_ms"]
+figures["interval_in_spark_intervals"] = round(measured["interval_ms"] / measured["spark_alone_interval_ms"], 3)
 print(json.dumps(figures))
 """
 """The program that measures one version; it uses names that both versions have."""
@@ -56,11 +59,12 @@ class Sizes:
     """How much is measured.
 
     Attributes:
+        rounds: measurements of each version.
         events: of each throughput run.
         batches: measured for the micro-batch interval.
     """
 
-    rounds: int = 3
+    rounds: int = 5
     events: int = 5_000_000
     batches: int = 80
 
@@ -71,9 +75,6 @@ class Version:
 
     tree: Path
     rounds: list[dict[str, float]] = field(default_factory=list)
-
-    def median(self, name: str) -> float:
-        return statistics.median(figures[name] for figures in self.rounds)
 
 
 @contextmanager
@@ -102,14 +103,18 @@ def measure(folder: Path, commit: str, sizes: Sizes) -> dict[str, Any]:
             for version in versions[:: 1 if turn % 2 == 0 else -1]:
                 _round(version, folder, cell, sizes)
     earlier, current = versions
-    names = (*KINDS, "interval_ms")
     return {
         "against": commit,
-        "ratios": {name: round(current.median(name) / earlier.median(name), 3) for name in names},
+        "ratios": {name: round(_median_ratio(name, current, earlier), 3) for name in current.rounds[0]},
         "earlier": earlier.rounds,
         "current": current.rounds,
         **asdict(sizes),
     }
+
+
+def _median_ratio(name: str, current: Version, earlier: Version) -> float:
+    pairs = zip(current.rounds, earlier.rounds, strict=True)
+    return statistics.median(now[name] / before[name] for now, before in pairs)
 
 
 def _round(version: Version, folder: Path, cell: Cell, sizes: Sizes) -> None:
