@@ -191,7 +191,7 @@ class _Timed:
             self._batch()
         for _ in range(self.size.warm_up):
             self._batch()
-        self.run.settle()
+        self.run.commit_pending()
 
     def block(self) -> None:
         """Runs some batches, then waits for the last one's checkpoint, so that it does not overlap the next block."""
@@ -200,7 +200,7 @@ class _Timed:
         for _ in range(self.size.batches):
             self._batch()
         self.seconds.append(time.perf_counter() - began)
-        self.run.settle()
+        self.run.commit_pending()
 
     def _batch(self) -> None:
         self.batches += 1

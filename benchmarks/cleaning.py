@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.storage import PosixStorage
@@ -73,7 +73,7 @@ def _filled(folder: Path, size: Size) -> JobRoot:
         job_uuid=root.job.job_uuid, generation=head.entry.generation, ordinal=ordinal, operators=[], sources=[]
     )
     handle = write_manifest(storage, data_folder(head.entry.generation, ordinal, "attempt"), manifest)
-    done = root.commit(head, Commit(ordinal, handle, [], [], {}, frozenset()), Retention(1))
+    done = root.commit(head, Commit(ordinal, handle, [], [], {}, frozenset()), RetentionLimits(1))
     assert isinstance(done, Appended)
     return root
 

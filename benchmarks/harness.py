@@ -21,7 +21,7 @@ from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -116,7 +116,7 @@ def _batch(
     barrier = pa.RecordBatch.from_arrays(
         [
             pa.array([BARRIER_ORDER]),
-            pa.array([msgspec.msgpack.encode(Barrier(1, ordinal))]),
+            pa.array([msgspec.msgpack.encode(BarrierMessage(1, ordinal))]),
             pa.nulls(1, pa.int64()),
             pa.nulls(1, pa.float64()),
         ],

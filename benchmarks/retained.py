@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
@@ -76,7 +76,7 @@ def _measured(folder: Path, count: int) -> Cost:
     rounds = max(_MEASURED, count // 6)
     for number in range(rounds):
         handle = _manifest(root, head)
-        took, outcome = _timed(lambda: root.commit(head, handle, Retention(count)))  # noqa: B023
+        took, outcome = _timed(lambda: root.commit(head, handle, RetentionLimits(count)))  # noqa: B023
         assert isinstance(outcome, Appended)
         head = outcome.head
         appends.append(took)
@@ -111,7 +111,7 @@ def _manifest(root: JobRoot, head: Head) -> Commit:
 
 
 def _commit(root: JobRoot, head: Head, count: int) -> Head:
-    outcome = root.commit(head, _manifest(root, head), Retention(count))
+    outcome = root.commit(head, _manifest(root, head), RetentionLimits(count))
     assert isinstance(outcome, Appended)
     return outcome.head
 

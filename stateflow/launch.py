@@ -30,7 +30,7 @@ from stateflow.runtime.planning.explain import JobExplanation, explain_job
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.preflight import (
     Needs,
-    Start,
+    StartContext,
     check_start,
     not_checked,
     reused_tables,
@@ -129,7 +129,7 @@ class PreparedJob:
         warnings: likely mistakes that do not prevent a run.
     """
 
-    start: Start
+    start: StartContext
     job_file: Path
     warnings: tuple[str, ...] = ()
 
@@ -172,7 +172,7 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     env, settings = declare(load_job(job_file).build, job_file.stem, layers)
     env.graph.check()
     storage = None if job_root is None else open_storage(job_root)
-    start = Start(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
+    start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
     return PreparedJob(start, job_file, env.unused_parameters())
 
 
@@ -227,7 +227,7 @@ def needs_spark(graph: Graph) -> bool:
     return spark_is_allowed and any(map(has_transform, graph.consumed))
 
 
-def start_spark(start: Start, job_file: Path) -> tuple[Start, dict[str, Source]]:
+def start_spark(start: StartContext, job_file: Path) -> tuple[StartContext, dict[str, Source]]:
     """Starts Spark; returns the start with its session, and the sources by uid as Spark reads them."""
     # Importing Spark takes a second, which runs without it save.
     from stateflow.connectors.python import PythonSource
@@ -252,7 +252,7 @@ class _Services:
 class _Attempts:
     """The attempts of a run: the first one and its restarts, with their shared services and the sums over all."""
 
-    def __init__(self, start: Start, services: _Services, request: RunRequest) -> None:
+    def __init__(self, start: StartContext, services: _Services, request: RunRequest) -> None:
         self.planned = start
         self.request = request
         self.bounds = RunBounds(start.settings.run, services.clock)
@@ -292,7 +292,7 @@ class _Attempts:
                 self._run.record_failure(known)
             raise
 
-    def start_spark(self) -> tuple[Start, dict[str, Source]]:
+    def start_spark(self) -> tuple[StartContext, dict[str, Source]]:
         """Starts Spark as `start_spark` does, and reports the progress."""
         report, now = self.request.on_step, self._services.clock.monotonic
         began = now()

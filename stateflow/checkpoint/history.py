@@ -24,7 +24,7 @@ from stateflow.checkpoint.log.records import (
 )
 from stateflow.errors import DataError, StateflowError, TooLarge
 from stateflow.storage import Storage
-from stateflow.storage.paths import HISTORY, history
+from stateflow.storage.paths import HISTORY, history_key
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
         unique: distinguishes it from other actions of the same kind at the same log entry.
     """
     try:
-        key = history(record.seq, f"{record.kind}-{unique[:12]}")
+        key = history_key(record.seq, f"{record.kind}-{unique[:12]}")
         storage.put_new(key, _encoded(record))
     except Exception as e:
         known = isinstance(e, StateflowError | OSError)
@@ -81,7 +81,7 @@ def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique:
             # Each part needs its own name: aborted checkpoints have the id of the checkpoint before them.
             write_records(storage, part, hashlib.sha256(f"{unique}-{number}".encode()).hexdigest())
         return
-    storage.put_new(history(newest, f"checkpoints-{len(records)}-{unique[:8]}"), data)
+    storage.put_new(history_key(newest, f"checkpoints-{len(records)}-{unique[:8]}"), data)
 
 
 def _encoded(record: ActionRecord | Sequence[CheckpointRecord]) -> bytes:
@@ -107,7 +107,7 @@ def trim_history(storage: Storage, keep: int) -> None:
 def background_failures(storage: Storage, generation: int) -> list[ActionRecord]:
     """Returns the last failure record of each kind of background work of a run, ordered by the name of the work."""
     found: dict[str, ActionRecord] = {}
-    prefix = history(generation, f"{BACKGROUND}-").removesuffix(".json")
+    prefix = history_key(generation, f"{BACKGROUND}-").removesuffix(".json")
     for blob in storage.list(prefix):
         for record in _read(storage, blob.key):
             if isinstance(record, ActionRecord):
@@ -118,7 +118,7 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
 
 def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
     """Returns the record of the error that a run ended with; None for a run that works, was killed, or succeeded."""
-    found = _read(storage, history(generation, f"{FAILURE}-{_RUN}"))
+    found = _read(storage, history_key(generation, f"{FAILURE}-{_RUN}"))
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
@@ -132,7 +132,7 @@ def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[Ac
 
     The savepoints may have been deleted since. Only the records of savepoints are read, not the whole history.
     """
-    names = tuple(history(checkpoint, f"{SAVEPOINT_RECORD}-").removesuffix(".json") for checkpoint in checkpoints)
+    names = tuple(history_key(checkpoint, f"{SAVEPOINT_RECORD}-").removesuffix(".json") for checkpoint in checkpoints)
     keys = [blob.key for blob in storage.list(HISTORY) if blob.key.startswith(names)]
     records = [record for key in keys for record in _read(storage, key) if isinstance(record, ActionRecord)]
     root = f"{storage.uri.rstrip('/')}/"
@@ -144,7 +144,7 @@ def read_origin(storage: Storage) -> ActionRecord | None:
 
     Returns None for other jobs, and after the record was trimmed.
     """
-    found = _read(storage, history(1, f"fork-{MADE}"))
+    found = _read(storage, history_key(1, f"fork-{MADE}"))
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 

@@ -27,7 +27,7 @@ class Decision(enum.Enum):
     PUBLISH = "publish"
     ALREADY = "already published"
     ROLLED_BACK = "the table was restored to an older version outside of this job"
-    FOREIGN = "the table has output of a checkpoint that the job's current state does not descend from"
+    DROPPED_CHECKPOINT = "the table has output of a checkpoint that the job's current state does not descend from"
     UNKNOWN_FUTURE = "the table's token is newer than the newest log entry known to the caller"
 
 
@@ -49,7 +49,7 @@ def decide(token: int, published: int, checkpoint: int, head: int) -> Decision:
     if token > published:
         # A paused driver published a checkpoint that the job had dropped; or the log lost its newest entry. The rows of
         # that checkpoint are in the table, and would be written a second time.
-        return Decision.FOREIGN
+        return Decision.DROPPED_CHECKPOINT
     return Decision.PUBLISH
 
 
@@ -88,7 +88,7 @@ class PublishingSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Output:
+class SinkOutput:
     """A checkpoint's output for one sink.
 
     Attributes:
@@ -102,7 +102,7 @@ class Output:
     known: PublishedOutput
 
 
-def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
+def publish(sink: PublishingSink, output: SinkOutput, log: CheckpointLog, head: Head) -> PublishedOutput:
     """Publishes a checkpoint's output exactly once; returns the new position of the sink's table.
 
     Args:
@@ -118,7 +118,9 @@ def publish(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head
         StorageError: other commits to the table were first each time.
     """
     known = output.known.checkpoint_id
-    return _published(sink, output, log, lambda token: decide(token, known, output.checkpoint_id, head.entry.seq))
+    return _publish_with_retries(
+        sink, output, log, lambda token: decide(token, known, output.checkpoint_id, head.entry.seq)
+    )
 
 
 def publish_early(
@@ -145,11 +147,11 @@ def publish_early(
         return decide(token, known.checkpoint_id, head.entry.seq + 1, head.entry.seq)
 
     # The token stays, because no checkpoint contains this output yet.
-    return _published(sink, Output(known.checkpoint_id, committables, known), log, judge)
+    return _publish_with_retries(sink, SinkOutput(known.checkpoint_id, committables, known), log, judge)
 
 
-def _published(
-    sink: PublishingSink, output: Output, log: CheckpointLog, judge: Callable[[int], Decision]
+def _publish_with_retries(
+    sink: PublishingSink, output: SinkOutput, log: CheckpointLog, judge: Callable[[int], Decision]
 ) -> PublishedOutput:
     for _ in range(_TRIES):
         table = sink.open_table()
@@ -190,7 +192,7 @@ def _token(table: TableHandle, known: PublishedOutput) -> int:
     return known.checkpoint_id if table.token is None else table.token
 
 
-def _position(table: TableHandle, version: int, output: Output) -> PublishedOutput:
+def _position(table: TableHandle, version: int, output: SinkOutput) -> PublishedOutput:
     return PublishedOutput(table_id=table.table_id, version=version, checkpoint_id=output.checkpoint_id)
 
 
@@ -212,7 +214,7 @@ def _at(sink: PublishingSink) -> dict[str, str]:
     return {"table": sink.location} if sink.location else {}
 
 
-def _check_files(uid: str, table: TableHandle, output: Output) -> None:
+def _check_files(uid: str, table: TableHandle, output: SinkOutput) -> None:
     missing = table.missing(output.committables)
     if missing:
         raise MissingFile(
@@ -233,7 +235,7 @@ def _refusal(decision: Decision, sink: PublishingSink, table: TableHandle, log: 
             **_at(sink),
             token=table.token,
         )
-    if decision is Decision.FOREIGN:
+    if decision is Decision.DROPPED_CHECKPOINT:
         return SinkDiverged(
             "the sink's table has output of a checkpoint that the job dropped, or its log lost",
             hint="restore the table to the version before that checkpoint, or give the sink a new uid and "

@@ -43,7 +43,7 @@ def _as_object(file: FileStatus) -> dict[str, object]:
     return {
         "key": file.key,
         "size": file.size,
-        "may_go": file.fate.may_go,
+        "is_deletable": file.fate.is_deletable,
         "fate": file.fate.name.lower(),
         "why": file.fate.value,
         "needed_by": file.needed_by,
@@ -52,7 +52,7 @@ def _as_object(file: FileStatus) -> dict[str, object]:
 
 def _print_collection(report: GarbageReport, files: Sequence[FileStatus]) -> None:
     for file in files:
-        mark = "-" if file.fate.may_go else " "
+        mark = "-" if file.fate.is_deletable else " "
         click.echo(f"{mark} {file.key}  {human_bytes(file.size)}  {_explain(file)}")
     verb = "would delete" if report.dry_run else "deleted"
     kept = ", ".join(map(str, sorted(report.retained))) or "none"
@@ -73,8 +73,8 @@ def can_delete(path: str, job_root: str) -> None:
     Exit codes: 0 the file is not needed now or later; 6 it is needed; any other: the answer is unknown.
     """
     found = operations.can_delete(job_root, path)
-    click.echo(f"{'yes' if found.fate.may_go else 'no'}: {_explain(found)}")
-    sys.exit(0 if found.fate.may_go else _IS_NEEDED)
+    click.echo(f"{'yes' if found.fate.is_deletable else 'no'}: {_explain(found)}")
+    sys.exit(0 if found.fate.is_deletable else _IS_NEEDED)
 
 
 def _explain(file: FileStatus) -> str:

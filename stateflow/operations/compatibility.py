@@ -16,7 +16,7 @@ from stateflow.errors import ConfigError, IncompatibleState, StateflowError
 from stateflow.launch import prepare
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.planning.state_discovery import declared_states, source_columns
-from stateflow.runtime.preflight import Needs, Start
+from stateflow.runtime.preflight import Needs, StartContext
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, check_savepoint_fits
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.operator_state import BROADCAST
@@ -180,7 +180,7 @@ def _stored(storage: Storage) -> _Stored:
         root = JobRoot.open(storage, SystemClock())
         head = root.log.read_head()
         manifest = root.checkpoints.manifest_at(head) if head else None
-        at = head.position_label if head and manifest else "a job root without a checkpoint"
+        at = head.checkpoint_label if head and manifest else "a job root without a checkpoint"
         return _Stored(at, manifest, root.job.max_parallelism, root)
     if storage.size(SAVEPOINT) is not None:
         stored = open_savepoint(storage)
@@ -231,7 +231,7 @@ def _check_columns(manifest: Manifest | None, declared: Mapping[str, Mapping[str
 
 
 def _savepoint_refusals(
-    stored: StoredSavepoint, start: Start, declared: Mapping[str, Declarations]
+    stored: StoredSavepoint, start: StartContext, declared: Mapping[str, Declarations]
 ) -> Iterator[StateflowError]:
     """Yields the errors of a run that creates its job root from the savepoint; for a job root, start checks do that."""
     new = NewJobRoot(stored.storage, start.clock, start.graph, start.settings, start.on_spark)

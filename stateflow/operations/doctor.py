@@ -21,7 +21,7 @@ from stateflow.errors import StateflowError, StorageError
 from stateflow.runtime.spark.versions import check_java, check_python, check_spark
 from stateflow.state.files.host_cache import private_folder
 from stateflow.storage import PutResult, Storage, open_storage
-from stateflow.storage.paths import FORMAT, probe
+from stateflow.storage.paths import FORMAT, probe_key
 from stateflow.storage.resolve import HDFS_SCHEMES
 
 _PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "hdfs", "apache-airflow")
@@ -189,7 +189,7 @@ def _head(storage: Storage, clock: Clock) -> Head | None:
 
 
 def _write_and_delete(storage: Storage, clock: Clock, generation: int) -> None:
-    key = probe(generation, clock.new_id())
+    key = probe_key(generation, clock.new_id())
     try:
         written = storage.put_new(key, _NOTE)
         found = storage.get(key)
@@ -209,7 +209,7 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
     head = _head(storage, clock)
     if head is None:
         return [Finding("job", Health.GOOD, "none yet: the first run creates it")]
-    job = Finding("job", Health.GOOD, f"at {head.position_label}, log entry {head.entry.seq}")
+    job = Finding("job", Health.GOOD, f"at {head.checkpoint_label}, log entry {head.entry.seq}")
     ahead = (datetime.fromisoformat(head.entry.at) - clock.now()).total_seconds()
     if ahead > _MAX_SKEW_SECONDS:
         text = (

@@ -193,7 +193,7 @@ def _completed_before(source: JobRoot, storage: Storage, request: ForkRequest) -
     for pin in pins_of(source, request.by or source.writer, f"fork into {request.into}"):
         source.admin.unpin(pin)
     size = manifest.full_bytes if manifest else 0
-    return ForkReport(root.job.job, root.job.job_uuid, storage.uri, head.position_label, root.job.shadow, size)
+    return ForkReport(root.job.job, root.job.job_uuid, storage.uri, head.checkpoint_label, root.job.shadow, size)
 
 
 def _is_fork_of(source: JobRoot, found: JobFormat) -> bool:

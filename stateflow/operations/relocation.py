@@ -289,7 +289,7 @@ def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifes
         request=request,
         by=relocation.by or root.writer,
         reason=relocation.reason,
-        label=head.position_label,
+        label=head.checkpoint_label,
         base=head.checkpoint_id,
         left=head.checkpoint_id,
         at=now(root),

@@ -83,7 +83,7 @@ def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreReq
         head.checkpoint_id,
         {p.uid: p.offset for p in head.entry.sources},
         tables,
-        head.position_label,
+        head.checkpoint_label,
         result.repeated,
     )
 

@@ -344,7 +344,7 @@ def _published_at(root: JobRoot, head: Head, request: SavepointRequest) -> tuple
 def _unfinished(head: Head, request: SavepointRequest) -> ConfigError:
     older = "take an older checkpoint with stateflow savepoint create --from-head"
     if (rewind := head.entry.rewind) is not None:
-        to = rewind.restore.label if rewind.restore else head.position_label
+        to = rewind.restore.label if rewind.restore else head.checkpoint_label
         return ConfigError(
             f"a restore to {to} is not completed",
             hint="start the job, or pass the job file to this command: --job JOB.py; either completes the restore, "

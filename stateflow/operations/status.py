@@ -136,7 +136,7 @@ def describe(job_root: str) -> JobDescription:
         head.entry.generation,
         head.entry.seq,
         head.checkpoint_id,
-        head.position_label,
+        head.checkpoint_label,
         tuple(dict.fromkeys(ref.id for ref in root.checkpoints.kept(head))),
         pins,
         offsets_of(head.entry.sources),
@@ -205,5 +205,5 @@ def _restoring(head: Head) -> PendingRestore | None:
     facts = rewind.restore
     tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
     if facts is None:
-        return PendingRestore(rewind.seq, head.position_label, "", "", "", tables)
+        return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", tables)
     return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)

@@ -175,7 +175,7 @@ def verify_head(job_root: str) -> Verification:
     check_hashes(root.storage, files.values())
     return Verification(
         root.job.job,
-        head.position_label,
+        head.checkpoint_label,
         head.checkpoint_id,
         offsets_of(head.entry.sources),
         len(files),

@@ -49,15 +49,15 @@ class BatchWork:
     Attributes:
         base: the state of each operator by uid.
         watermarks: the watermark of each operator by uid, in milliseconds since 1970; None before the first one.
-        sources: the watermark of each source before the batch, by uid; None if event time does not follow from the
-            rows, so that no timer fires between them.
+        source_watermarks: the watermark of each source before the batch, by uid; None if event time does not follow
+            from the rows, so that no timer fires between them.
     """
 
     plan: JobPlan
     info: BatchInfo
     base: dict[str, OperatorState]
     watermarks: Mapping[str, int | None] = field(default_factory=dict)
-    sources: Mapping[str, int | None] | None = None
+    source_watermarks: Mapping[str, int | None] | None = None
 
 
 class Executor(ABC):
@@ -157,11 +157,11 @@ def _chain_spec(level: Level, index: int, work: BatchWork) -> ChainSpec:
 
 
 def _source_times(level: Level, chain: OperatorChain, work: BatchWork) -> tuple[SourceTime, ...]:
-    if work.sources is None or not chain.fires_between_rows:
+    if work.source_watermarks is None or not chain.fires_between_rows:
         return ()
     found = []
     for uid in sorted(chain.watermark_sources):
-        watermark, bound = work.sources.get(uid), work.plan.strategies[uid].out_of_orderness
+        watermark, bound = work.source_watermarks.get(uid), work.plan.strategies[uid].out_of_orderness
         known = NO_WATERMARK if watermark is None else watermark
         found.append(SourceTime(level.sources.index(uid), bound, known))
     return tuple(found)

@@ -42,7 +42,7 @@ class Needs(StrEnum):
 
 
 @dataclass(frozen=True)
-class Start:
+class StartContext:
     """The job that is about to start.
 
     Attributes:
@@ -87,10 +87,12 @@ class StartCheck:
 
     name: str
     needs: Needs
-    check: Callable[[Start], None]
+    check: Callable[[StartContext], None]
 
 
-def start_errors(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> Iterator[StateflowError]:
+def start_errors(
+    start: StartContext, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()
+) -> Iterator[StateflowError]:
     """Runs the checks with the given needs and yields their errors.
 
     Args:
@@ -104,53 +106,53 @@ def start_errors(start: Start, needs: Sequence[Needs], checks: Sequence[StartChe
                 yield e
 
 
-def check_start(start: Start, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
+def check_start(start: StartContext, needs: Sequence[Needs], checks: Sequence[StartCheck] = ()) -> None:
     """Runs the checks with the given needs; raises the first error."""
     for error in start_errors(start, needs, checks):
         raise error
 
 
-def _machine(start: Start) -> None:
+def _machine(start: StartContext) -> None:
     check_python()
     if start.on_spark:
         check_java()
         check_spark(metadata.version("pyspark"))
 
 
-def _spark_settings(start: Start) -> None:
+def _spark_settings(start: StartContext) -> None:
     if start.on_spark:
         check_required(start.settings.spark.conf)
         check_master(start.master)
 
 
-def _sink_hosts(start: Start) -> None:
+def _sink_hosts(start: StartContext) -> None:
     if start.on_spark and start.master:
         check_sinks(start.graph.sinks, start.master, start.settings.storage.shared)
 
 
-def _root_hosts(start: Start) -> None:
+def _root_hosts(start: StartContext) -> None:
     if start.on_spark and start.master and start.storage is not None:
         check_root(start.storage, start.master, start.settings.storage.shared)
 
 
-def _session_hosts(start: Start) -> None:
+def _session_hosts(start: StartContext) -> None:
     """Checks the hosts again: under spark-submit, only the session knows the master."""
     _sink_hosts(start)
     _root_hosts(start)
 
 
-def _runner(start: Start) -> None:
+def _runner(start: StartContext) -> None:
     if not start.on_spark:
         check_no_transforms(start.plan)
 
 
-def _source_settings(start: Start) -> None:
+def _source_settings(start: StartContext) -> None:
     for node in start.graph.sources:
         if isinstance(node.source, Source):
             node.source.check_settings(start.settings.source)
 
 
-def _sink_tables(start: Start) -> None:
+def _sink_tables(start: StartContext) -> None:
     graph = start.graph
     if start.has_root:
         assert start.storage is not None
@@ -159,7 +161,7 @@ def _sink_tables(start: Start) -> None:
         node.sink.check(SinkContext("", node.uid, node.parent.schema))
 
 
-def _job_root(start: Start) -> None:
+def _job_root(start: StartContext) -> None:
     storage, settings = start.storage, start.settings
     assert storage is not None
     check_format(storage)
@@ -168,42 +170,42 @@ def _job_root(start: Start) -> None:
         check_same_job(read_format(storage), new, storage.uri)
 
 
-def _checkpoint(start: Start) -> None:
+def _checkpoint(start: StartContext) -> None:
     if checks := _start_checks(start):
         checks.without_files()
 
 
-def _checkpoint_files(start: Start) -> None:
+def _checkpoint_files(start: StartContext) -> None:
     if checks := _start_checks(start):
         checks.before_claim()
 
 
-def _start_checks(start: Start) -> StartChecks | None:
+def _start_checks(start: StartContext) -> StartChecks | None:
     if not start.has_root:
         return None
     assert start.storage is not None
     return StartChecks(open_job(start.graph, start.settings, start.storage, start.clock), start.on_spark)
 
 
-def _source_columns(start: Start) -> None:
+def _source_columns(start: StartContext) -> None:
     for source in start.reads:
         source.check(_session(start))
 
 
-def _source_frames(start: Start) -> None:
+def _source_frames(start: StartContext) -> None:
     from stateflow.runtime.spark.frames import check_frame
 
     for source in start.reads:
         check_frame(source, _session(start), start.settings.source)
 
 
-def _transforms(start: Start) -> None:
+def _transforms(start: StartContext) -> None:
     from stateflow.runtime.spark.frames import check_transforms
 
     check_transforms(_session(start), start.plan)
 
 
-def _session(start: Start) -> SparkSession:
+def _session(start: StartContext) -> SparkSession:
     assert start.session is not None
     return start.session
 
@@ -227,7 +229,7 @@ CHECKS = (
 """All checks in the order of a run: fast checks with few needs first."""
 
 
-def not_checked(start: Start) -> tuple[str, ...]:
+def not_checked(start: StartContext) -> tuple[str, ...]:
     """Returns descriptions of what the checks did not cover, such as what only a Spark session can determine."""
     if not start.on_spark:
         return ()
@@ -238,7 +240,7 @@ def not_checked(start: Start) -> tuple[str, ...]:
     return tuple(f"{what} (needs Spark)" for what in (*found, "what transforms return", "Spark's own settings"))
 
 
-def warnings(start: Start) -> tuple[str, ...]:
+def warnings(start: StartContext) -> tuple[str, ...]:
     """Returns what is likely to make a run fail but does not prevent its start; empty without a session."""
     session = start.session
     if session is None:
@@ -247,7 +249,7 @@ def warnings(start: Start) -> tuple[str, ...]:
     return tuple(f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session))
 
 
-def reused_tables(start: Start) -> tuple[str, ...]:
+def reused_tables(start: StartContext) -> tuple[str, ...]:
     """Returns a warning for each table that the same sink of another job root has written, if this job root is new.
 
     A mistyped job root has this effect.
@@ -263,6 +265,6 @@ def reused_tables(start: Start) -> tuple[str, ...]:
     )
 
 
-def with_session(start: Start, session: SparkSession, reads: Sequence[Source]) -> Start:
+def with_session(start: StartContext, session: SparkSession, reads: Sequence[Source]) -> StartContext:
     """Returns the start with a Spark session and the sources that it reads."""
     return replace(start, session=session, reads=tuple(reads))

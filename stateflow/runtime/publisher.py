@@ -10,7 +10,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, PendingOutput, PublishedOutput, SinkIntent, SinkMode
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import pending_of
-from stateflow.checkpoint.sink_commit import Decision, Output, check_sink_position, decide, publish, publish_early
+from stateflow.checkpoint.sink_commit import Decision, SinkOutput, check_sink_position, decide, publish, publish_early
 from stateflow.errors import MissingFile
 from stateflow.state.handles import Committable
 
@@ -81,7 +81,9 @@ class Publisher:
         for pending in pending_of(head):
             if (pending.checkpoint_id, pending.sink) in self.settled or not wanted(pending):
                 continue
-            output = Output(pending.checkpoint_id, self._root.outputs.read(pending), self._known(head, pending.sink))
+            output = SinkOutput(
+                pending.checkpoint_id, self._root.outputs.read(pending), self._known(head, pending.sink)
+            )
             self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
             self.settled |= {(pending.checkpoint_id, pending.sink)}
 

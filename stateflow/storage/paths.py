@@ -71,7 +71,7 @@ def spark_location(generation: int) -> str:
     return f"{SPARK}{generation:0{_SEQ}d}"
 
 
-def probe(generation: int, name: str) -> str:
+def probe_key(generation: int, name: str) -> str:
     """Returns the key of an object with which a run tests the storage before it claims `generation`."""
     return f"{PROBE}{generation:0{_SEQ}d}/{name}"
 
@@ -82,7 +82,7 @@ def owned_generation(key: str) -> int | None:
     return int(match[2]) if match else None
 
 
-def history(seq: int, kind: str) -> str:
+def history_key(seq: int, kind: str) -> str:
     """Returns the key of the history record of the log entry `seq`."""
     return f"{HISTORY}{seq:0{_SEQ}d}-{kind}.json"
 
@@ -119,7 +119,7 @@ def savepoint_file(key: str, within: str = SAVEPOINTS) -> tuple[str, str] | None
     return (match[1], match[2]) if match else None
 
 
-def request(request_id: str) -> str:
+def request_key(request_id: str) -> str:
     """Returns the key of a request to the job's run."""
     return f"{REQUESTS}{request_id}"
 

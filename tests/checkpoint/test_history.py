@@ -22,13 +22,13 @@ def _ids(records: Iterable[CheckpointRecord]) -> list[int]:
 def test_a_damaged_record_is_left_out() -> None:
     storage = MemoryStorage()
     # As older versions stored them, and as this one does.
-    storage.put_new(paths.history(1, "checkpoint"), msgspec.json.encode(record(1)))
+    storage.put_new(paths.history_key(1, "checkpoint"), msgspec.json.encode(record(1)))
     write_records(storage, [record(2), record(3)], "ab" * 16)
     write_records(storage, [record(4)], "cd" * 16)
     write_records(storage, [], "ef" * 16)
     for number, data in ((5, b"{}"), (6, b'{"committed_at": "\xff"}'), (7, b"x" * (17 << 20))):
-        storage.put_new(paths.history(number, "checkpoint"), data)
-        storage.put_new(paths.history(number, "checkpoints-2-01234567"), data)
+        storage.put_new(paths.history_key(number, "checkpoint"), data)
+        storage.put_new(paths.history_key(number, "checkpoints-2-01234567"), data)
     assert _ids(read_records(storage)) == [1, 2, 3, 4]
     assert _ids(read_records(storage, newest=2)) == [3, 4]
 

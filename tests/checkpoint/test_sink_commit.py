@@ -10,7 +10,7 @@ import pytest
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
 from stateflow.checkpoint.log.documents import EntryKind, PublishedOutput
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.checkpoint.sink_commit import Decision, Output, decide, publish
+from stateflow.checkpoint.sink_commit import Decision, SinkOutput, decide, publish
 from stateflow.errors import Fenced, MissingFile, SinkDiverged, StateflowError, StorageError
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
@@ -28,7 +28,7 @@ def test_every_token_has_one_decision() -> None:
             assert {
                 Decision.ROLLED_BACK: token < published,
                 Decision.PUBLISH: token == published,
-                Decision.FOREIGN: published < token < checkpoint,
+                Decision.DROPPED_CHECKPOINT: published < token < checkpoint,
                 Decision.ALREADY: checkpoint <= token <= newest,
                 Decision.UNKNOWN_FUTURE: newest < token,
             }[decide(token, published, checkpoint, newest)]
@@ -70,7 +70,7 @@ KNOWN = PublishedOutput(table_id="t", version=5, checkpoint_id=P)
 def _publish(table: MemoryTable, known: PublishedOutput = KNOWN, newest: int = HEAD) -> PublishedOutput:
     storage = MemoryStorage()
     storage.put_new(log_entry(newest), seal(entry(newest, EntryKind.CLAIM, generation=newest))[0])
-    return publish(table, Output(C, FILES, known), CheckpointLog(storage, JOB), head(HEAD))
+    return publish(table, SinkOutput(C, FILES, known), CheckpointLog(storage, JOB), head(HEAD))
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ def test_a_checkpoint_committed_before_its_batch_is_reported_has_one_event(
 
     def committed_at_once(run: JobRun, rows: Any, capture: Any) -> Any:
         result = run_batch(run, rows, capture)
-        run.settle()
+        run.commit_pending()
         return result
 
     monkeypatch.setattr(JobRun, "run_batch", committed_at_once)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.sink_commit import Output, publish
+from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.connectors import DeltaSink
 from stateflow.errors import Fenced, MissingFile, SinkDiverged
 from tests.support.delta_tables import BoundSink, Job, Process, commit_elsewhere, ids, pairs
@@ -99,7 +99,7 @@ def test_a_table_recreated_between_checkpoints_is_refused(job: Job) -> None:
     other = DeltaSink(job.sink.table).prepare(job.about)
     assert other != first.table_id
     with raises(SinkDiverged, sink="out", known=first.table_id, found=other):
-        publish(BoundSink(job.sink, job.about), Output(3, [], first), job.root.log, head)
+        publish(BoundSink(job.sink, job.about), SinkOutput(3, [], first), job.root.log, head)
 
 
 def test_commits_of_others_do_not_prevent_publishing(job: Job) -> None:

@@ -18,7 +18,7 @@ from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.runtime.driver.background import BackgroundWork, Work
 from stateflow.runtime.driver.maintenance import MAX_PENDING_RECORDS
-from stateflow.runtime.driver.request_server import CommittedPoint, RequestServer
+from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from stateflow.runtime.job.job import BatchResult
 from stateflow.storage import BlobInfo, PosixStorage, PutResult
 from stateflow.testing.sinks import FolderSink
@@ -169,7 +169,7 @@ def test_a_run_that_went_back_at_its_start_answers_requests(box: AccountsJob) ->
 class _NoBatches:
     """Of a run that receives no request for a batch."""
 
-    def drain(self) -> CommittedPoint:
+    def drain(self) -> PublishedCheckpoint:
         raise AssertionError("a batch")
 
     take_full_snapshot = drain
@@ -179,7 +179,7 @@ def test_a_request_that_is_outrun_each_time_gets_the_reason(box: AccountsJob) ->
     """Nothing stops this at the run's end but the bound."""
     box.run_to(20)
     root = _open(PosixStorage(box.root))
-    stale = CommittedPoint(root.head().checkpoint, {})
+    stale = PublishedCheckpoint(root.head().checkpoint, {})
     box.run_to(40, checkpoints__retained=1)
     _ask(box, "one")
     generation = root.head().entry.generation
@@ -187,7 +187,7 @@ def test_a_request_that_is_outrun_each_time_gets_the_reason(box: AccountsJob) ->
     server = RequestServer(root, generation, timedelta(hours=1), _NoBatches(), background)
     looks: list[int] = []
 
-    def current() -> CommittedPoint:
+    def current() -> PublishedCheckpoint:
         looks.append(1)
         return stale
 

@@ -35,7 +35,7 @@ def test_every_file_is_needed_by_who_names_it_or_goes(box: AccountsJob) -> None:
     assert files.keys() == root_files.files_below(box.root).keys()
     live = {os.path.relpath(box.root / path, box.root) for path in root_files.live_files(box.root)}
     assert {key for key, file in files.items() if file["needed_by"]} == live
-    goes = [key for key, file in files.items() if file["may_go"]]
+    goes = [key for key, file in files.items() if file["is_deletable"]]
     assert goes and not any(files[key]["needed_by"] for key in goes)
     for key in goes:
         assert box.command("can-delete", key).code == _YES

@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
@@ -274,4 +274,4 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
     operator = OperatorState(uid="op", parallelism=1, key_types=["bigint"], subtasks=[state], states=states)
     manifest = Manifest(job_uuid=root.job.job_uuid, generation=generation, ordinal=1, operators=[operator], sources=[])
     handle = write_manifest(storage, into, manifest)
-    assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), Retention(3)), Appended)
+    assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), RetentionLimits(3)), Appended)

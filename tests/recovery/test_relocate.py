@@ -19,7 +19,7 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
@@ -138,7 +138,7 @@ def _root_with_two_sources(root: Path, files: Path) -> JobRoot:
     )
     output = [PendingOutput(checkpoint_id=0, sink="out", committables=[])]
     commit = Commit(1, write_manifest(made.storage, folder, manifest), sources, output)
-    assert isinstance(made.commit(head, commit, Retention(3)), Appended)
+    assert isinstance(made.commit(head, commit, RetentionLimits(3)), Appended)
     return made
 
 

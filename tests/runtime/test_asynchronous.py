@@ -194,7 +194,7 @@ def test_an_aborted_checkpoint_is_retried_and_later_barriers_become_checkpoints(
         wait_for(lambda: len(job.rows()) == rows, lambda: "the rows of the batch")
 
     abort(1)
-    run.settle()
+    run.commit_pending()
     assert job.metrics.gauges["number_of_in_progress_checkpoints"] == 0
     for batches in (2, 3, 4):
         result = job.batch(run)
@@ -213,7 +213,7 @@ def test_one_failure_more_than_tolerable_fails_the_run_with_its_reason(
     job.gate.opened.set()
     run = job.start(checkpoints__tolerable_failures=tolerable, checkpoints__asynchronous=asynchronous)
     job.batch(run)
-    run.settle()
+    run.commit_pending()
     job.gate.refuses_manifests = True
     with raises(StorageError) as caught:
         for number in range(1, tolerable + 2):

@@ -16,7 +16,7 @@ from stateflow.api.graph.nodes import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
@@ -94,7 +94,7 @@ def _emitted(folder: Path, function: Any, keyed: bool, rows: list[tuple[int, int
         TaskSettings(1),
         TaskEnvironment((folder / "root").as_uri(), folder / "local"),
     )
-    barrier = msgspec.msgpack.encode(Barrier(1, 1))
+    barrier = msgspec.msgpack.encode(BarrierMessage(1, 1))
     given: dict[str, Any] = {
         ORDER: [o for o, _, _ in rows] + [BARRIER_ORDER],
         INPUT: [i for _, i, _ in rows] + [0],

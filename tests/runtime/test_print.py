@@ -12,7 +12,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
 from stateflow.checkpoint.log.documents import PublishedOutput
-from stateflow.checkpoint.sink_commit import Output, check_sink_position, publish
+from stateflow.checkpoint.sink_commit import SinkOutput, check_sink_position, publish
 from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
@@ -31,7 +31,7 @@ def _written(limit: int, *sizes: int) -> list[Committable]:
 
 def _publish(committables: list[Committable]) -> PublishedOutput:
     sink = BoundSink(PrintSink(), CONTEXT)
-    return publish(sink, Output(8, committables, KNOWN), CheckpointLog(MemoryStorage(), JOB), head(8))
+    return publish(sink, SinkOutput(8, committables, KNOWN), CheckpointLog(MemoryStorage(), JOB), head(8))
 
 
 def test_rows_are_printed_when_they_are_published_and_again_when_the_log_does_not_know_it(

@@ -11,7 +11,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFi
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import ManualClock
@@ -30,7 +30,7 @@ class SavepointCopies:
         head = root.claim()
         manifest, expected = _manifest(root, random.Random(seed))
         handle = write_manifest(storage, data_folder(1, 1, "driver"), manifest)
-        assert isinstance(root.commit(head, Commit(1, handle, []), Retention(1)), Appended)
+        assert isinstance(root.commit(head, Commit(1, handle, []), RetentionLimits(1)), Appended)
         checkpoint = root.head().checkpoint
         assert checkpoint is not None
         made = make_savepoint(root, SavepointSpec(name="mine", checkpoint=checkpoint, sinks={}))

@@ -31,7 +31,7 @@ def test_a_file_s_name_has_its_writer(generation: int, ordinal: int, attempt: st
     assert paths.parse_data(key) == DataKey(generation, ordinal, attempt, name)
     assert paths.check_key(key) == key
     assert paths.owned_generation(f"{paths.spark_location(generation)}/{name}") == generation
-    assert paths.owned_generation(paths.probe(generation, name)) == generation
+    assert paths.owned_generation(paths.probe_key(generation, name)) == generation
 
 
 @given(anything)
@@ -43,7 +43,7 @@ def test_a_name_has_at_most_one_meaning_and_that_builds_it_again(key: str) -> No
     if data is not None:
         assert f"{paths.data_folder(data.generation, data.ordinal, data.attempt)}{data.name}" == key
     if generation is not None:
-        assert key.startswith((f"{paths.spark_location(generation)}/", paths.probe(generation, "")))
+        assert key.startswith((f"{paths.spark_location(generation)}/", paths.probe_key(generation, "")))
 
 
 ONES, NO_DATA = "1" * 20, ["1-a/x", "0000000001-/x", "0000000001-a/", "0000000001-a/b/c", "0000000001-a_b/c"]

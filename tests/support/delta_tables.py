@@ -23,9 +23,9 @@ from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
 from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
-from stateflow.checkpoint.sink_commit import Output, TableHandle, publish
+from stateflow.checkpoint.sink_commit import SinkOutput, TableHandle, publish
 from stateflow.clock import SystemClock
 from stateflow.connectors.delta.sink import DeltaSink
 from stateflow.state.handles import Committable, FileHandle
@@ -142,7 +142,7 @@ class Job:
         files = write(self.sink, self.about, rows, Writing(parent.entry.generation, ordinal, 0, "a"))
         output = [PendingOutput(checkpoint_id=0, sink=self.about.uid, committables=files)]
         new = Commit(ordinal, FileHandle(key="data/x", size=0, sha256=""), [], output)
-        appended = self.root.commit(parent, new, Retention(5))
+        appended = self.root.commit(parent, new, RetentionLimits(5))
         assert isinstance(appended, Appended)
         return appended.head
 
@@ -152,7 +152,7 @@ class Job:
         done = []
         for pending in pending_of(head):
             assert pending.committables is not None
-            output = Output(pending.checkpoint_id, pending.committables, known)
+            output = SinkOutput(pending.checkpoint_id, pending.committables, known)
             known = publish(BoundSink(self.sink, self.about), output, self.root.log, head)
             done.append(known)
         return done

@@ -18,7 +18,7 @@ class Acknowledgement(enum.Enum):
     ACCEPTED = "accepted"
     DUPLICATE = "this subtask has reported the same attempt before"
     ANOTHER_ATTEMPT = "this subtask has reported another attempt before"
-    LATE = "the report is for another barrier"
+    OTHER_BARRIER = "the report is for another barrier"
     UNKNOWN = "the subtask does not take part"
 
 
@@ -54,7 +54,7 @@ class PendingBarrier:
         """Adds a report; returns whether it was accepted."""
         key = (report.uid, report.subtask)
         if (report.generation, report.ordinal) != (self.generation, self.ordinal):
-            return Acknowledgement.LATE
+            return Acknowledgement.OTHER_BARRIER
         if key not in self._expected:
             return Acknowledgement.UNKNOWN
         known = self.reports.get(key)

@@ -37,7 +37,7 @@ RUN_AREAS = (SPARK, PROBE, LOG)
 
 
 @dataclass(frozen=True)
-class Findings:
+class GarbageScan:
     """The objects that a collection may delete, and keys that it does not know and does not delete."""
 
     garbage: tuple[BlobInfo, ...]
@@ -61,7 +61,7 @@ class Fate(enum.Enum):
     UNKNOWN = "it does not have a name that stateflow uses"
 
     @property
-    def may_go(self) -> bool:
+    def is_deletable(self) -> bool:
         """Whether the object can be deleted, now and at any later time."""
         return self is Fate.GARBAGE
 
@@ -70,7 +70,7 @@ _OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.RE
 """Key prefixes with separate retention rules, which `find_garbage` does not search."""
 
 
-def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> Findings:
+def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> GarbageScan:
     """Returns the garbage among stored objects.
 
     Args:
@@ -85,9 +85,9 @@ def find_garbage(head: LogEntry, live: Set[str], blobs: Iterable[BlobInfo]) -> F
         fate = fate_of(head, live, blob.key)
         if fate is Fate.UNKNOWN:
             unknown.append(blob.key)
-        elif fate.may_go:
+        elif fate.is_deletable:
             garbage.append(blob)
-    return Findings(tuple(garbage), tuple(unknown))
+    return GarbageScan(tuple(garbage), tuple(unknown))
 
 
 def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:

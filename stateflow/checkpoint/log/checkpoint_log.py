@@ -45,7 +45,7 @@ class Head:
         return self.checkpoint.id if self.checkpoint else 0
 
     @property
-    def position_label(self) -> str:
+    def checkpoint_label(self) -> str:
         """The checkpoint or savepoint that a start continues from, for display."""
         known = f"checkpoint {self.checkpoint.id}" if self.checkpoint else "the beginning"
         return self.entry.savepoint or known

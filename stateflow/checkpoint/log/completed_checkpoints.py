@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
 from stateflow.checkpoint.log.manifest_files import read_manifest
-from stateflow.checkpoint.log.retained import RetainedCheckpoints, Retention, oldest_kept
+from stateflow.checkpoint.log.retained import RetainedCheckpoints, RetentionLimits, oldest_kept
 from stateflow.checkpoint.log.transitions import Kept
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
@@ -87,21 +87,22 @@ class CompletedCheckpoints:
                 oldest=self.oldest_restorable(head),
             )
 
-    def apply_retention(self, parent: Head, retention: Retention, folder: str, now: datetime) -> tuple[Head, Kept]:
+    def apply_retention(self, parent: Head, limits: RetentionLimits, folder: str, now: datetime) -> tuple[Head, Kept]:
         """Determines which checkpoints a COMMIT after `parent` keeps, and stores a list that is too long for an entry.
 
         Args:
             parent: the entry that the COMMIT follows.
+            limits: the configured retention.
             folder: folder of the COMMIT's own data files.
             now: the committer's clock.
 
         Returns the entry to append to, which is `parent` or a newer one with the same checkpoint, and the result.
         """
-        return self._with_list(parent, lambda head: self._kept_after(head, retention, folder, now))
+        return self._with_list(parent, lambda head: self._kept_after(head, limits, folder, now))
 
-    def _kept_after(self, parent: Head, retention: Retention, folder: str, now: datetime) -> Kept:
+    def _kept_after(self, parent: Head, limits: RetentionLimits, folder: str, now: datetime) -> Kept:
         refs = self.restorable(parent)
-        oldest = oldest_kept(refs, retention, now.isoformat(), parent.entry.at) or parent.entry.seq + 1
+        oldest = oldest_kept(refs, limits, now.isoformat(), parent.entry.at) or parent.entry.seq + 1
         try:
             segment = self.retained.store_segments(parent.entry, parent.checkpoint, folder, oldest)
         except (StorageError, MissingFile) as e:

@@ -11,7 +11,7 @@ from stateflow.checkpoint.log.documents import FORMAT_VERSION, EntryRef, JobForm
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format, write_format
 from stateflow.checkpoint.log.outputs import OutputLists
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
 from stateflow.errors import DataError, Fenced, MissingFile
@@ -181,7 +181,7 @@ class JobRoot:
         found = FenceGuard(self.log, generation).find()
         return found or Fenced("another run claimed the job after this one", hint="let the other run work")
 
-    def commit(self, parent: Head, new: Commit, retention: Retention) -> Appended | Overtaken:
+    def commit(self, parent: Head, new: Commit, retention: RetentionLimits) -> Appended | Overtaken:
         """Appends the COMMIT by which a checkpoint exists. Overtaken means that this run is fenced.
 
         Args:

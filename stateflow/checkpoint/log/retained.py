@@ -37,7 +37,7 @@ class SegmentSizes:
 
 
 @dataclass(frozen=True)
-class Retention:
+class RetentionLimits:
     """The number and age of checkpoints that stay restorable.
 
     Attributes:
@@ -59,7 +59,7 @@ def inline_retained(entry: LogEntry) -> list[EntryRef]:
     ]
 
 
-def oldest_kept(refs: list[EntryRef], kept: Retention, now: str, before: str) -> int | None:
+def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
     """Returns the id of the oldest checkpoint that a COMMIT keeps in addition to its own; None when it keeps none.
 
     A clock that jumps forward would make all of them too old at once. So the earlier of the timestamps of this entry
@@ -67,17 +67,17 @@ def oldest_kept(refs: list[EntryRef], kept: Retention, now: str, before: str) ->
 
     Args:
         refs: the restorable checkpoints, oldest first.
-        kept: the configured retention.
+        limits: the configured retention.
         now: timestamp of the COMMIT, ISO 8601, by the committer's clock.
         before: timestamp of the entry that the COMMIT follows.
     """
-    left = refs[max(0, len(refs) - kept.number + 1) :]
-    if kept.max_age is not None:
-        limit = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - kept.max_age
+    remaining = refs[max(0, len(refs) - limits.number + 1) :]
+    if limits.max_age is not None:
+        earliest = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - limits.max_age
         # A checkpoint without a timestamp is never too old.
-        young = (i for i, ref in enumerate(left) if not ref.at or datetime.fromisoformat(ref.at) >= limit)
-        left = left[min(next(young, len(left)), (len(left) + 1) // 2) :]
-    return left[0].id if left else None
+        recent = (i for i, ref in enumerate(remaining) if not ref.at or datetime.fromisoformat(ref.at) >= earliest)
+        remaining = remaining[min(next(recent, len(remaining)), (len(remaining) + 1) // 2) :]
+    return remaining[0].id if remaining else None
 
 
 class RetainedCheckpoints:
@@ -158,7 +158,7 @@ def cut_after(link: RetainedLink | None, newest: int) -> RetainedLink | None:
 
 def _within(segment: RetainedSegment, newest: int, oldest: int) -> list[EntryRef]:
     # Every COMMIT reads all segments, so this avoids looking at each checkpoint.
-    refs, of = segment.refs, attrgetter("id")
+    refs, by_id = segment.refs, attrgetter("id")
     if refs and oldest <= refs[0].id and refs[-1].id <= newest:
         return refs
-    return refs[bisect_left(refs, oldest, key=of) : bisect_right(refs, newest, key=of)]
+    return refs[bisect_left(refs, oldest, key=by_id) : bisect_right(refs, newest, key=by_id)]

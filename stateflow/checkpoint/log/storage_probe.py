@@ -9,7 +9,7 @@ from stateflow.checkpoint.log.manifest_files import get_or_none
 from stateflow.clock import Clock
 from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import FORMAT, probe
+from stateflow.storage.paths import FORMAT, probe_key
 
 _RACERS = 8
 _ROUNDS = 3
@@ -52,7 +52,7 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
         StorageError: the storage did not confirm a result.
     """
     for _ in range(_ROUNDS):
-        key = probe(generation, clock.new_id())
+        key = probe_key(generation, clock.new_id())
         with ThreadPoolExecutor(_RACERS) as pool:
             results = list(pool.map(lambda i: storage.put_new(key, _content(i)), range(_RACERS)))  # noqa: B023
         if PutResult.UNKNOWN in results:

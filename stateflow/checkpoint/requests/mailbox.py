@@ -18,8 +18,7 @@ from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.errors import CorruptFile, MissingFile, StorageError
 from stateflow.ids import check_name
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import REQUESTS, request_done, request_seen
-from stateflow.storage.paths import request as request_key
+from stateflow.storage.paths import REQUESTS, request_done, request_key, request_seen
 
 log = logging.getLogger(__name__)
 

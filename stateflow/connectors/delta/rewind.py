@@ -32,7 +32,7 @@ _FIELDS = frozenset({"path", "partitionValues", "size", "modificationTime", "sta
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """The difference between two versions: files to remove, and files to restore."""
 
     removed: tuple[DataFile, ...]
@@ -78,7 +78,7 @@ class Rewinder:
         removed, returned, others = self._effect(newest, older)
         return SinkRewind(self._head.version, to_version, removed, returned, others)
 
-    def change(self, to_version: int) -> Change:
+    def change(self, to_version: int) -> FileChange:
         """Returns the change that restores the content of `to_version`. Raises as `plan` does."""
         return self._checked(*self._contents(to_version))
 
@@ -124,7 +124,7 @@ class Rewinder:
             **facts,
         )
 
-    def _checked(self, newest: Content, older: Content) -> Change:
+    def _checked(self, newest: Content, older: Content) -> FileChange:
         """Returns the change from `newest` to `older`, after checking that it is possible and permitted."""
         change = _change(newest, older)
         facts = {"table": str(self._table), "version": older.version}
@@ -182,10 +182,10 @@ def _other(version: int, entry: Entry | None, application: str) -> OtherCommit |
     return other_commit(entry)
 
 
-def _change(newest: Content, older: Content) -> Change:
+def _change(newest: Content, older: Content) -> FileChange:
     removed = tuple(file for key, file in newest.files.items() if key not in older.files)
     restored = tuple(file for key, file in older.files.items() if key not in newest.files)
-    return Change(removed, restored)
+    return FileChange(removed, restored)
 
 
 def _remove(file: DataFile, now: int) -> Action:
@@ -212,7 +212,7 @@ class _Incompatibility:
     facts: Mapping[str, object]
 
 
-def _incompatibility(newest: Content, older: Content, change: Change) -> _Incompatibility | None:
+def _incompatibility(newest: Content, older: Content, change: FileChange) -> _Incompatibility | None:
     """Compares two versions: a rewind restores files, but neither columns nor properties."""
     now, then = newest.metadata, older.metadata
     if now.id != then.id:

@@ -30,7 +30,7 @@ from stateflow.connectors.delta.log import (
     read_head,
     unreferenced_files,
 )
-from stateflow.connectors.delta.rewind import Change, Rewinder
+from stateflow.connectors.delta.rewind import FileChange, Rewinder
 from stateflow.connectors.delta.versions import ENGINE, RESTORE
 from stateflow.errors import (
     ConfigError,
@@ -261,7 +261,7 @@ class DeltaSinkTable(SinkTable):
         # Checked first: a table that has changed may have lost the files that the rewind restores.
         if not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists():
             return None
-        change = Change((), ()) if to_version is None else self._rewinder().change(to_version)
+        change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
         return self._append(self._rewind_actions(to_version, token, change))
 
     def _rewinder(self) -> Rewinder:
@@ -315,7 +315,7 @@ class DeltaSinkTable(SinkTable):
         added = [{"add": _add(c, now)} for c in committables]
         return [{"commitInfo": info}, self._transaction(token, now), *added]
 
-    def _rewind_actions(self, to_version: int | None, token: int, change: Change) -> list[Action]:
+    def _rewind_actions(self, to_version: int | None, token: int, change: FileChange) -> list[Action]:
         now = _now_ms()
         parameters = {"queryId": self._context.application, "epochId": str(token)}
         result = "kept" if to_version is None else f"back to version {to_version}"

@@ -85,7 +85,7 @@ class BarrierMetrics:
 
 
 @dataclass(frozen=True)
-class Barrier:
+class CompletedBarrier:
     """A barrier that all tasks have reached.
 
     Attributes:

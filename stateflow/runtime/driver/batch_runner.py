@@ -10,7 +10,7 @@ from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
 from stateflow.checkpoint.log.documents import Manifest, SourceWatermark
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.observability.logging import set_log_context
-from stateflow.runtime.driver.barrier import Barrier, barrier_metrics, operator_states_after, run_to_barrier
+from stateflow.runtime.driver.barrier import CompletedBarrier, barrier_metrics, operator_states_after, run_to_barrier
 from stateflow.runtime.driver.job_restore import RestoredJob
 from stateflow.runtime.executor import BatchWork, Executor
 from stateflow.runtime.job.job import Job, PositionCapture, Positions
@@ -71,7 +71,7 @@ class BatchRunner:
         self.manifest = restored.manifest
         self.ordinal = 0
 
-    def run(self, batch: Batch, checkpoint_id: int) -> Barrier:
+    def run(self, batch: Batch, checkpoint_id: int) -> CompletedBarrier:
         """Runs a batch. The next batch starts from its state after a call of `advance()`.
 
         Args:
@@ -93,7 +93,7 @@ class BatchRunner:
         rows_in, output = self._rows_in(pending), pending.output()
         drained = self._is_drained(batch, rows_in, checkpoint_id)
         manifest = self._manifest(pending, positions, info, drained)
-        return Barrier(
+        return CompletedBarrier(
             manifest,
             folder,
             output,
@@ -103,7 +103,7 @@ class BatchRunner:
             barrier_metrics(began_at, trigger_ms, pending.reports.values()),
         )
 
-    def advance(self, barrier: Barrier) -> None:
+    def advance(self, barrier: CompletedBarrier) -> None:
         """Makes the next batch start from the state of `barrier`, whether the barrier becomes a checkpoint or not."""
         self.manifest = barrier.manifest
         self.ordinal = barrier.manifest.ordinal
@@ -156,7 +156,7 @@ class BatchRunner:
     def watermarks(self, ended: frozenset[str] = frozenset()) -> Watermarks:
         """Returns the watermark of each operator in the next batch; `ended` as for `tick`."""
         before = {uid: operator.watermark for uid, operator in self._base.items()}
-        return operator_watermarks(self._job.plan.chains, before, self._sources, ended)
+        return operator_watermarks(self._job.plan.chains, before, self._source_watermarks, ended)
 
     def tick(self, ended: frozenset[str]) -> Batch:
         """Returns a batch without rows that fires due timers.
@@ -185,7 +185,7 @@ class BatchRunner:
         return Batch(empty_rows, lambda _: positions, watermarks, full, drains)
 
     def _execute(self, batch: Batch, info: BatchInfo) -> PendingBarrier:
-        before = {source.uid: source.watermark for source in self._sources}
+        before = {source.uid: source.watermark for source in self._source_watermarks}
         work = BatchWork(self._job.plan, info, self._base, batch.watermarks, before)
         return run_to_barrier(self._executor, batch.rows, work)
 
@@ -194,7 +194,7 @@ class BatchRunner:
         return self.manifest.epoch if self.manifest else 0
 
     @property
-    def _sources(self) -> list[SourceWatermark]:
+    def _source_watermarks(self) -> list[SourceWatermark]:
         return self.manifest.watermarks if self.manifest else []
 
     def _manifest(self, pending: PendingBarrier, positions: Positions, info: BatchInfo, drained: bool) -> Manifest:
@@ -215,7 +215,7 @@ class BatchRunner:
             epoch=self._epoch + 1,
             columns=source_columns(self._job.plan),
             watermarks=advance_source_watermarks(
-                self._sources,
+                self._source_watermarks,
                 self._job.plan.strategies,
                 pending.event_times(),
                 epoch_milliseconds(info.id.processing_time),

@@ -17,13 +17,13 @@ from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.observability.logging import set_log_context
 from stateflow.observability.tracing import BATCH, span
 from stateflow.runtime.driver.background import BackgroundWork
-from stateflow.runtime.driver.barrier import Barrier
+from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner
 from stateflow.runtime.driver.checkpointing.pipeline import CheckpointPipeline
 from stateflow.runtime.driver.fence_watch import FenceWatch
 from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
 from stateflow.runtime.driver.maintenance import Maintenance
-from stateflow.runtime.driver.request_server import CommittedPoint, RequestServer
+from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from stateflow.runtime.driver.run_context import RunContext
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
@@ -135,7 +135,7 @@ class JobRun:
         self._requests = RequestServer(root, generation, settings.interval, self, background)
         self._fence_watch = FenceWatch(self.guard, settings.fence_interval, self._executor.cancel)
         self.batches = BatchRunner(job, self._executor, restored)
-        self.restored, self.start_label = restored.state, restored.head.position_label
+        self.restored, self.start_label = restored.state, restored.head.checkpoint_label
         self._is_restored = True
 
     def _begin(self, restored: RestoredJob) -> None:
@@ -175,17 +175,17 @@ class JobRun:
             self._serve_requests(result)
         return result
 
-    def drain(self) -> CommittedPoint:
+    def drain(self) -> PublishedCheckpoint:
         """Fires every event-time timer; returns the checkpoint of that batch."""
         return self._process_for_request(self.batches.drain)
 
-    def take_full_snapshot(self) -> CommittedPoint:
+    def take_full_snapshot(self) -> PublishedCheckpoint:
         """Stores all state again; returns the checkpoint of that batch, which shares no file with others."""
         return self._process_for_request(self.batches.full_snapshot)
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending."""
-        self._pipeline.settle()
+        self._pipeline.commit_pending()
 
     def record_failure(self, error: StateflowError) -> None:
         """Adds the error that ends the run to the job's history.
@@ -212,7 +212,7 @@ class JobRun:
         After that record, a sink may be removed from the job. Raises as `run_batch` does.
         """
         with self.guard.translate_errors():
-            self.settle()
+            self.commit_pending()
             self._requests.close(self._committed_point)
             self._maintenance.before_last_entry(self.head)
             self._pipeline.committer.settle()
@@ -237,10 +237,10 @@ class JobRun:
         self._count(result, barrier)
         return result
 
-    def _process_for_request(self, batch: Callable[[], Batch]) -> CommittedPoint:
+    def _process_for_request(self, batch: Callable[[], Batch]) -> PublishedCheckpoint:
         if self.manifest is not None:
             self._process(batch())
-            self.settle()
+            self.commit_pending()
         return self._committed_point()
 
     def _serve_requests(self, result: BatchResult) -> None:
@@ -248,21 +248,21 @@ class JobRun:
         if result.committed:
             self._requests.serve(self._committed_point())
 
-    def _publish_early(self, barrier: Barrier) -> dict[str, list[Committable]]:
+    def _publish_early(self, barrier: CompletedBarrier) -> dict[str, list[Committable]]:
         """Publishes the output before its checkpoint in mode at-least-once; returns what is left to publish."""
         if self.job.settings.checkpoints.mode != AT_LEAST_ONCE:
             return barrier.output
         self._run.publisher.publish_early(self.head, barrier.output)
         return {}
 
-    def _committed_point(self) -> CommittedPoint:
-        return CommittedPoint(self.head.checkpoint, {**self.head.entry.published, **self._run.publisher.published})
+    def _committed_point(self) -> PublishedCheckpoint:
+        return PublishedCheckpoint(self.head.checkpoint, {**self.head.entry.published, **self._run.publisher.published})
 
     def _keep_workers_alive(self) -> None:
         info = self.batches.info(self.batches.ordinal, self.head.checkpoint_id)
         self._executor.keep_workers_alive(self.job.plan, info)
 
-    def _result(self, barrier: Barrier, seconds: float) -> BatchResult:
+    def _result(self, barrier: CompletedBarrier, seconds: float) -> BatchResult:
         manifest = barrier.manifest
         return BatchResult(
             checkpoint_id=self.head.checkpoint_id,
@@ -276,7 +276,7 @@ class JobRun:
             committed=self.head.entry.ordinal == manifest.ordinal,
         )
 
-    def _count(self, result: BatchResult, barrier: Barrier) -> None:
+    def _count(self, result: BatchResult, barrier: CompletedBarrier) -> None:
         recorder, skipped = self.job.recorder, barrier.quarantined
         self.totals.count(result.rows_in, result.rows_out)
         self.totals.quarantined += skipped

@@ -39,7 +39,7 @@ _MAX_RETRIES = 20
 
 
 @dataclass(frozen=True)
-class CommittedPoint:
+class PublishedCheckpoint:
     """A committed and published checkpoint.
 
     Attributes:
@@ -54,10 +54,10 @@ class CommittedPoint:
 class RequestedBatches(Protocol):
     """Runs batches without rows for requests; each returns its checkpoint once that is committed and published."""
 
-    def drain(self) -> CommittedPoint:
+    def drain(self) -> PublishedCheckpoint:
         """Fires every event-time timer."""
 
-    def take_full_snapshot(self) -> CommittedPoint:
+    def take_full_snapshot(self) -> PublishedCheckpoint:
         """Stores all state again."""
 
 
@@ -96,7 +96,7 @@ class RequestServer:
         self._savepoint_pool = ThreadPoolExecutor(1, thread_name_prefix="stateflow-savepoint")
         self._savepoints: list[Future[None]] = []
 
-    def open(self, point: CommittedPoint) -> None:
+    def open(self, point: PublishedCheckpoint) -> None:
         """Starts polling. A stop that an earlier run left unanswered is served before the first batch.
 
         Args:
@@ -112,7 +112,7 @@ class RequestServer:
         """Whether a request is known that is not served yet."""
         return bool(self._waiting)
 
-    def serve(self, point: CommittedPoint) -> None:
+    def serve(self, point: PublishedCheckpoint) -> None:
         """Serves the waiting requests.
 
         Args:
@@ -130,7 +130,7 @@ class RequestServer:
             else:
                 self._try_to_answer(request, point)
 
-    def close(self, current: Callable[[], CommittedPoint]) -> None:
+    def close(self, current: Callable[[], PublishedCheckpoint]) -> None:
         """Serves all requests that are left, waits for unfinished savepoints, and ends polling.
 
         Args:
@@ -149,7 +149,7 @@ class RequestServer:
         self._end_polling()
         self._savepoint_pool.shutdown(wait=False, cancel_futures=True)
 
-    def _serve_all(self, current: Callable[[], CommittedPoint]) -> None:
+    def _serve_all(self, current: Callable[[], PublishedCheckpoint]) -> None:
         # Terminates, because each request is served again at most `_MAX_RETRIES` times.
         while self._waiting or self._savepoints:
             self.serve(current())
@@ -175,7 +175,7 @@ class RequestServer:
         """Polls; a request that an error hides is found by a later poll, or by the next run."""
         self._background.attempt(Work.REQUESTS, self._poll, at_once=True)
 
-    def _try_to_answer(self, request: Request, point: CommittedPoint) -> None:
+    def _try_to_answer(self, request: Request, point: PublishedCheckpoint) -> None:
         """Serves a request; without an answer it stays open for a later poll or the next run."""
         answered = self._background.attempt(Work.REQUESTS, lambda: self._answer(request, point), at_once=True)
         if not answered:
@@ -192,7 +192,7 @@ class RequestServer:
                     self._known.add(request.id)
                     self._waiting.append(request)
 
-    def _answer(self, request: Request, point: CommittedPoint) -> None:
+    def _answer(self, request: Request, point: PublishedCheckpoint) -> None:
         """Carries a request out, and stores the answer."""
         if is_expired(request, self._root.clock.now()):
             log.warning("request %s is withdrawn: it expired at %s", request.id, request.until)
@@ -225,13 +225,13 @@ class RequestServer:
         elif counts.status == DONE and request.kind is RequestKind.STOP:
             self._record_stop(request, point)
 
-    def _point_for(self, request: Request, point: CommittedPoint) -> CommittedPoint:
+    def _point_for(self, request: Request, point: PublishedCheckpoint) -> PublishedCheckpoint:
         """Returns the checkpoint that a request gets: `point`, or that of a batch of its own."""
         if request.drain and request.savepoint:
             return self._batches.drain()
         return self._batches.take_full_snapshot() if request.full else point
 
-    def _record_stop(self, request: Request, point: CommittedPoint) -> None:
+    def _record_stop(self, request: Request, point: PublishedCheckpoint) -> None:
         """Adds a stop without a savepoint to the history; with one, the savepoint's record shows the stop."""
         checkpoint_id = point.checkpoint.id if point.checkpoint else 0
         write_action(
@@ -247,7 +247,7 @@ class RequestServer:
             request.id,
         )
 
-    def _is_retried(self, request: Request, point: CommittedPoint) -> bool:
+    def _is_retried(self, request: Request, point: PublishedCheckpoint) -> bool:
         """Returns whether the next barrier or a newer run serves the request again.
 
         That is so when it failed only because its checkpoint was released before it was pinned, or because a newer run
@@ -265,7 +265,7 @@ class RequestServer:
             self._waiting.append(request)
         return True
 
-    def _make_savepoint(self, request: Request, point: CommittedPoint) -> StoredSavepoint | None:
+    def _make_savepoint(self, request: Request, point: PublishedCheckpoint) -> StoredSavepoint | None:
         if not request.savepoint:
             return None
         if point.checkpoint is None:

@@ -20,7 +20,7 @@ from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.runtime.executor import BatchWork, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
 from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.row_conversion import row_maker, to_batch, to_rows
 from stateflow.runtime.task.row_functions import RowFunctions
 from stateflow.runtime.task.task import run_level
@@ -110,7 +110,7 @@ class LocalExecutor(Executor):
         """
         check_no_transforms(work.plan)
         specs = level_specs(work)
-        barrier = msgspec.msgpack.encode(Barrier(work.info.id.generation, work.info.id.ordinal))
+        barrier = msgspec.msgpack.encode(BarrierMessage(work.info.id.generation, work.info.id.ordinal))
         controls: _Controls = [[barrier] for _ in range(work.plan.levels[0].targets)]
         inputs: _Rows = {
             node: [_LocatedRow(n, SOURCE_PHASE, row, origin) for n, row in enumerate(rows.get(node.uid, ()))]

@@ -87,8 +87,8 @@ def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -
     context = _check_plan(job, head, plan, request)
     note = _note(plan, request)
     failpoints.hit("restore.begin")
-    settled = _complete_unfinished(job, head, plan)
-    claimed = root.claim_on(settled, request.request_id, note)
+    completed_head = _complete_unfinished(job, head, plan)
+    claimed = root.claim_on(completed_head, request.request_id, note)
     if claimed is None:
         raise _overtaken(plan, root.head(), request)
     failpoints.hit("restore.claimed")
@@ -100,8 +100,8 @@ def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
-    if settled.entry.rewind is not None:
-        record_replaced(root, settled.entry.rewind, adopted.entry.seq)
+    if completed_head.entry.rewind is not None:
+        record_replaced(root, completed_head.entry.rewind, adopted.entry.seq)
     return complete_rewind(root, job.sinks, adopted, planned_now=True)
 
 

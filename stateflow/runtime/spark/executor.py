@@ -19,7 +19,7 @@ from stateflow.runtime.spark.frames import source_frame, split_sources
 from stateflow.runtime.spark.shuffle import first_exchange, next_exchange, reads_of_source, reads_once
 from stateflow.runtime.spark.sorting import SortSettings, sorted_input
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
 
@@ -71,7 +71,7 @@ class SparkExecutor(Executor):
     def _first(self, rows: DataFrame, work: BatchWork, persisted: ExitStack) -> DataFrame:
         level = work.plan.levels[0]
         source = _persist(rows, persisted) if reads_of_source(level) > 1 else rows
-        barrier = Barrier(work.info.id.generation, work.info.id.ordinal)
+        barrier = BarrierMessage(work.info.id.generation, work.info.id.ordinal)
         return first_exchange(level, split_sources(work.plan.sources, source), barrier, work.info)
 
 

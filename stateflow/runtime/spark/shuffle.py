@@ -30,7 +30,7 @@ from stateflow.runtime.planning.routing import (
     to_sql,
 )
 from stateflow.runtime.spark.frames import FrameBuilder, quoted
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
     CONTROL,
@@ -63,7 +63,9 @@ def reads_of_source(level: Level) -> int:
     )
 
 
-def first_exchange(level: Level, sources: Mapping[Node, DataFrame], barrier: Barrier, info: BatchInfo) -> DataFrame:
+def first_exchange(
+    level: Level, sources: Mapping[Node, DataFrame], barrier: BarrierMessage, info: BatchInfo
+) -> DataFrame:
     """Builds the shuffled input of the first level's tasks.
 
     Args:
@@ -262,7 +264,7 @@ class _Exchange:
         cases = list(zip(wanted, routes, strict=True))
         return self._sent(emitted.where(" OR ".join(wanted)), cases, carried)
 
-    def barriers(self, spark: SparkSession, barrier: Barrier) -> DataFrame:
+    def barriers(self, spark: SparkSession, barrier: BarrierMessage) -> DataFrame:
         """Returns one barrier of the driver for each task."""
         data = msgspec.msgpack.encode(barrier).hex()
         route = self._route_columns(_SqlRoute.of_barrier("id"))

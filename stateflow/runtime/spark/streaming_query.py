@@ -64,7 +64,7 @@ class SparkRun:
         """Runs until all input that existed at the start is processed, or until a bound; returns which."""
         try:
             self._bounds.begin()
-            self._location = self._created_location()
+            self._location = self._create_location()
             with self._run.guard.translate_errors():
                 reached = STOPPED if self._run.stopped else self._until_reached()
             self._run.finish()
@@ -85,7 +85,7 @@ class SparkRun:
                 reached = run_ticks(self._run, self._bounds, self._on_batch)
         return reached
 
-    def _created_location(self) -> SparkLocation:
+    def _create_location(self) -> SparkLocation:
         root, settings = self._run.job.root, self._run.job.settings
         generation = self._run.head.entry.generation
         folder = root.storage.local_path(spark_location(generation))

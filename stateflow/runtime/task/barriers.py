@@ -13,7 +13,7 @@ from stateflow.runtime.task_spec import CONTROL, POSITION, REPORT, TARGET, TaskS
 from stateflow.types.decoders import msgpack_decoder
 
 
-class Barrier(msgspec.Struct, frozen=True, omit_defaults=True):
+class BarrierMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of a batch's input, sent by the driver or by a task of the previous level.
 
     Attributes:
@@ -38,13 +38,13 @@ class InputBarriers:
 
     def __init__(self, task: TaskSpec) -> None:
         self._task = task
-        self._received: list[Barrier] = []
+        self._received: list[BarrierMessage] = []
         self.reports: list[TaskReport] = []
 
     def receive(self, batch: pa.RecordBatch) -> None:
         """Adds the barriers of control rows."""
         for data in batch.column(CONTROL).to_pylist():
-            barrier = msgpack_decoder(Barrier).decode(data)
+            barrier = msgpack_decoder(BarrierMessage).decode(data)
             self._received.append(barrier)
             if barrier.report:
                 self.reports.append(msgpack_decoder(TaskReport).decode(barrier.report))
@@ -57,9 +57,9 @@ class InputBarriers:
     def check(self) -> None:
         """Raises BatchFailed unless every upstream task has sent exactly one barrier of this batch."""
         batch = self._task.batch.id
-        foreign = [b for b in self._received if (b.generation, b.ordinal) != (batch.generation, batch.ordinal)]
+        unexpected = [b for b in self._received if (b.generation, b.ordinal) != (batch.generation, batch.ordinal)]
         expected = max(1, len(self._task.level.upstream))
-        if foreign or len(self._received) != expected:
+        if unexpected or len(self._received) != expected:
             raise BatchFailed(
                 "a task's input did not end with the expected barriers",
                 uid=self._task.chain.uid,
@@ -79,7 +79,7 @@ def report_batch(task: TaskSpec, report: TaskReport) -> pa.RecordBatch:
     level = task.level
     if not level.next_targets:
         return filled(level.output_schema, 1, {REPORT: [data]})
-    barrier = Barrier(report.generation, report.ordinal, report.uid, report.subtask, task.attempt)
+    barrier = BarrierMessage(report.generation, report.ordinal, report.uid, report.subtask, task.attempt)
     count = level.next_targets
     controls = [msgspec.msgpack.encode(barrier)] * count
     controls[task.partition % count] = msgspec.msgpack.encode(replace(barrier, report=data))

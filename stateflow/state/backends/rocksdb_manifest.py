@@ -32,7 +32,7 @@ _EXCLUSIVE = struct.pack("<Q", ((1 << 56) - 1) << 8 | 0x0F)
 
 
 @dataclass(frozen=True)
-class DataFile:
+class StoreFile:
     """One ``.sst`` file of a store.
 
     Attributes:
@@ -71,7 +71,7 @@ class DataFile:
 class StoreManifest:
     """The data files of a store, and its last sequence number."""
 
-    files: tuple[DataFile, ...]
+    files: tuple[StoreFile, ...]
     last_sequence: int
 
     @property
@@ -184,7 +184,7 @@ class _Edit:
 
     def __init__(self, record: bytes) -> None:
         self.deleted: list[tuple[int, int]] = []
-        self.added: list[DataFile] = []
+        self.added: list[StoreFile] = []
         self.last_sequence = 0
         reader = _Reader(record)
         while reader:
@@ -210,7 +210,7 @@ class _Edit:
             raise _unknown("edit", tag)
 
 
-def _decode_file(reader: _Reader) -> DataFile:
+def _decode_file(reader: _Reader) -> StoreFile:
     level, number, size = reader.varint(), reader.varint(), reader.varint()
     smallest, largest = reader.sized(), reader.sized()
     if min(len(smallest), len(largest)) < _TRAILER:
@@ -229,10 +229,10 @@ def _decode_file(reader: _Reader) -> DataFile:
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file has no epoch")
-    return DataFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
+    return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details))
 
 
-def _encode_file(file: DataFile) -> bytes:
+def _encode_file(file: StoreFile) -> bytes:
     numbers = (_NEW_FILE, file.level, file.number, file.size)
     parts = [*map(_varint, numbers), _sized(file.smallest), _sized(file.largest), *map(_varint, file.sequences)]
     for tag, value in (*file.details, (_EPOCH, _varint(file.epoch))):

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.state.backends import rocksdb_manifest
-from stateflow.state.backends.rocksdb_manifest import DataFile, StoreManifest
+from stateflow.state.backends.rocksdb_manifest import StoreFile, StoreManifest
 from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
@@ -54,7 +54,7 @@ class _PartFile:
         path: path of the local file.
     """
 
-    file: DataFile
+    file: StoreFile
     stored: StateFile | None
     path: Path
 
@@ -124,7 +124,7 @@ def write_manifest(folder: Path, manifest: StoreManifest) -> None:
     (folder / "CURRENT").write_text(_MANIFEST + "\n")
 
 
-def excess(files: Iterable[DataFile], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
+def excess(files: Iterable[StoreFile], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
     """Yields the ranges of key groups below and above `owned` that some file contains."""
     ranges = [f.groups for f in files]
     low = min((r.first for r in ranges), default=owned.first)
@@ -185,7 +185,7 @@ class _Part:
         return left
 
 
-def _renumbered(part_files: Sequence[_PartFile], merged: StoreManifest) -> list[DataFile]:
+def _renumbered(part_files: Sequence[_PartFile], merged: StoreManifest) -> list[StoreFile]:
     """Returns the files with their numbers and epochs in the new store.
 
     Within a part, the order of epochs, which follows the age of the files, is kept. Between parts, which share no keys,

@@ -74,7 +74,7 @@ class HarnessSnapshot:
     max_parallelism: int
 
 
-class BatchRunner:
+class HarnessBatchRunner:
     """Runs batches of a harness's job one after the other, and stores the state between them in memory.
 
     Attributes:

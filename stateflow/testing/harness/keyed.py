@@ -13,7 +13,7 @@ from stateflow.api.state_backends import MemoryStateBackend, StateBackend
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry
 from stateflow.runtime.watermarks import epoch_milliseconds
-from stateflow.testing.harness.batches import BatchRunner, HarnessPosition, HarnessSnapshot
+from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
 from stateflow.testing.harness.job import Definition, HarnessFunction, Input, source_uid
 from stateflow.testing.harness.operator_view import PendingTimer
 from stateflow.testing.harness.rows import typed_rows
@@ -63,7 +63,7 @@ class KeyedHarness:
         **settings: object,
     ) -> None:
         self._definition = Definition(function, inputs, output, tuple(side_outputs), on_error, backend, settings)
-        self._runner = BatchRunner(self._definition)
+        self._runner = HarnessBatchRunner(self._definition)
         self._main: list[Any] = []
         self._side: dict[str, list[Any]] = {name: [] for name in self._runner.job.side}
         self._dead_letters: list[DeadLetter] = []

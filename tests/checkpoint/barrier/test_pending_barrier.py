@@ -38,11 +38,11 @@ VERDICTS = [
     (_report(subtask=1), Acknowledgement.ACCEPTED),
     (_report(), Acknowledgement.DUPLICATE),
     (_report(attempt="b"), Acknowledgement.ANOTHER_ATTEMPT),
-    (_report(subtask=1, ordinal=ORDINAL - 1), Acknowledgement.LATE),
-    (_report(subtask=1, ordinal=ORDINAL + 1), Acknowledgement.LATE),
-    (_report(subtask=1, generation=GENERATION - 1), Acknowledgement.LATE),
+    (_report(subtask=1, ordinal=ORDINAL - 1), Acknowledgement.OTHER_BARRIER),
+    (_report(subtask=1, ordinal=ORDINAL + 1), Acknowledgement.OTHER_BARRIER),
+    (_report(subtask=1, generation=GENERATION - 1), Acknowledgement.OTHER_BARRIER),
     # Which barrier it is for comes first: another plan may have had other subtasks.
-    (_report(uid="gone", ordinal=1), Acknowledgement.LATE),
+    (_report(uid="gone", ordinal=1), Acknowledgement.OTHER_BARRIER),
     (_report(subtask=2), Acknowledgement.UNKNOWN),
     (_report(uid="other"), Acknowledgement.UNKNOWN),
 ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.gc.reachability import find_garbage, is_past
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
 from stateflow.storage import BlobInfo
-from stateflow.storage.paths import data_folder, log_entry, parse_data, probe, spark_location
+from stateflow.storage.paths import data_folder, log_entry, parse_data, probe_key, spark_location
 from tests.support.graphs import entry, ref
 
 GENERATION, ORDINAL, SEQ = 10, 4, 17
@@ -107,7 +107,7 @@ def test_entries_that_stay(head: LogEntry, since: int) -> None:
 def test_spark_locations_and_probes_of_older_and_ended_runs_are_garbage(
     generation: int, running: str, ended: str
 ) -> None:
-    for key in (f"{spark_location(generation)}/offsets/3", probe(generation, "abc")):
+    for key in (f"{spark_location(generation)}/offsets/3", probe_key(generation, "abc")):
         assert (_verdict(key), _verdict(key, replace(HEAD, ended=True))) == (running, ended)
 
 

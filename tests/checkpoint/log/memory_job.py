@@ -10,7 +10,7 @@ from stateflow.checkpoint.log.job_format import NewJob
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.outputs import OutputSizes
-from stateflow.checkpoint.log.retained import Retention, SegmentSizes
+from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import ManualClock
 from stateflow.state.handles import Committable
@@ -38,7 +38,7 @@ class MemoryJob:
         return root
 
     def commit(
-        self, retention: Retention, files: Sequence[Committable] = (), sources: Sequence[SourcePosition] = ()
+        self, retention: RetentionLimits, files: Sequence[Committable] = (), sources: Sequence[SourcePosition] = ()
     ) -> None:
         """Commits an empty manifest, with these files as pending output of the sink "out"."""
         entry = self.head.entry

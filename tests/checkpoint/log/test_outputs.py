@@ -13,7 +13,7 @@ from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import LogEntry, OutputPart, PendingOutput, SourcePosition
 from stateflow.checkpoint.log.outputs import OutputLists, OutputSizes
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
 from stateflow.errors import CorruptFile, MissingFile, TooLarge
@@ -23,7 +23,7 @@ from stateflow.storage.paths import DATA, data_folder
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.errors import raises
 
-ONE = Retention(1)
+ONE = RetentionLimits(1)
 INPUTS_OF_TEST, INPUTS_OF_TEST_ALL = 300, 100_000
 
 

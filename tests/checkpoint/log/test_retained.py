@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.gc.collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryKind, EntryRef
-from stateflow.checkpoint.log.retained import Retention, SegmentSizes, oldest_kept
+from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes, oldest_kept
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.storage import MemoryStorage, PutResult
@@ -42,7 +42,7 @@ class ListedJob(MemoryJob):
 
     def commit_keeping(self, number: int, times: int = 1) -> None:
         for _ in range(times):
-            self.commit(Retention(number))
+            self.commit(RetentionLimits(number))
             self.expected = [*self.expected, self.head.entry.seq][-number:]
 
     def retain(self, keep: int) -> None:
@@ -164,7 +164,7 @@ def test_the_age_of_a_checkpoint_is_the_time_of_its_own_commit(
     times = ["" if hour is None else f"2026-01-01T0{hour}:00:00+00:00" for hour in hours]
     refs = [EntryRef(id=n, sha256=f"sha{n}", at=at) for n, at in enumerate(times, 1)]
     now = "2026-01-01T06:00:00+00:00"
-    assert oldest_kept(refs, Retention(9, 3 * HOUR), now, now) == oldest
+    assert oldest_kept(refs, RetentionLimits(9, 3 * HOUR), now, now) == oldest
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_checkpoints_older_than_a_week_are_dropped(pauses: list[timedelta], kept
     job = MemoryJob()
     for pause in pauses:
         job.root.clock.sleep(pause)
-        job.commit(Retention(100, 7 * DAY))
+        job.commit(RetentionLimits(100, 7 * DAY))
     newest = job.head.entry.seq
     assert [ref.id for ref in restorable(job)] == list(range(newest - kept + 1, newest + 1))
 

@@ -16,7 +16,7 @@ from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
 from stateflow.operations import forks, restores, savepoint_disposal, savepoints
 from stateflow.runtime.driver import fence_watch, request_server
-from stateflow.runtime.driver.checkpointing import pipeline, uploads
+from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.executor import RestoreRequest
 from stateflow.storage import Storage
@@ -69,7 +69,7 @@ class CommandEnv:
             (create, {"ThreadPoolExecutor": InlinePool}),
             (collector, {"ThreadPoolExecutor": InlinePool}),
             (request_server, {"threading": threading, "ThreadPoolExecutor": pool}),
-            (uploads, {"threading": threading}),
+            (upload_waiter, {"threading": threading}),
             (pipeline, {"ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
             # the harder case for the protocol.

@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.config.settings import CheckpointSettings, Settings
 from stateflow.errors import (
@@ -38,7 +38,7 @@ from stateflow.runtime.job.job import Job, Positions
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import recover_pending_output
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
-from stateflow.storage.paths import data_folder, probe, spark_location
+from stateflow.storage.paths import data_folder, probe_key, spark_location
 from tests.model.invariants.violation import Violation
 from tests.model.simulation.job import JOB, SimJob
 
@@ -135,7 +135,7 @@ class Run:
             raise GaveUp from e
         if job.chance(0.1):
             head = root.log.read_head()
-            key = probe(head.entry.seq + 1 if head else 1, job.clock.new_id())
+            key = probe_key(head.entry.seq + 1 if head else 1, job.clock.new_id())
             job.storage.put_data(key, b"racer")
             job.storage.delete([key])
         return root
@@ -263,7 +263,7 @@ class ProtocolRun(Run):
         written = write_manifest(job.storage, folder, manifest)
         published, settled = self.publisher.published, self.publisher.settled
         new = Commit(self.ordinal, written, manifest.sources, output, published, settled)
-        outcome = self.root.commit(parent, new, Retention(job.plan.retain))
+        outcome = self.root.commit(parent, new, RetentionLimits(job.plan.retain))
         if not isinstance(outcome, Appended):
             raise Fenced("overtaken")
         job.count("commits")

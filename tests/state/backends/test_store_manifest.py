@@ -12,7 +12,7 @@ from rocksdict import Options, Rdict
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.state.backends.rocksdb_log import fragments_of
-from stateflow.state.backends.rocksdb_manifest import DataFile, ManifestFollower, StoreManifest, compose, parse
+from stateflow.state.backends.rocksdb_manifest import ManifestFollower, StoreFile, StoreManifest, compose, parse
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 
@@ -20,7 +20,7 @@ NUMBERS = st.integers(0, (1 << 56) - 1)
 KEYS = st.binary(min_size=10, max_size=40)
 DETAILS = st.lists(st.tuples(st.sampled_from([5, 6, 7, 12, 15]), st.binary(max_size=20)))
 FILES = st.builds(
-    DataFile,
+    StoreFile,
     number=NUMBERS,
     level=st.integers(0, 6),
     size=NUMBERS,
@@ -33,7 +33,7 @@ FILES = st.builds(
 
 
 @given(st.lists(FILES, unique_by=lambda f: f.number), NUMBERS)
-def test_what_is_written_is_read(files: list[DataFile], last: int) -> None:
+def test_what_is_written_is_read(files: list[StoreFile], last: int) -> None:
     manifest = StoreManifest(tuple(files), last)
     assert parse(compose(manifest), "m") == manifest
 
@@ -67,7 +67,7 @@ def test_files_are_those_that_rocksdb_reports(tmp_path: Path) -> None:
 @given(st.data())
 def test_any_flipped_bit_or_missing_end_is_a_corrupt_file(data: st.DataObject) -> None:
     key = struct.pack(">HQ", 1, 1)
-    whole = compose(StoreManifest((DataFile(2, 6, 1, key, key, (0, 0), 1),), 7))
+    whole = compose(StoreManifest((StoreFile(2, 6, 1, key, key, (0, 0), 1),), 7))
     at = data.draw(st.integers(0, len(whole) - 1))
     flipped = bytearray(whole)
     flipped[at] ^= 1 << data.draw(st.integers(0, 7))

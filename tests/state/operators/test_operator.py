@@ -23,7 +23,7 @@ from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorSt
 from stateflow.checkpoint.barrier.task_report import TaskReport
 from stateflow.clock import ManualClock
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.runtime.task.barriers import Barrier
+from stateflow.runtime.task.barriers import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -268,7 +268,7 @@ def _run_task(emitted: Any, folder: Path) -> StateflowError | None:
     spec = LevelSpec(batch, 1, (chain,), (), 0, pa.schema([pa.field(REPORT, pa.binary())]))
     ((order, columns),) = pieces_of(chain, [Row("a", 1), Row("a", 2)])
     names = [ORDER, CONTROL, *chain.inputs[0].columns]
-    barrier = pa.array([msgspec.msgpack.encode(Barrier(1, 1))])
+    barrier = pa.array([msgspec.msgpack.encode(BarrierMessage(1, 1))])
     given = [
         pa.RecordBatch.from_arrays([pa.array(order), pa.nulls(2, pa.binary()), *columns], names=names),
         pa.RecordBatch.from_arrays(

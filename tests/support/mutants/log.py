@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Kept
 from stateflow.errors import DataError
 from stateflow.runtime import preflight
-from stateflow.runtime.driver.checkpointing.uploads import Uploads
+from stateflow.runtime.driver.checkpointing.upload_waiter import UploadWaiter
 from stateflow.runtime.job import loader
 from stateflow.runtime.job.start_checks import CheckedHead, StartChecks
 from stateflow.storage import PutResult, Storage
@@ -116,7 +116,7 @@ def _never_cut(link: RetainedLink | None, newest: int) -> RetainedLink | None:
     return link
 
 
-@MUTANTS.plant("no-waiting", (Uploads, "wait"), rules="I3", plan="asynchronous")
+@MUTANTS.plant("no-waiting", (UploadWaiter, "wait"), rules="I3", plan="asynchronous")
 def _without_waiting(*_: Any) -> None:
     """A checkpoint is committed before its files are stored."""
 

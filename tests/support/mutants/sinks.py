@@ -9,7 +9,7 @@ from stateflow.checkpoint import sink_commit
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.sink_commit import Decision, Output, PublishingSink
+from stateflow.checkpoint.sink_commit import Decision, PublishingSink, SinkOutput
 from stateflow.connectors.delta.sink import DeltaSinkTable
 from stateflow.runtime import publisher
 from stateflow.runtime.spark.checkpoint_location import SparkLocation
@@ -21,12 +21,14 @@ MUTANTS = Mutants()
 
 @MUTANTS.plant("no-token", (sink_commit, "decide"))
 def _always_publish(*_: object) -> Decision:
-    """Output is published without a check of the table's token."""
+    """SinkOutput is published without a check of the table's token."""
     return Decision.PUBLISH
 
 
 @MUTANTS.plant("two-handles", (publisher, "publish"), rules="S1")
-def _publish_on_another_handle(sink: PublishingSink, output: Output, log: CheckpointLog, head: Head) -> PublishedOutput:
+def _publish_on_another_handle(
+    sink: PublishingSink, output: SinkOutput, log: CheckpointLog, head: Head
+) -> PublishedOutput:
     """The sink's token is read from one handle, and another commits."""
     table = sink.open_table()
     token = sink_commit._token(table, output.known)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log import manifest_files
-from stateflow.runtime.driver.checkpointing import uploads
+from stateflow.runtime.driver.checkpointing import upload_waiter
 from stateflow.state.files import host_cache
 from stateflow.state.handles import StateFile
 from stateflow.storage import PosixStorage, PutResult, object_store, posix
@@ -101,7 +101,7 @@ MUTANTS.add(
     (host_cache, "check_content"),
     (manifest_files, "check_file"),
     (manifest_files, "check_content"),
-    (uploads, "check_content"),
+    (upload_waiter, "check_content"),
 )
 def _check_nothing(*_: object) -> None:
     """What comes from the storage is not compared with its hash."""

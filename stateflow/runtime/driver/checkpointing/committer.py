@@ -13,14 +13,14 @@ from stateflow.checkpoint.log.checkpoint_log import Head, Overtaken
 from stateflow.checkpoint.log.documents import PendingOutput
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
-from stateflow.checkpoint.log.retained import Retention
+from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, Settlement
 from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
 from stateflow.observability.logging import log_event, set_log_context
 from stateflow.observability.tracing import CHECKPOINT, span
 from stateflow.runtime.driver.checkpointing.pending_checkpoint import PendingCheckpoint
 from stateflow.runtime.driver.checkpointing.record import Stages, duration_ms, new_record, report_metrics
-from stateflow.runtime.driver.checkpointing.uploads import Uploads, UploadsCancelled
+from stateflow.runtime.driver.checkpointing.upload_waiter import UploadsCancelled, UploadWaiter
 from stateflow.runtime.driver.maintenance import Maintenance
 from stateflow.runtime.driver.run_context import RunContext
 from stateflow.state.handles import FileHandle
@@ -61,7 +61,7 @@ class CheckpointCommitter:
         failure: the error that no later checkpoint survives.
     """
 
-    def __init__(self, run: RunContext, head: Head, maintenance: Maintenance, uploads: Uploads) -> None:
+    def __init__(self, run: RunContext, head: Head, maintenance: Maintenance, uploads: UploadWaiter) -> None:
         self._run = run
         self._settings = run.job.settings.checkpoints
         self._maintenance = maintenance
@@ -168,7 +168,7 @@ class CheckpointCommitter:
         publisher, sources = self._run.publisher, pending.document.sources
         collected = self._maintenance.collected
         new = Commit(pending.ordinal, handle, sources, output, publisher.published, publisher.settled, collected)
-        retention = Retention(self._settings.retained, self._settings.max_age)
+        retention = RetentionLimits(self._settings.retained, self._settings.max_age)
         outcome = self._run.job.root.commit(self.head, new, retention)
         if isinstance(outcome, Overtaken):
             raise Fenced(

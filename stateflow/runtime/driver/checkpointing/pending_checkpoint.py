@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput
-from stateflow.runtime.driver.barrier import Barrier, BarrierMetrics
+from stateflow.runtime.driver.barrier import BarrierMetrics, CompletedBarrier
 from stateflow.state.handles import Committable
 
 
@@ -38,7 +38,7 @@ class PendingCheckpoint:
     triggered_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
 
-    def add(self, barrier: Barrier, output: dict[str, list[Committable]], seconds: float) -> None:
+    def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
         """Adds the next barrier.
 
         Args:

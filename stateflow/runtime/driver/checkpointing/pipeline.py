@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from stateflow.checkpoint.barrier.coordinator import CheckpointCoordinator, Due
-from stateflow.runtime.driver.barrier import Barrier
+from stateflow.runtime.driver.barrier import CompletedBarrier
 from stateflow.runtime.driver.checkpointing.committer import CheckpointCommitter, FinishedCheckpoint
 from stateflow.runtime.driver.checkpointing.pending_checkpoint import PendingCheckpoint
-from stateflow.runtime.driver.checkpointing.uploads import Uploads
+from stateflow.runtime.driver.checkpointing.upload_waiter import UploadWaiter
 from stateflow.runtime.driver.job_restore import RestoredJob
 from stateflow.runtime.driver.maintenance import Maintenance
 from stateflow.runtime.driver.run_context import RunContext
@@ -42,13 +42,13 @@ class CheckpointPipeline:
         self._run = run
         self._keep_workers_alive = keep_workers_alive
         self._coordinator = CheckpointCoordinator(settings, run.now)
-        self._uploads = Uploads(run, restored.manifest, self._coordinator.is_overdue)
+        self._uploads = UploadWaiter(run, restored.manifest, self._coordinator.is_overdue)
         self._pool = ThreadPoolExecutor(1, "stateflow-checkpoints") if settings.asynchronous else None
         self._submitted: deque[Future[None]] = deque()
         self._pending = PendingCheckpoint()
         self.committer = CheckpointCommitter(run, restored.head, maintenance, self._uploads)
 
-    def add(self, barrier: Barrier, output: dict[str, list[Committable]], seconds: float) -> None:
+    def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
         """Adds a barrier to the next checkpoint; arguments as for `PendingCheckpoint.add`."""
         self._pending.add(barrier, output, seconds)
 
@@ -66,11 +66,11 @@ class CheckpointPipeline:
         if isinstance(verdict, Due):
             self._submit()
         if requested:
-            self.settle()
+            self.commit_pending()
         else:
             self.check()
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """Makes the newest barrier a checkpoint unless it is one, and waits until none is pending.
 
         Raises as `check` does.

@@ -23,7 +23,7 @@ class UploadsCancelled(Exception):
     """The run ends with an error, so its uncommitted checkpoints are no longer needed."""
 
 
-class Uploads:
+class UploadWaiter:
     """Waits for the files of one checkpoint after the other.
 
     Args:
