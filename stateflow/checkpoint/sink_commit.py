@@ -15,6 +15,7 @@ from typing import Protocol
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PublishedOutput
+from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.errors import Fenced, MissingFile, SinkDiverged, StorageError
 from stateflow.state.handles import Committable
 
@@ -167,7 +168,9 @@ def _publish_with_retries(
         if version is not None:
             failpoints.hit("publish.after")
             return _position(table, version, output)
-    raise StorageError("other commits to the sink's table were first each time", sink=sink.uid, tries=_TRIES)
+    raise StorageError(
+        "every attempt to commit to the sink's table conflicted with another writer", sink=sink.uid, tries=_TRIES
+    )
 
 
 def check_sink_position(sink: PublishingSink, known: PublishedOutput, log: CheckpointLog, head: Head) -> None:
@@ -246,9 +249,7 @@ def _refusal(decision: Decision, sink: PublishingSink, table: TableHandle, log: 
         )
     newest = log.read_head()
     if newest is not None and table.token is not None and newest.entry.seq >= table.token:
-        return Fenced(
-            "a newer run published to the sink", hint="let the other run work", sink=sink.uid, token=table.token
-        )
+        return Fenced("a newer run published to the sink", hint=FENCED_HINT, sink=sink.uid, token=table.token)
     return SinkDiverged(
         "the sink's table has checkpoints that the log does not have",
         hint="if the job root is a copy, "

@@ -72,6 +72,6 @@ def doctor(job_root: str, local_dir: Path | None, as_json: bool) -> None:
 def _print_findings(findings: list[Finding]) -> None:
     width = max(len(f.what) for f in findings)
     for f in findings:
-        click.echo(f"{f.health.value:5}{f.what:{width}}  {f.found}")
+        click.echo(f"{f.health.value:9}{f.what:{width}}  {f.found}")
         if f.hint:
             click.echo(f"{'':5}{'':{width}}  hint: {f.hint}")

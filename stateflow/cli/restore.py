@@ -101,7 +101,7 @@ class _Invocation:
     "--request-id",
     default="",
     metavar="ID",
-    help="Id of the request, which is executed at most once; by default an id of the plan file.",
+    help="Id of the request; each request is executed at most once. By default, an id derived from the plan.",
 )
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
@@ -169,7 +169,7 @@ def _prompt_for_reason() -> str:
     """Returns the reason that the user types on a terminal; empty without a terminal."""
     if not sys.stdin.isatty():
         return ""
-    reason: str = click.prompt("Reason, stored in the job's history", err=True)
+    reason: str = click.prompt("Reason, stored in the job's history", default="", show_default=False, err=True)
     return reason
 
 
@@ -186,7 +186,7 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
         print_json(done)
     elif done.repeated:
         click.echo(
-            f"{done.job}: the restore to {done.label} was executed before; nothing was done now\n"
+            f"{done.job}: the restore to {done.label} was already executed; nothing changed\n"
             f"  the job is at {done.position}, generation {done.generation}"
         )
     else:
@@ -237,9 +237,11 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
 def _print_plan(plan: RestorePlan) -> None:
     """Prints a restore plan as tables, followed by its warnings."""
     console = Console()
-    click.echo(f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label}, of {in_utc(plan.target_at)}")
+    click.echo(
+        f"{plan.job}: from checkpoint {plan.checkpoint_id} back to {plan.label} (committed {in_utc(plan.target_at)})"
+    )
     if plan.job_file:
-        click.echo(f"job file: {plan.job_file}, of {in_utc(plan.job_file_changed_at)}")
+        click.echo(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)})")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         click.echo()
         console.print(table)

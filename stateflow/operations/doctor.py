@@ -36,9 +36,9 @@ class Health(enum.Enum):
     """Result of one check."""
 
     GOOD = "ok"
-    WARNING = "look"
+    WARNING = "warning"
     """No error was found, but the user should look at the finding."""
-    BAD = "bad"
+    BAD = "error"
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ def _resolve_target(source: JobRoot, head: Head, storage: Storage, request: Fork
     origin = read_format(storage).forked_from
     job_uuid, _, checkpoint = origin.partition("/")
     if job_uuid == source.job.job_uuid and checkpoint:
-        return kept_checkpoint(source, head, int(checkpoint))
+        return kept_checkpoint(source, head, int(checkpoint), "start again with another target folder")
     made = [s.folder_name for s in list_savepoints(source.storage) if s.document.id == origin]
     return resolve_target(source, head, made[0] if made else request.target)
 

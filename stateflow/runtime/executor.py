@@ -123,7 +123,7 @@ def level_specs(work: BatchWork) -> list[LevelSpec]:
                 level.sources,
             )
         )
-        upstream = tuple((u.uid, s) for u in level.chains for s in range(level.parallelism))
+        upstream = tuple((chain.uid, s) for chain in level.chains for s in range(level.parallelism))
     return specs
 
 

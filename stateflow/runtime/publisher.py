@@ -128,7 +128,7 @@ class Publisher:
         if ahead or not older:
             raise MissingFile(
                 "output was deleted before it was published, and no earlier checkpoint can replace it",
-                hint="restore the file, or take the job back with stateflow restore",
+                hint="restore the file from a backup, or restore a savepoint with 'stateflow restore'",
                 checkpoint=lost,
                 published_in=ahead,
                 retained=[r.id for r in retained[-_MAX_NAMED:]],

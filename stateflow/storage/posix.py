@@ -294,11 +294,11 @@ def _storage_error(e: OSError, key: str) -> StorageError | ConfigError:
         return StorageError("object exists already", key=key)
     if e.errno == errno.ENOTDIR:
         return ConfigError(
-            "the storage's path leads through a file", hint="choose another path", path=e.filename or key
+            "a parent of the storage's path is a file", hint="choose another path", path=e.filename or key
         )
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR) and e.filename:
         return ConfigError(
-            "the file system cannot create files without a name (O_TMPFILE)",
+            "the file system does not support O_TMPFILE",
             hint="use a local or clustered Linux file system, not NFS",
             path=e.filename,
         )

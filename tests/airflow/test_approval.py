@@ -89,7 +89,7 @@ def test_no_answer_in_time_is_a_rejection_without_a_person(resting: AccountsJob)
     with fails(PermanentFailure, "rejected", by="", note=""):
         answer(planned(resting), approving(), resting.root, "Reject", responded_by_user=None, timedout=True)
     (record,) = rejections(resting)
-    assert record["by"] == "nobody" and record["reason"]
+    assert record["by"] == "timeout" and record["reason"]
 
 
 def test_a_rejection_counts_although_the_history_cannot_be_written(resting: AccountsJob, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_doctor_of_a_machine_that_lacks_something(
     assert normalized(shown.stdout, python=platform.python_version(), local=local) == golden
     found = json.loads(invoke("doctor", "--json", "--local-dir", str(local)).stdout)
     assert [f["what"] for f in found] == MACHINE
-    bad = {f["what"]: f for f in found if f["health"] == "bad"}
+    bad = {f["what"]: f for f in found if f["health"] == "error"}
     assert bad.keys() == {"Java", "packages", "Spark"} and all(f["hint"] for f in bad.values())
     assert "3.5.0" in bad["Spark"]["found"]
 

@@ -77,8 +77,8 @@ def headline(scores: Scores) -> str:
     missed = sum(not score.found for score in scores.values())
     return (
         f"{sum(score.injected for score in scores.values()):,} faults injected, {kills:,} of them SIGKILLs of real "
-        f"processes and {histories:,} simulated histories: {violations} violations. {len(scores)} planted bugs, "
-        f"{missed} missed."
+        f"processes and {histories:,} simulated histories: {violations} violations. Of {len(scores)} bugs "
+        f"planted in the code to check the tests, {missed} were missed."
     )
 
 
@@ -91,16 +91,17 @@ def page(scores: Scores) -> str:
             "",
             f"**{headline(scores)}**",
             "",
-            "`make scoreboard` plays all rows in half an hour on two cores, `make scoreboard TIER=nightly` plays more, "
-            "and `ROWS=NAME,…` only these rows; all of them write this page. `ROWS=NAME SEED=N` repeats one round and "
-            "writes nothing. A seed decides all that a test can decide, and not which process gets the processor.",
+            "`make scoreboard` runs all rows, which takes 40 minutes on two cores; `make scoreboard TIER=nightly` runs "
+            "more rounds, and `ROWS=NAME,…` only these rows. All of them write this page. `ROWS=NAME SEED=N` repeats "
+            "one round and writes nothing. The seed fixes every random choice of a test; the scheduling of processes "
+            "is not reproducible.",
             "",
-            "A violation is anything lost, doubled, not noticed, left over or reported wrongly. The last column is the "
-            "bug that was planted in the code to check that the row finds it. What each row checks is listed below; "
-            "[design 0020](design/0020-scoreboard.md) has the reasons.",
+            "A violation is a row or file that is lost, duplicated or left over, or an error that is not detected or "
+            "reported wrongly. The last column is the bug that was planted in the code to check that the row finds it. "
+            "What each row checks is listed below; [design 0020](design/0020-scoreboard.md) has the reasons.",
             "",
-            "| # | row | fault | injected | of them on Spark | violations | seeds | planted bug |",
-            "|---|---|---|---:|---:|---:|---|---|",
+            "| row | fault | injected | of them on Spark | violations | seeds | planted bug |",
+            "|---|---|---:|---:|---:|---|---|",
             *(_line(name, score) for name, score in scores.items()),
             "",
             "## When and where",
@@ -111,7 +112,7 @@ def page(scores: Scores) -> str:
             "",
             "## What is checked",
             "",
-            *(f"- **{name}** ({score.number}): {score.holds}" for name, score in scores.items()),
+            *(f"- **{name}**: {score.holds}" for name, score in scores.items()),
             "",
             *(["## Violations", "", *violations, ""] if violations else []),
         ]
@@ -122,16 +123,7 @@ def _line(name: str, score: Score) -> str:
     on_spark = f"{score.injected:,}" if score.on_spark else "0"
     seeds = f"0 to {score.rounds - 1}" if score.rounds > 1 else "0"
     bug = f"{score.bug.removesuffix('.')}: {'found' if score.found else '**missed**'}"
-    cells = [
-        score.number,
-        name,
-        score.fault.removesuffix("."),
-        f"{score.injected:,}",
-        on_spark,
-        len(score.violations),
-        seeds,
-        bug,
-    ]
+    cells = [name, score.fault.removesuffix("."), f"{score.injected:,}", on_spark, len(score.violations), seeds, bug]
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -82,7 +82,7 @@ class StateflowApprovalOperator(ApprovalOperator):
 
             plan = parse_plan(self.plan)
             request = request_id(context, plan.digest)
-            rejection = Rejection(request, answer.user or "nobody", answer.reason, at, requester(context))
+            rejection = Rejection(request, answer.user or "timeout", answer.reason, at, requester(context))
             record_rejection(checked_root(self.job_root), plan, rejection)
 
 

@@ -133,8 +133,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Runs the job, or waits for the program that an earlier try launched."""
         # Airflow raises max_tries when a task is cleared, even while it runs, and only then.
-        turn = context["ti"].max_tries
-        self._launcher = Launcher(_run_folder(self._root_folder(), context), turn)
+        max_tries = context["ti"].max_tries
+        self._launcher = Launcher(_run_folder(self._root_folder(), context), max_tries)
         try:
             returned = cast("dict[str, Any]", self.execute_resumable(context))
         except StateflowTaskFailed:

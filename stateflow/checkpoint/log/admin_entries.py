@@ -10,6 +10,7 @@ from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, is_old_entry
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.checkpoint.log.documents import EntryRef, LogEntry, Pin
+from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.transitions import Author
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, Fenced, StateflowError
@@ -72,7 +73,7 @@ class AdminEntries:
         if pin.generation and base.entry.generation != pin.generation:
             raise Fenced(
                 "a newer run has claimed the job",
-                hint="let the other run work",
+                hint=FENCED_HINT,
                 generation=pin.generation,
                 newer=base.entry.generation,
             )

@@ -12,7 +12,7 @@ from stateflow.errors import Fenced, StateflowError
 
 log = logging.getLogger(__name__)
 
-HINT = "let the other run work; if it is unwanted, find the schedule or shell that started it"
+FENCED_HINT = "no action is needed: a newer run continues the job; if that run is unwanted, stop what started it"
 
 
 class FenceGuard:
@@ -87,7 +87,7 @@ class FenceGuard:
         by = {"by": claim.note} if claim.note else {}
         return Fenced(
             "a newer run has claimed the job",
-            hint=HINT,
+            hint=FENCED_HINT,
             generation=self._generation,
             newer=newest.generation,
             **by,

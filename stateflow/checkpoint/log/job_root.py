@@ -8,7 +8,7 @@ from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, EntryRef, JobFormat, LogEntry
-from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
 from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format, write_format
 from stateflow.checkpoint.log.outputs import OutputLists
 from stateflow.checkpoint.log.retained import RetentionLimits
@@ -179,7 +179,7 @@ class JobRoot:
     def _overtaken(self, generation: int) -> Fenced:
         """Returns the error of a run that another run has fenced, with the facts of that run where the log has them."""
         found = FenceGuard(self.log, generation).find()
-        return found or Fenced("another run claimed the job after this one", hint="let the other run work")
+        return found or Fenced("another run claimed the job after this one", hint=FENCED_HINT)
 
     def commit(self, parent: Head, new: Commit, retention: RetentionLimits) -> Appended | Overtaken:
         """Appends the COMMIT by which a checkpoint exists. Overtaken means that this run is fenced.

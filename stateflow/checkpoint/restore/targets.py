@@ -85,14 +85,14 @@ def is_relative_target(text: str) -> bool:
     return text == LATEST or text.startswith(BEFORE)
 
 
-def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int) -> Target:
-    """Returns a checkpoint that `head` retains or pins. Raises ConfigError when it is no longer kept."""
+def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) -> Target:
+    """Returns a checkpoint that `head` retains or pins. Raises ConfigError with `hint` when it is no longer kept."""
     for ref in root.checkpoints.kept(head):
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError(
         "the checkpoint is no longer kept",
-        hint="start again with another target folder",
+        hint=hint,
         checkpoint=checkpoint_id,
         kept=sorted({r.id for r in root.checkpoints.kept(head)}),
     )

@@ -151,7 +151,7 @@ def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
         return ConfigError("access to the Delta table's folder was denied", hint="check owner and permissions", **facts)
     if e.errno in (errno.EOPNOTSUPP, errno.EISDIR):
         return ConfigError(
-            "the Delta table's file system cannot create files without a name (O_TMPFILE)",
+            "the Delta table's file system does not support O_TMPFILE",
             hint="use a local or clustered Linux file system, not NFS",
             **facts,
         )

@@ -145,7 +145,7 @@ class BatchRunner:
             ended: uids of sources that count as ended, as for `tick`.
         """
         watermarks, now = self.watermarks(ended), epoch_milliseconds(self._job.root.clock.now())
-        operators = [u.uid for u in self._job.plan.chains if u.operator]
+        operators = [chain.uid for chain in self._job.plan.chains if chain.operator]
         return any(
             subtask.earliest_timers.due(watermarks[uid], now)
             for uid in operators

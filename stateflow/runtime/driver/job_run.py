@@ -56,7 +56,7 @@ class JobRun:
     batches: BatchRunner
     restored: StateAssignment
     start_label: str
-    _run: RunContext
+    _context: RunContext
     _maintenance: Maintenance
     _pipeline: CheckpointPipeline
     _requests: RequestServer
@@ -121,17 +121,17 @@ class JobRun:
         )
         with self.guard.translate_errors():
             restored = restore_job(self.job, self._checks, checked, claim, self.guard)
-        self._create_parts(restored, note)
+        self._create_components(restored, note)
         with self.guard.translate_errors():
             self._begin(restored)
 
-    def _create_parts(self, restored: RestoredJob, note: str) -> None:
+    def _create_components(self, restored: RestoredJob, note: str) -> None:
         job, generation = self.job, restored.head.entry.generation
         root, settings = job.root, job.settings.requests
         background = BackgroundWork(root, job.recorder, generation)
-        self._run = RunContext(job, generation, restored.publisher, self.guard, background, note)
-        self._maintenance = Maintenance(self._run)
-        self._pipeline = CheckpointPipeline(self._run, restored, self._maintenance, self._keep_workers_alive)
+        self._context = RunContext(job, generation, restored.publisher, self.guard, background, note)
+        self._maintenance = Maintenance(self._context)
+        self._pipeline = CheckpointPipeline(self._context, restored, self._maintenance, self._keep_workers_alive)
         self._requests = RequestServer(root, generation, settings.interval, self, background)
         self._fence_watch = FenceWatch(self.guard, settings.fence_interval, self._executor.cancel)
         self.batches = BatchRunner(job, self._executor, restored)
@@ -139,7 +139,7 @@ class JobRun:
         self._is_restored = True
 
     def _begin(self, restored: RestoredJob) -> None:
-        sweep_sinks(self._run, restored.head)
+        sweep_sinks(self._context, restored.head)
         now = epoch_milliseconds(self.job.root.clock.now())
         self.job.recorder.gauge("last_checkpoint_restore_timestamp", now)
         self._maintenance.start(restored.head, restored.pending_records)
@@ -217,23 +217,23 @@ class JobRun:
             self._maintenance.before_last_entry(self.head)
             self._pipeline.committer.settle()
             self._maintenance.after_last_entry()
-            self._run.background.finish()
+            self._context.background.finish()
         failpoints.hit("run.end")
 
     def _process(self, batch: Batch) -> BatchResult:
         """Runs a batch to its barrier, then makes that a checkpoint if one is due."""
         self._fence_watch.check()
         self._pipeline.check()
-        began = self._run.now
+        began = self._context.now
         ordinal = self.batches.ordinal + 1
-        with span(BATCH, job=self.job.root.job.job, generation=self._run.generation, ordinal=ordinal):
+        with span(BATCH, job=self.job.root.job.job, generation=self._context.generation, ordinal=ordinal):
             barrier = self.batches.run(batch, self.head.checkpoint_id)
             output = self._publish_early(barrier)
             # Only now: after a failure the next batch starts from the state before, which still has the fired timers.
             self.batches.advance(barrier)
-            self._pipeline.add(barrier, output, self._run.now - began)
+            self._pipeline.add(barrier, output, self._context.now - began)
             self._pipeline.checkpoint_if_due(requested=self._requests.is_waiting)
-        result = self._result(barrier, self._run.now - began)
+        result = self._result(barrier, self._context.now - began)
         self._count(result, barrier)
         return result
 
@@ -252,11 +252,13 @@ class JobRun:
         """Publishes the output before its checkpoint in mode at-least-once; returns what is left to publish."""
         if self.job.settings.checkpoints.mode != AT_LEAST_ONCE:
             return barrier.output
-        self._run.publisher.publish_early(self.head, barrier.output)
+        self._context.publisher.publish_early(self.head, barrier.output)
         return {}
 
     def _committed_point(self) -> PublishedCheckpoint:
-        return PublishedCheckpoint(self.head.checkpoint, {**self.head.entry.published, **self._run.publisher.published})
+        return PublishedCheckpoint(
+            self.head.checkpoint, {**self.head.entry.published, **self._context.publisher.published}
+        )
 
     def _keep_workers_alive(self) -> None:
         info = self.batches.info(self.batches.ordinal, self.head.checkpoint_id)

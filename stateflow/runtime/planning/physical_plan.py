@@ -124,12 +124,12 @@ class Level:
     @cached_property
     def inputs(self) -> tuple[Node, ...]:
         """The distinct nodes whose rows the chains consume."""
-        return tuple(dict.fromkeys(e.node for u in self.chains for e in u.inputs))
+        return tuple(dict.fromkeys(e.node for chain in self.chains for e in chain.inputs))
 
     @cached_property
     def forwarded(self) -> tuple[Output, ...]:
         """The outputs that the next level consumes. The index of an output is its number."""
-        return tuple(o for u in self.chains for o in u.outputs if o.is_forwarded)
+        return tuple(o for chain in self.chains for o in chain.outputs if o.is_forwarded)
 
     @cached_property
     def shares(self) -> dict[Node, tuple[Share, ...]]:
@@ -142,7 +142,7 @@ class Level:
         return any(share.origin >= 0 for shares in self.shares.values() for share in shares)
 
     def _shares(self, node: Node) -> Iterator[Share]:
-        taken = any(u.operator and e.node is node for u in self.chains for e in u.inputs)
+        taken = any(chain.operator and e.node is node for chain in self.chains for e in chain.inputs)
         timed = watermark_strategies([node], directly=True) if taken else {}
         leaves = list(dict.fromkeys(leaves_of(node)))
         number = 0
@@ -159,7 +159,7 @@ class Level:
     @property
     def has_connected_inputs(self) -> bool:
         """Whether a chain has several inputs, so that rows carry the number of their input."""
-        return any(len(u.inputs) > 1 for u in self.chains)
+        return any(len(chain.inputs) > 1 for chain in self.chains)
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class JobPlan:
     @property
     def chains(self) -> tuple[OperatorChain, ...]:
         """All chains of all levels."""
-        return tuple(u for level in self.levels for u in level.chains)
+        return tuple(chain for level in self.levels for chain in level.chains)
 
     @property
     def bounded(self) -> frozenset[str]:
@@ -187,12 +187,12 @@ class JobPlan:
     @property
     def key_types(self) -> dict[str, list[str]]:
         """Spark type names of the key columns, by uid of the operator."""
-        return {u.uid: list(u.operator.keying.types) for u in self.chains if u.operator}
+        return {chain.uid: list(chain.operator.keying.types) for chain in self.chains if chain.operator}
 
     @property
     def strategies(self) -> dict[str, WatermarkStrategy]:
         """The watermark strategies of the sources that reach an operator, by uid of the source."""
-        return watermark_strategies(e.node for u in self.chains if u.operator for e in u.inputs)
+        return watermark_strategies(e.node for chain in self.chains if chain.operator for e in chain.inputs)
 
     @property
     def row_counting_chains(self) -> frozenset[str]:
@@ -211,7 +211,7 @@ class JobPlan:
         result: list[Participant] = []
         upstream: frozenset[tuple[str, int]] = frozenset()
         for level in self.levels:
-            keys = [(u.uid, s) for u in level.chains for s in range(level.parallelism)]
+            keys = [(chain.uid, s) for chain in level.chains for s in range(level.parallelism)]
             result += [Participant(uid, subtask, upstream) for uid, subtask in keys]
             upstream = frozenset(keys)
         return result

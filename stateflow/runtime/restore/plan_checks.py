@@ -11,6 +11,8 @@ from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, PlanOutdated
 from stateflow.runtime.job.job import Job
 
+_OTHER_TARGET = "make a new plan, with another target"
+
 
 def check_planned_job(job: Job, plan: RestorePlan) -> None:
     """Raises ConfigError for a plan of another job, PlanOutdated unless job file and settings are those of the plan."""
@@ -93,9 +95,5 @@ def _planned_savepoint(plan: RestorePlan) -> Target:
 def _planned_checkpoint(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
     ref = EntryRef(id=plan.target_checkpoint, sha256=plan.target_sha256)
     if ref not in root.checkpoints.restorable(head):
-        raise PlanOutdated(
-            "the checkpoint of the plan is no longer retained",
-            hint="make a new plan, with another target",
-            checkpoint=ref.id,
-        )
-    return kept_checkpoint(root, head, ref.id)
+        raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=ref.id)
+    return kept_checkpoint(root, head, ref.id, _OTHER_TARGET)

@@ -200,10 +200,9 @@ def _foreign_rows(uid: str, intent: SinkIntent, changes: TableChanges, unplanned
     newest = unplanned[-1].version
     return ForeignRows(
         "another writer changed the sink's table after the restore was planned, and the restore would undo that",
-        hint="pause the other writer; then either approve a plan that shows these commits (stateflow restore JOB "
-        "--plan latest --out PLAN, read it, --execute PLAN): the rows that it undoes can be read at "
-        f"version {newest} of the table, and appended again; or keep all tables as they are (the same with --sinks "
-        "keep): output published after the checkpoint is then written a second time",
+        hint="pause the other writer. To undo its commits, make a new plan (stateflow restore JOB --plan latest --out "
+        f"PLAN), review it and execute it; the undone rows stay readable at version {newest} of the table. To keep "
+        "them, plan with --sinks keep; output published after the checkpoint is then duplicated",
         sink=uid,
         table=changes.table,
         planned_at=intent.seen_version,

@@ -125,8 +125,8 @@ def _check_kept_tables(uids: set[str], mode: SinkMode, keep_tables: frozenset[st
     unknown = sorted(keep_tables - uids)
     if unknown:
         raise ConfigError(
-            "a table to keep is not one of a removed sink with output after the target",
-            hint=f"name only tables of sinks that the job no longer has: {sorted(uids)}",
+            "--keep-table names a sink that the job still has, or that has no output after the target",
+            hint=f"name only sinks that the job no longer has: {sorted(uids)}",
             uids=unknown,
         )
     unnamed = sorted(uids - keep_tables)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Head, Overtaken
 from stateflow.checkpoint.log.documents import PendingOutput
+from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
 from stateflow.checkpoint.log.retained import RetentionLimits
@@ -173,7 +174,7 @@ class CheckpointCommitter:
         if isinstance(outcome, Overtaken):
             raise Fenced(
                 "a newer run has claimed the job",
-                hint="let the other run work; the log decides whether the last batch of this run exists",
+                hint=FENCED_HINT,
                 generation=self._run.generation,
                 ordinal=pending.ordinal,
             )
