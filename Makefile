@@ -44,18 +44,18 @@ ui: setup  ## the same with Airflow's web interface
 # and pytest has the last word.
 test: setup  ## lint, then the tests that are not marked slow or setup
 	@$(MAKE) lint; lint=$$?; \
-	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests all the same"; fi; \
+	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests nevertheless"; fi; \
 	$(PYTEST) -m "not slow and not setup"; tests=$$?; \
 	exit $$((lint || tests))
 
 test-all: setup  ## lint, then every test
 	@$(MAKE) lint; lint=$$?; \
-	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests all the same"; fi; \
+	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests nevertheless"; fi; \
 	$(PYTEST); tests=$$?; \
 	exit $$((lint || tests))
 
 TIER ?= half-hour
-scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly plays more, ROWS=NAME,… SEED=N one round
+scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly runs more rounds, ROWS=NAME,… SEED=N one round
 	@$(PYTEST) -n 2 --dist worksteal tests/scoreboard --tier $(TIER) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and vocabulary

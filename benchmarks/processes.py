@@ -29,8 +29,8 @@ class Usage:
     peak_bytes: int = 0
     _seen: dict[int, float] = field(default_factory=dict)
 
-    def look(self, root: int) -> None:
-        """One sample. What a process has used that is gone by now counts as it was seen last."""
+    def sample(self, root: int) -> None:
+        """Takes a sample of a process and its descendants. Exited processes count with their last sampled usage."""
         memory = 0
         for pid, seconds, resident in _tree(root):
             self._seen[pid] = seconds
@@ -64,7 +64,7 @@ def run_program(
         )
         try:
             while process.poll() is None and time.monotonic() < deadline:
-                usage.look(process.pid)
+                usage.sample(process.pid)
                 time.sleep(_EVERY_SECONDS)
         finally:
             if process.poll() is None:

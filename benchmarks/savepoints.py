@@ -21,7 +21,7 @@ from stateflow.operations import JobCode, SavepointRequest
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job.job import BatchResult
 from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage

@@ -28,7 +28,7 @@ from benchmarks.soak_leg import JOB, Ended, Order, Sample
 from stateflow import operations
 from stateflow.clock import SystemClock
 from stateflow.operations import JobCode, SavepointRequest
-from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 
 _REPOSITORY = Path(__file__).parent.parent
@@ -211,7 +211,7 @@ def growth(runs: Sequence[Sequence[Sample]], kind: str) -> float:
 
 
 def _bounded(samples: Sequence[Sample], areas: Sequence[str]) -> dict[str, Any]:
-    """The most objects that there were, in each half; bounded when the second half had no more, but for a tenth."""
+    """Maximum number of objects in each half; bounded if the second is at most 10 % and 20 objects above the first."""
     counts = [sum(s.objects.get(area, 0) for area in areas) for s in samples]
     half = len(counts) // 2
     first, second = max(counts[:half]), max(counts[half:])

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from flights_demo.airflow_home import USER, AirflowHome, wipe
 from flights_demo.client import AirflowError
-from flights_demo.crash import Kill, NotAsPromised
+from flights_demo.crash import DemoCheckFailed, Kill
 from flights_demo.deliveries import YEAR
 from flights_demo.flights import prepare
 from flights_demo.layout import Layout
 from flights_demo.polling import Stopwatch, poll
-from flights_demo.quarters import DAG, Round, Stage, collect_garbage, run_quarter
+from flights_demo.quarters import DAG, DemoContext, QuarterResult, collect_garbage, run_quarter
 from flights_demo.screen import Screen
 from flights_demo.upgrade import deploy, go_back, take_savepoint
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
                 return run_demo(screen, layout)
             case ["ui"]:
                 return show_ui(screen, layout)
-    except (AirflowError, NotAsPromised) as error:
+    except (AirflowError, DemoCheckFailed) as error:
         screen.bad(str(error))
         return 1
     except KeyboardInterrupt:
@@ -58,7 +58,7 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     with layout.airflow_home() as airflow:
         deploy(layout)
         prepare_everything(screen, layout, airflow)
-        rounds = run_the_year(screen, Stage(layout, airflow, airflow.client()))
+        rounds = run_the_year(screen, DemoContext(layout, airflow, airflow.client()))
     with screen.step("Compare both tables, row for row, with a plain computation") as news:
         comparisons = compare_tables(layout, news)
     for result in comparisons:
@@ -91,52 +91,52 @@ def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome) -> 
     screen.say(f"{written.result():,} flights; Airflow is at {airflow.url}")
 
 
-def run_the_year(screen: Screen, stage: Stage) -> list[Round]:
+def run_the_year(screen: Screen, demo: DemoContext) -> list[QuarterResult]:
     """Runs the four quarters: the second with a killed driver, the fourth first with a wrong version of the job."""
     rounds = []
     for quarter in range(1, 4):
         killed = quarter == KILLED_QUARTER
         title = f"Quarter {quarter} arrives: one DAG run" + (", whose driver gets SIGKILL" if killed else "")
         with screen.step(title) as news:
-            done = run_quarter(stage, quarter, news, kill=killed)
+            done = run_quarter(demo, quarter, news, kill=killed)
         show_kill(screen, done.kill, done)
         show_run(screen, done)
         rounds.append(done)
-    rounds += upgrade_and_go_back(screen, stage)
+    rounds += upgrade_and_go_back(screen, demo)
     with screen.step("The retention DAG retains one checkpoint and deletes the files that it does not need") as news:
-        report = collect_garbage(stage, news)
+        report = collect_garbage(demo, news)
     kept = ", ".join(map(str, report["retained"]))
     screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; retained checkpoints: {kept}")
     return rounds
 
 
-def upgrade_and_go_back(screen: Screen, stage: Stage) -> list[Round]:
+def upgrade_and_go_back(screen: Screen, demo: DemoContext) -> list[QuarterResult]:
     """Runs the fourth quarter with a wrong version, restores, and runs it with the right version; returns both runs."""
     with screen.step("A savepoint before an upgrade of the job, taken by its DAG") as news:
-        savepoint = take_savepoint(stage, news)
+        savepoint = take_savepoint(demo, news)
     screen.good(f"savepoint {savepoint['name']}: checkpoint {savepoint['checkpoint_id']}, {savepoint['path']}")
-    deploy(stage.layout, wrong=True)
+    deploy(demo.layout, wrong=True)
     with screen.step("Quarter 4 arrives, and the new version of the job is wrong") as news:
-        wrong = run_quarter(stage, 4, news)
+        wrong = run_quarter(demo, 4, news)
         show_run(screen, wrong)
-        comparisons = compare_tables(stage.layout, news)
+        comparisons = compare_tables(demo.layout, news)
     if any(c.equal for c in comparisons):
-        raise NotAsPromised("the wrong version of the job wrote correct rows")
+        raise DemoCheckFailed("the wrong version of the job wrote correct rows")
     for result in comparisons:
         screen.say(f"{result.name}: wrong, as expected: {result.difference}")
     with screen.step("The recovery runbook: plan, approval by a user, restore of the savepoint") as news:
-        plan, restored = go_back(stage, news)
+        plan, restored = go_back(demo, news)
     for line in plan["markdown"].splitlines():
         screen.say(line)
     screen.good(f"state, source positions and both tables are restored to {restored['label']}")
-    deploy(stage.layout)
+    deploy(demo.layout)
     with screen.step("The right version processes quarter 4 again") as news:
-        done = run_quarter(stage, 4, news, again=True)
+        done = run_quarter(demo, 4, news, again=True)
     show_run(screen, done)
     return [wrong, done]
 
 
-def show_run(screen: Screen, done: Round) -> None:
+def show_run(screen: Screen, done: QuarterResult) -> None:
     """Prints the result of a run."""
     result = done.returned
     screen.say(
@@ -145,7 +145,7 @@ def show_run(screen: Screen, done: Round) -> None:
     )
 
 
-def show_kill(screen: Screen, kill: Kill | None, done: Round) -> None:
+def show_kill(screen: Screen, kill: Kill | None, done: QuarterResult) -> None:
     """Prints the checked properties of the kill."""
     if kill is None:
         return

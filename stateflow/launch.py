@@ -51,13 +51,13 @@ _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
 
 @dataclass(frozen=True)
 class RunResult:
-    """The outcome of a run, restarts included.
+    """The outcome of a launch: the sums over its first run and its restarts.
 
     Attributes:
-        generation: generation of the last attempt.
+        generation: generation of the last run.
         started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
         started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
-        batches, rows_in, rows_out: sums over all attempts; rows out by uid of the sink.
+        batches, rows_in, rows_out: sums over all runs; rows out by uid of the sink.
         offsets: positions of the sources at the end, by uid.
         stopped_because: which end condition was met.
         duration_s: wall-clock seconds.
@@ -212,10 +212,10 @@ def run_job(request: RunRequest) -> RunResult:
     # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
     check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
-        attempts = _Attempts(start, _Services(start.storage, clock, recorder), request)
-        run_once = _run_on_spark(attempts) if start.on_spark else _run_locally(attempts)
+        runs = _Runs(start, _Services(start.storage, clock, recorder), request)
+        run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
-        return attempts.result(reached, clock.monotonic() - began)
+        return runs.result(reached, clock.monotonic() - began)
 
 
 def needs_spark(graph: Graph) -> bool:
@@ -249,8 +249,8 @@ class _Services:
     recorder: Recorder
 
 
-class _Attempts:
-    """The attempts of a run: the first one and its restarts, with their shared services and the sums over all."""
+class _Runs:
+    """The runs of a launch: the first one and its restarts, with their shared services and the sums over all."""
 
     def __init__(self, start: StartContext, services: _Services, request: RunRequest) -> None:
         self.planned = start
@@ -263,10 +263,10 @@ class _Attempts:
         self._run: JobRun | None = None
 
     def begin(self, executor: Executor, number: int) -> JobRun:
-        """Claims and restores the job for an attempt.
+        """Claims and restores the job for a run.
 
         Args:
-            number: 0 for the first attempt, then the number of the restart.
+            number: 0 for the first run, then the number of the restart.
         """
         request, services = self.request, self._services
         self._restarts = number
@@ -305,7 +305,7 @@ class _Attempts:
         return found
 
     def result(self, reached: str, seconds: float) -> RunResult:
-        """Returns the outcome of all attempts.
+        """Returns the outcome of all runs.
 
         Args:
             reached: the end condition that was met.
@@ -337,32 +337,32 @@ class _Attempts:
         )
 
 
-def _run_locally(attempts: _Attempts) -> Callable[[int], str]:
-    """Returns a function that makes one attempt in this process and returns the end condition that it met."""
-    sources = {n.uid: n.source for n in attempts.planned.graph.sources if isinstance(n.source, LocalSource)}
+def _run_locally(runs: _Runs) -> Callable[[int], str]:
+    """Returns a function that makes one run in this process and returns the end condition that it met."""
+    sources = {n.uid: n.source for n in runs.planned.graph.sources if isinstance(n.source, LocalSource)}
 
     def run_once(number: int) -> str:
-        with attempts.failures_recorded():
-            run = attempts.begin(LocalExecutor(), number)
-            return run_local(run, sources, attempts.request.on_batch, attempts.bounds)
+        with runs.failures_recorded():
+            run = runs.begin(LocalExecutor(), number)
+            return run_local(run, sources, runs.request.on_batch, runs.bounds)
 
     return run_once
 
 
-def _run_on_spark(attempts: _Attempts) -> Callable[[int], str]:
-    """Starts Spark; returns a function that makes one attempt on it and returns the end condition that it met."""
+def _run_on_spark(runs: _Runs) -> Callable[[int], str]:
+    """Starts Spark; returns a function that makes one run on it and returns the end condition that it met."""
     from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
     from stateflow.runtime.spark.executor import SparkExecutor
     from stateflow.runtime.spark.streaming_query import SparkRun
 
-    start, sources = attempts.start_spark()
+    start, sources = runs.start_spark()
     check_start(start, [Needs.SPARK])
     spark = start.session
     assert spark is not None
 
     def run_once(number: int) -> str:
-        with attempts.failures_recorded(), translate_spark_errors(lambda: is_alive(spark)):
-            run = attempts.begin(SparkExecutor(), number)
-            return SparkRun(spark, run, sources, attempts.request.on_batch, attempts.bounds).run()
+        with runs.failures_recorded(), translate_spark_errors(lambda: is_alive(spark)):
+            run = runs.begin(SparkExecutor(), number)
+            return SparkRun(spark, run, sources, runs.request.on_batch, runs.bounds).run()
 
     return run_once

@@ -15,7 +15,7 @@ KILLED_BATCH = 3
 FAILPOINT = f"batch.reported:{KILLED_BATCH}"
 
 
-class NotAsPromised(Exception):
+class DemoCheckFailed(Exception):
     """A claim of the demo does not hold.
 
     Attributes:
@@ -45,7 +45,7 @@ def look_for_kill(runs: Path, job_root: Path) -> Kill | None:
     one, so call this before: the second try begins some seconds after the kill, and starts Spark first.
 
     Raises:
-        NotAsPromised: SIGKILL at the failpoint was not the cause, or something of its batch was committed.
+        DemoCheckFailed: SIGKILL at the failpoint was not the cause, or something of its batch was committed.
     """
     marker = next(iter(runs.rglob("failpoint-reached")), None)
     launch = _first_launch(marker.parent) if marker else None
@@ -75,7 +75,7 @@ def _killed_claim(entries: list[LogEntry]) -> LogEntry:
     for entry in reversed(entries):
         if entry.kind == EntryKind.CLAIM and entry.note.endswith("/1"):
             return entry
-    raise NotAsPromised("the log has no CLAIM of the killed try")
+    raise DemoCheckFailed("the log has no CLAIM of the killed try")
 
 
 def _check(kill: Kill, last: LogEntry, after: list[LogEntry]) -> None:
@@ -92,7 +92,7 @@ def _check(kill: Kill, last: LogEntry, after: list[LogEntry]) -> None:
     broken = {name: text for name, (kept, text) in promises.items() if not kept}
     if broken:
         text = f"claims that do not hold: {'; '.join(broken.values())}. Found: {kill}, then {after[:1] or 'nothing'}"
-        raise NotAsPromised(text, tuple(broken))
+        raise DemoCheckFailed(text, tuple(broken))
 
 
 def _continues(last: LogEntry, following: LogEntry) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 from flights_demo.airflow_home import AirflowHome
 from flights_demo.client import AirflowClient, AirflowError
-from flights_demo.crash import FAILPOINT, Kill, NotAsPromised, look_for_kill
+from flights_demo.crash import FAILPOINT, DemoCheckFailed, Kill, look_for_kill
 from flights_demo.deliveries import YEAR, of_quarter
 from flights_demo.flights import deliver
 from flights_demo.job_root import history
 from flights_demo.layout import Layout
 from flights_demo.polling import poll
-from flights_demo.screen import News
+from flights_demo.screen import StatusLine
 
 DAG, TASK = "flights", "run"
 RETENTION_DAG, RETENTION_TASK = "flights_retention", "collect"
@@ -22,7 +22,7 @@ _TIMEOUT_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
-class Round:
+class QuarterResult:
     """Result of a quarter's run."""
 
     run_id: str
@@ -32,7 +32,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Stage:
+class DemoContext:
     """Folders, Airflow and client of the demo."""
 
     layout: Layout
@@ -40,7 +40,9 @@ class Stage:
     client: AirflowClient
 
 
-def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False, again: bool = False) -> Round:
+def run_quarter(
+    demo: DemoContext, quarter: int, status_line: StatusLine, kill: bool = False, again: bool = False
+) -> QuarterResult:
     """Delivers a quarter's files, runs the DAG and waits for its end.
 
     Args:
@@ -49,57 +51,57 @@ def run_quarter(stage: Stage, quarter: int, news: News, kill: bool = False, agai
 
     Raises:
         AirflowError: the run failed.
-        NotAsPromised: a claim about the kill does not hold.
+        DemoCheckFailed: a claim about the kill does not hold.
     """
     if not again:
-        deliver(quarter, stage.layout.staging, stage.layout.landing)
+        deliver(quarter, demo.layout.staging, demo.layout.landing)
     run_id = f"{YEAR}-Q{quarter}" + ("-again" if again else "")
-    stage.client.trigger(DAG, run_id, {"failpoint": FAILPOINT} if kill else {})
-    watcher = _Watcher(stage, run_id, news, expect_kill=kill)
+    demo.client.trigger(DAG, run_id, {"failpoint": FAILPOINT} if kill else {})
+    watcher = _Watcher(demo, run_id, status_line, expect_kill=kill)
     watcher.total = len(of_quarter(quarter))
     if not poll(watcher.finished, _TIMEOUT_SECONDS, interval=0.4):
         raise AirflowError(f"run {run_id} did not end in {_TIMEOUT_SECONDS:.0f} s")
-    return _conclude(stage, run_id, watcher)
+    return _conclude(demo, run_id, watcher)
 
 
-def collect_garbage(stage: Stage, news: News) -> dict[str, Any]:
+def collect_garbage(demo: DemoContext, status_line: StatusLine) -> dict[str, Any]:
     """Runs the retention DAG once, retaining a single checkpoint; returns the result of its task."""
-    stage.client.unpause(RETENTION_DAG)
-    stage.client.trigger(RETENTION_DAG, "after-the-year", {"retain": 1})
-    news("the retention DAG runs")
+    demo.client.unpause(RETENTION_DAG)
+    demo.client.trigger(RETENTION_DAG, "after-the-year", {"retain": 1})
+    status_line("the retention DAG runs")
 
     def finished() -> bool:
-        return stage.client.run_state(RETENTION_DAG, "after-the-year") in ("success", "failed")
+        return demo.client.run_state(RETENTION_DAG, "after-the-year") in ("success", "failed")
 
     if not poll(finished, _TIMEOUT_SECONDS):
         raise AirflowError(f"the retention DAG did not end in {_TIMEOUT_SECONDS:.0f} s")
-    return dict(stage.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK))
+    return dict(demo.client.returned(RETENTION_DAG, "after-the-year", RETENTION_TASK))
 
 
-def _conclude(stage: Stage, run_id: str, watcher: _Watcher) -> Round:
-    task = stage.client.task(DAG, run_id, TASK)
+def _conclude(demo: DemoContext, run_id: str, watcher: _Watcher) -> QuarterResult:
+    task = demo.client.task(DAG, run_id, TASK)
     if task.state != "success":
-        raise AirflowError(f"run {run_id} ended as {task.state}; its logs are below {stage.layout.runs}")
-    returned = stage.client.returned(DAG, run_id, TASK)
+        raise AirflowError(f"run {run_id} ended as {task.state}; its logs are below {demo.layout.runs}")
+    returned = demo.client.returned(DAG, run_id, TASK)
     expected_tries = 2 if watcher.expect_kill else 1
     if task.number != expected_tries:
-        raise NotAsPromised(f"run {run_id} took {task.number} tries instead of {expected_tries}")
+        raise DemoCheckFailed(f"run {run_id} took {task.number} tries instead of {expected_tries}")
     if watcher.expect_kill and (watcher.kill is None or returned["started_from"] != watcher.kill.checkpoint_id):
-        raise NotAsPromised(f"the second try started from {returned['started_from']}, not from {watcher.kill}")
-    return Round(run_id, task.number, returned, watcher.kill)
+        raise DemoCheckFailed(f"the second try started from {returned['started_from']}, not from {watcher.kill}")
+    return QuarterResult(run_id, task.number, returned, watcher.kill)
 
 
 class _Watcher:
     """Polls a DAG run."""
 
-    def __init__(self, stage: Stage, run_id: str, news: News, expect_kill: bool) -> None:
+    def __init__(self, demo: DemoContext, run_id: str, status_line: StatusLine, expect_kill: bool) -> None:
         self.expect_kill = expect_kill
         self.kill: Kill | None = None
         self.total = 0
-        self._stage = stage
+        self._stage = demo
         self._run_id = run_id
-        self._report: Callable[[str], None] = news
-        self._before = len(history(stage.layout.job_root))
+        self._report: Callable[[str], None] = status_line
+        self._before = len(history(demo.layout.job_root))
 
     def finished(self) -> bool:
         """Reports the progress and checks a kill; returns whether the run has ended."""

@@ -25,13 +25,13 @@ class Screen:
         self.timings: list[tuple[str, float]] = []
 
     @contextmanager
-    def step(self, title: str) -> Iterator[News]:
+    def step(self, title: str) -> Iterator[StatusLine]:
         """Prints the title of a step, and its duration when it ends or fails."""
         watch = Stopwatch()
         self.console.print(f"[bold]▸ {escape(title)}[/bold]")
         try:
-            with News(self.console) as news:
-                yield news
+            with StatusLine(self.console) as status_line:
+                yield status_line
         finally:
             self.timings.append((title, watch.seconds))
             self.console.print(f"  [dim]{watch.seconds:.1f} s[/dim]")
@@ -58,7 +58,7 @@ class Screen:
         self.console.print(table)
 
 
-class News:
+class StatusLine:
     """The status line of a step."""
 
     def __init__(self, console: Console) -> None:
@@ -67,7 +67,7 @@ class News:
         self._last = ""
         self._since = Stopwatch()
 
-    def __enter__(self) -> News:
+    def __enter__(self) -> StatusLine:
         if self._console.is_terminal:
             self._status.start()
         return self

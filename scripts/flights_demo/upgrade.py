@@ -6,11 +6,11 @@ import shutil
 from typing import Any
 
 from flights_demo.client import AirflowError
-from flights_demo.crash import NotAsPromised
+from flights_demo.crash import DemoCheckFailed
 from flights_demo.layout import REPOSITORY, Layout
 from flights_demo.polling import Stopwatch, poll
-from flights_demo.quarters import Stage
-from flights_demo.screen import News
+from flights_demo.quarters import DemoContext
+from flights_demo.screen import StatusLine
 
 SAVEPOINT = "before-the-upgrade"
 SAVEPOINT_DAG, RECOVERY_DAG = "flights_savepoint", "flights_recovery"
@@ -31,47 +31,47 @@ def deploy(layout: Layout, wrong: bool = False) -> None:
     job = layout.dags / "jobs" / "flights.py"
     text = job.read_text()
     if text.count(_RIGHT) != 1:
-        raise NotAsPromised("the demo does not know how to break this version of the job")
+        raise DemoCheckFailed("the demo does not know how to break this version of the job")
     if wrong:
         job.write_text(text.replace(_RIGHT, _WRONG))
 
 
-def take_savepoint(stage: Stage, news: News) -> dict[str, Any]:
+def take_savepoint(demo: DemoContext, status_line: StatusLine) -> dict[str, Any]:
     """Runs the savepoint DAG; returns the result of its task."""
     conf = {"name": SAVEPOINT, "origin": "upgrade", "reason": "the new version of the job"}
-    stage.client.unpause(SAVEPOINT_DAG)
-    stage.client.trigger(SAVEPOINT_DAG, SAVEPOINT, conf)
-    news("the savepoint DAG runs")
-    _wait_for_success(stage, SAVEPOINT_DAG, SAVEPOINT)
-    return dict(stage.client.returned(SAVEPOINT_DAG, SAVEPOINT, "savepoint"))
+    demo.client.unpause(SAVEPOINT_DAG)
+    demo.client.trigger(SAVEPOINT_DAG, SAVEPOINT, conf)
+    status_line("the savepoint DAG runs")
+    _wait_for_success(demo, SAVEPOINT_DAG, SAVEPOINT)
+    return dict(demo.client.returned(SAVEPOINT_DAG, SAVEPOINT, "savepoint"))
 
 
-def go_back(stage: Stage, news: News) -> tuple[dict[str, Any], dict[str, Any]]:
+def go_back(demo: DemoContext, status_line: StatusLine) -> tuple[dict[str, Any], dict[str, Any]]:
     """Runs the recovery DAG and approves its plan; returns the plan and the result of the restore."""
     run_id = "back-to-the-savepoint"
     conf = {"target": SAVEPOINT, "reason": "the new version counts early arrivals as late"}
-    stage.client.unpause(RECOVERY_DAG)
-    stage.client.trigger(RECOVERY_DAG, run_id, conf)
+    demo.client.unpause(RECOVERY_DAG)
+    demo.client.trigger(RECOVERY_DAG, run_id, conf)
 
     def asks() -> bool:
-        state = stage.client.task(RECOVERY_DAG, run_id, "approve").state
-        news(f"the runbook plans, then waits for approval: {state or 'planning'}")
-        if stage.client.run_state(RECOVERY_DAG, run_id) == "failed":
-            raise AirflowError(f"the runbook failed; see its logs below {stage.layout.airflow}")
+        state = demo.client.task(RECOVERY_DAG, run_id, "approve").state
+        status_line(f"the runbook plans, then waits for approval: {state or 'planning'}")
+        if demo.client.run_state(RECOVERY_DAG, run_id) == "failed":
+            raise AirflowError(f"the runbook failed; see its logs below {demo.layout.airflow}")
         return state == "awaiting_input"
 
     if not poll(asks, _TIMEOUT_SECONDS, interval=0.5):
         raise AirflowError(f"the runbook did not ask for approval in {_TIMEOUT_SECONDS:.0f} s")
     watch = Stopwatch()
     poll(lambda: watch.seconds > _DEFERRAL_SECONDS, 2 * _DEFERRAL_SECONDS)
-    stage.client.answer(RECOVERY_DAG, run_id, "approve", "Approve", {"note": "seen"})
-    news("approved; the job is being restored")
-    _wait_for_success(stage, RECOVERY_DAG, run_id)
-    return (stage.client.returned(RECOVERY_DAG, run_id, "plan"), stage.client.returned(RECOVERY_DAG, run_id, "restore"))
+    demo.client.answer(RECOVERY_DAG, run_id, "approve", "Approve", {"note": "seen"})
+    status_line("approved; the job is being restored")
+    _wait_for_success(demo, RECOVERY_DAG, run_id)
+    return (demo.client.returned(RECOVERY_DAG, run_id, "plan"), demo.client.returned(RECOVERY_DAG, run_id, "restore"))
 
 
-def _wait_for_success(stage: Stage, dag: str, run_id: str) -> None:
-    if not poll(lambda: stage.client.run_state(dag, run_id) in ("success", "failed"), _TIMEOUT_SECONDS, interval=0.4):
+def _wait_for_success(demo: DemoContext, dag: str, run_id: str) -> None:
+    if not poll(lambda: demo.client.run_state(dag, run_id) in ("success", "failed"), _TIMEOUT_SECONDS, interval=0.4):
         raise AirflowError(f"{dag} did not end in {_TIMEOUT_SECONDS:.0f} s")
-    if stage.client.run_state(dag, run_id) != "success":
-        raise AirflowError(f"{dag} failed; see its logs below {stage.layout.airflow}")
+    if demo.client.run_state(dag, run_id) != "success":
+        raise AirflowError(f"{dag} failed; see its logs below {demo.layout.airflow}")

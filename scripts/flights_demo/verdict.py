@@ -10,26 +10,26 @@ from typing import Any
 
 from flights_demo import spark_export
 from flights_demo.compare import Comparison, compare, expected_table, read_exported
-from flights_demo.crash import NotAsPromised
+from flights_demo.crash import DemoCheckFailed
 from flights_demo.expected import expected_delays, expected_routes, read_flights
 from flights_demo.flights import csv_file
 from flights_demo.job_root import history
 from flights_demo.layout import REPOSITORY, Layout
-from flights_demo.quarters import Round
-from flights_demo.screen import News, Screen
+from flights_demo.quarters import QuarterResult
+from flights_demo.screen import Screen, StatusLine
 
 
-def compare_tables(layout: Layout, news: News) -> list[Comparison]:
+def compare_tables(layout: Layout, status_line: StatusLine) -> list[Comparison]:
     """Compares both tables, as Spark reads them, with the rows that this process computes."""
     log = layout.root / "spark-export.log"
-    news("Spark reads both tables; meanwhile plain Python computes them from the CSV file")
+    status_line("Spark reads both tables; meanwhile plain Python computes them from the CSV file")
     with log.open("wb") as file:
         export = subprocess.Popen(_export_command(layout), stdout=file, stderr=file)
         flights = read_flights(csv_file())
         expected = {"delays": expected_delays(flights), "routes": expected_routes(flights)}
         if export.wait():
-            raise NotAsPromised(f"Spark could not read the tables; see {log}")
-    news("comparing")
+            raise DemoCheckFailed(f"Spark could not read the tables; see {log}")
+    status_line("comparing")
     return [
         compare(name, read_exported(layout.exported, name), expected_table(rows, name))
         for name, rows in expected.items()
@@ -44,7 +44,7 @@ def show_sample(screen: Screen, layout: Layout) -> None:
         screen.table(f"{name}: {rows.num_rows:,} rows, the last ones", rows.column_names, map(_cells, last))
 
 
-def show_checkpoints(screen: Screen, layout: Layout, rounds: Sequence[Round]) -> None:
+def show_checkpoints(screen: Screen, layout: Layout, rounds: Sequence[QuarterResult]) -> None:
     """Prints the figures of each run's checkpoints."""
     records = history(layout.job_root)
     lines = []
@@ -64,7 +64,7 @@ def show_checkpoints(screen: Screen, layout: Layout, rounds: Sequence[Round]) ->
     screen.table("Checkpoints", columns, lines)
 
 
-def replayed(layout: Layout, done: Round) -> str:
+def replayed(layout: Layout, done: QuarterResult) -> str:
     """Returns a text about the work that the killed run had to repeat."""
     assert done.kill is not None
     again = next(r for r in history(layout.job_root) if r.generation == done.returned["generation"])
@@ -75,7 +75,7 @@ def replayed(layout: Layout, done: Round) -> str:
     )
 
 
-def _before(rounds: Sequence[Round], done: Round) -> int:
+def _before(rounds: Sequence[QuarterResult], done: QuarterResult) -> int:
     earlier = [r.returned["checkpoint_id"] for r in rounds[: rounds.index(done)]]
     return max(earlier, default=0)
 

@@ -11,11 +11,11 @@ from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
 from stateflow.cli.files import can_delete, gc, pins
 from stateflow.cli.health import doctor, verify
-from stateflow.cli.restore import fork, history, restore
+from stateflow.cli.restore import fork, restore
 from stateflow.cli.run import run
 from stateflow.cli.savepoints import savepoint, stop
 from stateflow.cli.source import source
-from stateflow.cli.status import status
+from stateflow.cli.status import history, status
 
 
 def _version() -> str:

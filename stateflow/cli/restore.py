@@ -1,4 +1,4 @@
-"""Commands that restore a job, fork it, and show its history."""
+"""Commands that restore a job and fork it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ from stateflow.cli.common import (
     with_options,
 )
 from stateflow.cli.formatting import human_bytes, in_utc, short_offset
-from stateflow.cli.timeline import draw_timeline
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
-from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.types.decoders import json_decoder
 
@@ -216,22 +215,6 @@ def fork(
         click.echo("  its runs publish to tables whose names end in _shadow")
     else:
         click.echo("  configure other tables for its runs: otherwise both jobs write to the same ones")
-
-
-@click.command()
-@ROOT
-@click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="Number of records to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and record.")
-def history(job_root: str, newest: int, as_json: bool) -> None:
-    """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks."""
-    records = operations.timeline(job_root, newest)
-    if as_json:
-        for record in records:
-            click.echo(msgspec.json.encode(record).decode())
-        return
-    width = Console().width if sys.stdout.isatty() else None
-    for line in draw_timeline(records, width):
-        click.echo(line)
 
 
 def _print_plan(plan: RestorePlan) -> None:

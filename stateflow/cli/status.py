@@ -1,8 +1,9 @@
-"""The command that shows the position of a job, its newest checkpoints and its failures."""
+"""Commands that show the position of a job, its newest checkpoints and failures, and its history."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ from stateflow import operations
 from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
 from stateflow.cli.common import JOB_FILE, JSON, ROOT, SETTINGS_OPTIONS, print_json, settings_layers, with_options
 from stateflow.cli.formatting import human_bytes, in_utc, short_offset, to_seconds
+from stateflow.cli.timeline import draw_timeline
 from stateflow.operations import JobCode
 
 _NEWEST = 10
@@ -143,3 +145,19 @@ def _label(record: CheckpointRecord, undone: frozenset[int]) -> str:
     if record.status == ABORTED:
         return "aborted"
     return f"○ {record.checkpoint_id}" if record.checkpoint_id in undone else str(record.checkpoint_id)
+
+
+@click.command()
+@ROOT
+@click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="Number of records to show.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and record.")
+def history(job_root: str, newest: int, as_json: bool) -> None:
+    """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks."""
+    records = operations.timeline(job_root, newest)
+    if as_json:
+        for record in records:
+            click.echo(msgspec.json.encode(record).decode())
+        return
+    width = Console().width if sys.stdout.isatty() else None
+    for line in draw_timeline(records, width):
+        click.echo(line)

@@ -13,7 +13,7 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
 from stateflow.operations.job_root import JobCode, open_root
-from stateflow.runtime.restore.executor import RestoreRequest, execute_plan
+from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 
 
@@ -69,7 +69,7 @@ class RestoreReport:
 
 
 def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreRequest) -> RestoreReport:
-    """Executes a plan, exactly and at most once per request. See `runtime.restore.executor.execute_plan`."""
+    """Executes a plan, exactly and at most once per request. See `runtime.restore.plan_execution.execute_plan`."""
     job = open_existing(code.file, job_root, code.layers)
     root = job.root
     result = execute_plan(job, plan, request)

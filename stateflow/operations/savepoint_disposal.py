@@ -6,7 +6,6 @@ from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 from stateflow.checkpoint.history import write_action
-from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
@@ -23,7 +22,10 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
     """
     root = open_root(job_root)
     freed = dispose_damaged(root, name)
-    deleted = describe_savepoint(dispose_savepoint(root, name)) if freed is None else _damaged(root, name, freed)
+    if freed is None:
+        deleted = describe_savepoint(dispose_savepoint(root, name))
+    else:
+        deleted = _unreadable(name, f"{root.storage.uri}/{SAVEPOINTS}{name}", root.job.job, freed)
     head = root.log.read_head()
     record = ActionRecord(
         seq=head.entry.seq if head else 0,
@@ -38,8 +40,11 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "") -> Savepoi
     return deleted
 
 
-def _damaged(root: JobRoot, folder: str, freed: int) -> SavepointReport:
-    return SavepointReport(folder, "", f"{root.storage.uri}/{SAVEPOINTS}{folder}", root.job.job, 0, {}, freed, "", "")
+def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:
+    """Returns the report of a deleted savepoint whose document could not be read."""
+    return SavepointReport(
+        name=name, id="", path=path, job=job, checkpoint_id=0, offsets={}, bytes=freed, origin="", made_at=""
+    )
 
 
 def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
@@ -58,5 +63,5 @@ def dispose_path(path: str, by: str = "", reason: str = "") -> SavepointReport:
     location = (open_storage(parent), f"{name}/") if urlsplit(parent).path.strip("/") else (storage, "")
     document, freed = dispose_external(*location)
     if document is None:
-        return SavepointReport(name, "", uri, "", 0, {}, freed, "", "")
+        return _unreadable(name, uri, job="", freed=freed)
     return replace(describe_savepoint(StoredSavepoint(*location, document, "")), bytes=freed)

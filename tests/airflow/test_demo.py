@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from flights_demo import compare, deliveries, expected
-from flights_demo.crash import FAILPOINT, Kill, NotAsPromised, look_for_kill
+from flights_demo.crash import FAILPOINT, DemoCheckFailed, Kill, look_for_kill
 from flights_demo.flights import ORDER, SCHEMA, csv_file, deliver, prepare
 
 from stateflow_airflow.launches.launcher import Command, Launcher
@@ -175,6 +175,6 @@ def test_another_kill_than_the_promised_one_is_refused(stage: Stage, failpoint: 
     stage.next_try(failpoint)
     if retried:
         stage.next_try("claim.after")
-    with pytest.raises(NotAsPromised) as caught:
+    with pytest.raises(DemoCheckFailed) as caught:
         stage.look()
     assert "committed" in caught.value.broken

@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks import (
     asynchronous,
-    cleaning,
+    garbage,
     harness,
     increments,
     killed_driver,
     rescale,
-    restoring,
+    restore,
     results,
     savepoints,
     soak,
@@ -47,8 +47,8 @@ def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["keys"] == 400
 
 
-def test_the_cleaning_benchmark_runs(tmp_path: Path) -> None:
-    path = cleaning.run(tmp_path, cleaning.Size(files=40, checkpoints=5))
+def test_the_garbage_benchmark_runs(tmp_path: Path) -> None:
+    path = garbage.run(tmp_path, garbage.Size(files=40, checkpoints=5))
     assert json.loads(path.read_text())["files_40_s"] > 0
 
 
@@ -63,10 +63,10 @@ def test_the_increments_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(increments.run(tmp_path, size).read_text())["keys"] == 2_000
 
 
-def test_the_restoring_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_restore_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
-    path = restoring.run(tmp_path, restoring.Size(keys=2_000, repeats=1), elsewhere)
-    assert json.loads(path.read_text())["storage_fraction_of_copy"] > 0
+    path = restore.run(tmp_path, restore.Size(keys=2_000, repeats=1), elsewhere)
+    assert json.loads(path.read_text())["fetch_speed_vs_copy"] > 0
 
 
 _SHORT = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)

@@ -158,7 +158,7 @@ class StateflowRestoreOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Restores the job, or completes the restore that an earlier try began."""
         from stateflow.operations import restore
-        from stateflow.runtime.restore.executor import RestoreRequest
+        from stateflow.runtime.restore.plan_execution import RestoreRequest
 
         by, reason = self.by or requester(context), self.reason
         if self.needs_approval:

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import Asset, ResumableJobMixin, conf
 
-from stateflow_airflow.failures import (
-    StateflowTaskFailed,
-    ended_without_result,
-    log_failure,
-    misconfigured,
-    translate_errors,
-)
+from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
 from stateflow_airflow.launches.launch import Launch, result_file
 from stateflow_airflow.launches.launcher import Command, Launcher
 from stateflow_airflow.launches.log_follower import LogFollower, last_lines
 from stateflow_airflow.launches.old_runs import remove_old_runs
 from stateflow_airflow.launches.run_result import read_result
 from stateflow_airflow.operators.base import JobOperator
-from stateflow_airflow.operators.template_values import check_job_file, to_names, to_text
+from stateflow_airflow.operators.template_values import (
+    check_job_file,
+    checked_location,
+    checked_root,
+    to_names,
+    to_text,
+)
 from stateflow_airflow.spark import SparkSubmit
 from stateflow_airflow.versions import require_supported
 
@@ -269,14 +269,9 @@ def _launch(external_id: JsonValue) -> Launch:
 
 def _check_paths(job: str, job_root: str, from_savepoint: str) -> None:
     check_job_file(job)
-    paths = {"job_root": job_root, **({"from_savepoint": from_savepoint} if from_savepoint else {})}
-    for argument, path in paths.items():
-        if "://" not in path and not Path(path).is_absolute():
-            raise misconfigured(
-                f"{argument}={path!r} is neither a URI nor an absolute path",
-                "the driver has another working directory: pass an absolute path, such as /data/jobs/flights",
-                **{argument: path},
-            )
+    checked_root(job_root)
+    if from_savepoint:
+        checked_location("from_savepoint", from_savepoint)
 
 
 def _run_id(context: Context) -> str:

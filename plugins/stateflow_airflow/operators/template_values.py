@@ -60,13 +60,18 @@ def to_names(value: str | Iterable[str]) -> frozenset[str]:
 
 def checked_root(job_root: str) -> str:
     """Returns the job root. Raises PermanentFailure for a relative path, which differs from worker to worker."""
-    if "://" not in job_root and not Path(job_root).is_absolute():
+    return checked_location("job_root", job_root)
+
+
+def checked_location(argument: str, location: str) -> str:
+    """Returns the path or URI that was passed as `argument`. Raises PermanentFailure for a relative path."""
+    if "://" not in location and not Path(location).is_absolute():
         raise misconfigured(
-            f"the job root {job_root!r} is neither a URI nor an absolute path",
-            "pass an absolute path, such as /data/jobs/flights",
-            job_root=job_root,
+            f"{argument}={location!r} is neither a URI nor an absolute path",
+            "relative paths differ from worker to worker: pass an absolute path, such as /data/jobs/flights",
+            **{argument: location},
         )
-    return job_root
+    return location
 
 
 def job_code(file: str, settings: Mapping[str, object]) -> JobCode:

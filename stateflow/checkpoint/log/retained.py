@@ -119,16 +119,23 @@ class RetainedCheckpoints:
         refs = [ref for ref in [*inline_retained(entry), *([newest] if newest else [])] if ref.id >= oldest]
         if len(refs) <= self.sizes.inline:
             return None
-        before: RetainedLink | None = None
+        moved, before = self._content_to_move(entry, oldest)
+        return self._write_segments([*moved, *refs], before, folder)
+
+    def _content_to_move(self, entry: LogEntry, oldest: int) -> tuple[list[EntryRef], RetainedLink | None]:
+        """Returns the checkpoints of segments that are not full, and the link to the first full segment before them.
+
+        A segment is not full when it was written so, or when a restore has dropped some of its checkpoints.
+        """
         for link, segment in self._segments(replace(entry, oldest_retained=max(oldest, entry.oldest_retained))):
-            before = link
             retained = _within(segment, link.newest, oldest)
             if len(retained) >= self.sizes.segment:
-                break
-            # Not full, or a restore has dropped some of it: its content moves into the new segment.
-            refs, before = [*retained, *refs], cut_after(segment.before, link.newest)
+                return [], link
             if retained:
-                break
+                return retained, cut_after(segment.before, link.newest)
+        return [], None
+
+    def _write_segments(self, refs: list[EntryRef], before: RetainedLink | None, folder: str) -> RetainedLink | None:
         for number, start in enumerate(range(0, len(refs), self.sizes.segment)):
             part = refs[start : start + self.sizes.segment]
             segment = RetainedSegment(refs=part, before=before)

@@ -214,6 +214,18 @@ class RequestServer:
             self._post_answer(request, None, InternalError(f"{type(e).__name__}: {e}"))
             return
         failpoints.hit("request.made")
+        self._conclude(request, point, savepoint, began)
+
+    def _conclude(
+        self, request: Request, point: PublishedCheckpoint, savepoint: StoredSavepoint | None, began: float
+    ) -> None:
+        """Stores the answer of a request that was carried out, and completes its savepoint or stop.
+
+        Args:
+            point: the checkpoint that the request got.
+            savepoint: the savepoint that the request asked for, if any.
+            began: when the request was begun, in seconds of the monotonic clock.
+        """
         counts = self._post_answer(request, savepoint, None, at=point.checkpoint)
         if request.kind is RequestKind.STOP and counts.status == DONE:
             # Not before: if the stop was withdrawn meanwhile, its requester knows that the run continues.

@@ -15,6 +15,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.errors import JobDefinitionError, StateError
+from stateflow.state.schema.describe import TYPE_LIMITS
 from stateflow.types.arrow_types import NUMPY, python_type
 from stateflow.types.serializers import PART_ENCODERS, decode_key, describe_type
 
@@ -31,7 +32,6 @@ _KINDS: dict[type, type] = {
     inspect.NoneType: type(None),
 }
 """Python type of the keys by msgspec type; each has an entry in `PART_ENCODERS`."""
-_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 
 
 class MapKeys(Generic[K]):
@@ -132,4 +132,4 @@ def _kinds_of(info: inspect.Type) -> list[type]:
 def _is_limited(info: inspect.Type) -> bool:
     if isinstance(info, inspect.UnionType):
         return any(map(_is_limited, info.types))
-    return isinstance(info, inspect.LiteralType) or any(getattr(info, n, None) is not None for n in _LIMITS)
+    return isinstance(info, inspect.LiteralType) or any(getattr(info, n, None) is not None for n in TYPE_LIMITS)

@@ -14,7 +14,7 @@ from stateflow.types.arrow_types import NUMPY, python_type, to_builtin
 from stateflow.types.descriptors import Serializer, StateDescriptor
 from stateflow.types.serializers import describe_type
 
-_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
+TYPE_LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern", "tz")
 _CONTAINERS = (list, dict, set, frozenset, tuple, bytearray)
 
 
@@ -87,7 +87,7 @@ class _Describer:
         if isinstance(info, inspect.CustomType):
             return TypeNode(kind=NUMPY[info.cls])
         parts = [self.node(part) for part in _parts(info)]
-        found = {name: getattr(info, name, None) for name in _LIMITS}
+        found = {name: getattr(info, name, None) for name in TYPE_LIMITS}
         limits = {name: limit for name, limit in found.items() if limit is not None}
         return TypeNode(kind=_kind(info), parts=parts, choices=_choices(info), limits=limits)
 

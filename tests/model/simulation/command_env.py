@@ -18,7 +18,7 @@ from stateflow.operations import forks, restores, savepoint_disposal, savepoints
 from stateflow.runtime.driver import fence_watch, request_server
 from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
 from stateflow.runtime.job.job import Job
-from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.storage import Storage
 from tests.model.invariants.log import Checker
 from tests.model.simulation.job import SimJob

@@ -22,7 +22,7 @@ from stateflow.errors import (
     StorageError,
 )
 from stateflow.operations import ForkRequest, JobCode, SavepointRequest
-from stateflow.runtime.restore.executor import RestoreRequest
+from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from tests.model.invariants.violation import Violation
 from tests.model.simulation.command_env import JOB_URI, CommandEnv

@@ -15,7 +15,7 @@ from stateflow.checkpoint.log.transitions import Adoption, Author
 from stateflow.checkpoint.restore.plan_document import SinkChange
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.publisher import BoundSink, OutputFilter, Publisher
-from stateflow.runtime.restore import executor, existing_tables, rewind, sink_changes
+from stateflow.runtime.restore import existing_tables, plan_execution, rewind, sink_changes
 from stateflow.runtime.restore.context import RestoreContext
 from tests.support.mutants.registry import Mutants
 
@@ -53,7 +53,7 @@ def _later(root: JobRoot, sinks: object, head: Head, planned_now: bool = False) 
     return head
 
 
-@MUTANTS.plant("unpublished-target", (executor, "Publisher"), rules="R3", plan="rewinds")
+@MUTANTS.plant("unpublished-target", (plan_execution, "Publisher"), rules="R3", plan="rewinds")
 class _Silent(Publisher):
     """A restore does not publish what belongs to its target before the intent."""
 
@@ -92,7 +92,7 @@ def _intent_without_version(context: RestoreContext, change: SinkChange) -> Sink
     return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
 
 
-@MUTANTS.plant("kept-unpublished", (executor, "output_to_publish"), rules="S1 S2", plan="rewinds")
+@MUTANTS.plant("kept-unpublished", (plan_execution, "output_to_publish"), rules="S1 S2", plan="rewinds")
 def _output_of_the_target_alone(context: RestoreContext, changes: Sequence[SinkChange]) -> OutputFilter:
     """A table that a restore keeps does not get what was committed and waits to be published."""
     return lambda pending: pending.checkpoint_id <= context.last_published

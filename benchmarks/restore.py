@@ -69,7 +69,7 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
         "storage_s": round(fetch, 3),
         "copy_s": round(copy, 3),
         "copy_by_one_thread_s": round(statistics.median(alone), 3),
-        "storage_fraction_of_copy": round(copy / fetch, 2),
+        "fetch_speed_vs_copy": round(copy / fetch, 2),
         "bytes": sum(file.stat().st_size for file in files),
         "files": len(files),
     }
