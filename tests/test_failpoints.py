@@ -23,19 +23,19 @@ def _no_failpoint_was_passed() -> Iterator[None]:
     failpoints.passed.clear()
 
 
-def test_every_name_is_hit_at_one_place_of_the_code() -> None:
+def test_every_failpoint_is_hit_at_one_place_of_the_code() -> None:
     texts = [path.read_text() for path in SOURCE.rglob("*.py") if path.name != "failpoints.py"]
     found = [name for text in texts for name in re.findall(r'failpoints\.hit\("([^"]+)"\)', text)]
     assert sorted(found) == sorted(failpoints.NAMES)
     assert sum(text.count("failpoints.hit(") for text in texts) == len(found)
 
 
-def test_without_the_environment_nothing_happens() -> None:
+def test_a_failpoint_does_nothing_without_the_environment_variable() -> None:
     for name in failpoints.NAMES:
         failpoints.hit(name)
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_failpoint_is_refused_with_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.gebin")
     with raises(ConfigError, name="batch.gebin") as refused:
         failpoints.hit("batch.begin")
@@ -43,14 +43,14 @@ def test_an_unknown_name_is_refused_with_the_known_ones(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("wanted", ["", "batch.end:0", "batch.end:x", "batch.end:1:stopp", "batch.end 1", "batch"])
-def test_a_wrong_specification_is_refused(wanted: str) -> None:
+def test_a_wrong_specification_of_a_failpoint_is_refused(wanted: str) -> None:
     for accepted in ("batch.end", "batch.end:2", "batch.end:2:stop", "batch.end::error"):
         failpoints.check(accepted)
     with raises(ConfigError):
         failpoints.check(wanted)
 
 
-def test_it_acts_the_wanted_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failpoint_acts_only_at_the_given_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end:3:error")
     for _ in range(2):
         failpoints.hit("batch.begin")
@@ -61,7 +61,9 @@ def test_it_acts_the_wanted_time(monkeypatch: pytest.MonkeyPatch) -> None:
     failpoints.hit("batch.end")
 
 
-def test_once_means_once_over_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failpoint_with_a_marker_acts_once_over_all_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     marker = tmp_path / "marker"
     monkeypatch.setenv("STATEFLOW_FAILPOINT", "batch.end::error")
     monkeypatch.setenv("STATEFLOW_FAILPOINT_ONCE", str(marker))

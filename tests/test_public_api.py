@@ -25,13 +25,13 @@ def _modules_after(statement: str) -> set[str]:
     return set(json.loads(ended.stdout))
 
 
-def test_the_names_are_sorted_and_there() -> None:
+def test_the_public_names_are_sorted_and_exist() -> None:
     assert stateflow.__all__ == sorted(set(stateflow.__all__))
     for name in stateflow.__all__:
         assert getattr(stateflow, name).__name__ == name
 
 
-def test_the_names_never_change_unnoticed() -> None:
+def test_the_public_names_never_change_unnoticed() -> None:
     assert stateflow.__all__ == [
         "AggregateFunction",
         "AggregatingState",
@@ -103,7 +103,7 @@ def test_what_needs_no_spark_loads_none() -> None:
     assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_a_docstring() -> None:
     for found in pkgutil.walk_packages(stateflow.__path__, "stateflow."):
         if found.name != "stateflow.__main__":
             text = importlib.import_module(found.name).__doc__

@@ -51,7 +51,7 @@ def test_an_approval_is_returned_and_recorded_by_the_restore_only(resting: Accou
     assert rejections(resting) == []
 
 
-def test_a_rejection_fails_for_good_and_the_history_has_who_and_why(
+def test_a_rejection_is_a_permanent_failure_and_the_history_has_who_and_why(
     resting: AccountsJob, golden: SnapshotAssertion
 ) -> None:
     run = approving()
@@ -69,7 +69,7 @@ def test_a_rejection_fails_for_good_and_the_history_has_who_and_why(
     assert normalized(resting.command("history").out) == golden
 
 
-def test_a_retry_records_a_rejection_once_also_after_the_job_went_on(resting: AccountsJob) -> None:
+def test_a_retry_records_a_rejection_once_also_after_further_runs_of_the_job(resting: AccountsJob) -> None:
     run, plan = approving(), planned(resting)
     for delivered in (50, 70):
         resting.deliver(delivered)
@@ -97,7 +97,7 @@ def test_a_rejection_counts_although_the_history_cannot_be_written(resting: Acco
         answer(planned(resting), approving(), tmp_path / "gone", "Reject")
 
 
-def test_the_question_has_the_time_until_which_it_waits(resting: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_has_the_deadline_for_an_answer(resting: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(hitl, "upsert_hitl_detail", lambda **detail: asked.update(detail))
     operator = asks(resting.root, {}, response_timeout=timedelta(days=1))

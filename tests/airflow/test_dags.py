@@ -63,7 +63,7 @@ def test_a_dag_file_has_at_most_80_lines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_dag_gives_its_job_what_it_asks_for(loaded: dict[str, Any], name: str) -> None:
+def test_a_dag_passes_the_settings_that_its_job_reads_and_no_others(loaded: dict[str, Any], name: str) -> None:
     run = loaded["runs"][name]
     # As a form that was sent as it is makes it.
     given = run["settings"] | {"run.drain": "false"}

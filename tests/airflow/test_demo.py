@@ -63,7 +63,7 @@ def test_delivery_brings_exactly_one_quarter(staging: Path, tmp_path: Path) -> N
     assert len(files(copies)) == 36
 
 
-def test_expected_rows_by_hand() -> None:
+def test_expected_rows_are_those_that_were_computed_by_hand() -> None:
     def flight(day: int, delay: float | None, carrier: str = "UA") -> dict[str, Any]:
         names = {"carrier": carrier, "origin": "EWR", "dest": "IAH", "tailnum": "N1", "flight": 1}
         return {"time": datetime(2013, 1, day), **names, "arr_delay": delay}  # noqa: DTZ001

@@ -125,7 +125,7 @@ def test_positions_are_values() -> None:
     }
 
 
-def test_a_run_returns_what_it_skipped() -> None:
+def test_a_run_returns_its_quarantined_files() -> None:
     skipped = [{"source": "rows", "file": "/in/a", "error": "garbled"}]
     returned = RunResult({"status": "finished", "quarantined": skipped, "quarantined_count": 1}).returned()
     assert (returned["quarantined"], returned["quarantined_count"], returned["offsets"]) == (skipped, 1, {})

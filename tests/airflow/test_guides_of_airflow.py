@@ -54,7 +54,7 @@ def load(word: str) -> list[DAG]:
     return made
 
 
-def test_the_dag_can_be_loaded_as_it_stands() -> None:
+def test_the_dag_of_the_guide_can_be_loaded_unchanged() -> None:
     (dag,) = load("StateflowRunOperator")
     (task,) = dag.tasks
     assert isinstance(task, StateflowRunOperator)
@@ -62,7 +62,7 @@ def test_the_dag_can_be_loaded_as_it_stands() -> None:
     assert {f"job.{name}" for name in re.findall(r'parameter\("(\w+)"\)', job)} == set(task.settings)
 
 
-def test_the_family_can_be_made_as_it_stands() -> None:
+def test_the_dags_of_the_guide_can_be_made_unchanged() -> None:
     text, made = guide("run-from-airflow"), load("stateflow_dags")
     assert re.findall(r"^\| `(my_\w+)` \|", text, re.MULTILINE) == [dag.dag_id for dag in made]
     uris = {asset.uri for dag in made for task in dag.tasks for asset in task.outlets}

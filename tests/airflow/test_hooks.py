@@ -69,14 +69,14 @@ def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pyte
         ({**YARN, "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
     ],
 )
-def test_connections_that_cannot_be_used(
+def test_a_connection_that_cannot_be_used_is_refused(
     spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, connection: dict[str, Any], facts: dict[str, str]
 ) -> None:
     with fails(PermanentFailure, "config", connection="cluster", **facts):
         command(monkeypatch, connection)
 
 
-def test_missing_java(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_a_configuration_error(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(spark.bin))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     # The hook must not import the library, so it has what the library supports once more.
@@ -86,7 +86,9 @@ def test_missing_java(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None
     assert command(monkeypatch, LOCAL, env_vars=env_vars).env["JAVA_HOME"]
 
 
-def test_spark_submit_is_found_beside_this_python_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_spark_submit_is_found_in_the_folder_of_this_python_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.setenv("JAVA_HOME", "/opt/java")
     assert command(monkeypatch, LOCAL).argv[0] == str(Path(sys.executable).parent / "spark-submit")

@@ -48,7 +48,7 @@ def task(dags: dict[str, DAG], path: str) -> Any:
     return dags[dag_id].get_task(task_id)
 
 
-def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG]) -> None:
+def test_a_job_gets_four_dags_that_never_overlap_with_themselves(dags: dict[str, DAG]) -> None:
     # Without a schedule, a DAG is created unpaused; None: as Airflow is configured.
     found: dict[str, tuple[object, bool | None]] = {
         name: (dag.schedule, dag.is_paused_upon_creation) for name, dag in dags.items()
@@ -65,7 +65,7 @@ def test_there_are_four_that_never_overlap_with_themselves(dags: dict[str, DAG])
 
 
 @pytest.mark.parametrize("of_the_job", [{}, {"run.drain": False}, {"run.drain": True}], ids=["unset", "no", "yes"])
-def test_a_run_drains_when_the_form_or_the_job_asks_for_it(of_the_job: dict[str, bool]) -> None:
+def test_a_run_drains_when_the_form_or_the_job_requests_a_drain(of_the_job: dict[str, bool]) -> None:
     job = StateflowJob(name="orders", root="/data/orders", settings={"job.table": "/t", **of_the_job})
     run = stateflow_dags(job=job, application="/a.py")[0].get_task("run")
     assert isinstance(run, StateflowRunOperator)
@@ -75,7 +75,7 @@ def test_a_run_drains_when_the_form_or_the_job_asks_for_it(of_the_job: dict[str,
         assert rendered == {"job.table": "/t", "run.drain": "true" if drains else "false"}
 
 
-def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[str, DAG]) -> None:
+def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_a_drain(dags: dict[str, DAG]) -> None:
     stop = task(dags, "orders_savepoint.stop")
     assert stop.render_template(stop.drain, {"params": {"drain": True}}) == "True"
     assert stop.spark is JOB.spark and stop.job == "/opt/jobs/orders.py"
@@ -87,7 +87,7 @@ def test_a_stop_gets_drain_from_the_form_and_a_savepoint_refuses_it(dags: dict[s
     ("given", "users"),
     [({}, set()), ({"pool": "heavy"}, {"orders.run", "orders_recovery.restore", "orders_recovery.run"})],
 )
-def test_a_pool_is_for_what_runs_or_restores_the_job_and_none_has_to_be_made(
+def test_only_tasks_that_run_or_restore_the_job_use_its_pool_and_none_has_to_be_made(
     given: dict[str, Any], users: set[str]
 ) -> None:
     made = stateflow_dags(job=StateflowJob(name="orders", root="/data/orders", **given), application="/a.py")
@@ -107,7 +107,7 @@ def test_events_name_the_checkpoint_and_the_savepoint(dags: dict[str, DAG]) -> N
     }
 
 
-def test_the_runbook_asks_between_plan_and_restore(dags: dict[str, DAG]) -> None:
+def test_a_recovery_waits_for_an_approval_between_plan_and_restore(dags: dict[str, DAG]) -> None:
     dag = dags["orders_recovery"]
     order = ["plan", "approve", "restore", "verify", "run"]
     assert all(after in dag.get_task(before).downstream_task_ids for before, after in pairwise(order))
@@ -136,7 +136,7 @@ def required(dag: DAG) -> set[str]:
     return {n for n, p in params.items() if "null" not in p.schema["type"] and (not p.has_value or p.value == "")}
 
 
-def test_a_recovery_asks_for_what_templates_need_and_only_it_needs_an_entry(dags: dict[str, DAG]) -> None:
+def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_entry(dags: dict[str, DAG]) -> None:
     assert {name: required(dag) for name, dag in dags.items() if required(dag)} == {
         "orders_recovery": {"target", "reason"}
     }
@@ -156,7 +156,9 @@ def test_a_recovery_asks_for_what_templates_need_and_only_it_needs_an_entry(dags
         ("orders_recovery.run", "run", False),
     ],
 )
-def test_what_was_not_asked_for_is_skipped(dags: dict[str, DAG], path: str, param: str, skips_if: bool) -> None:
+def test_a_task_that_the_form_does_not_request_is_skipped(
+    dags: dict[str, DAG], path: str, param: str, skips_if: bool
+) -> None:
     hook = task(dags, path)._pre_execute_hook
     hook({"params": {param: not skips_if}})
     with pytest.raises(AirflowSkipException):

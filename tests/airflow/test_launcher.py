@@ -122,7 +122,7 @@ def test_another_worker_finds_the_live_launch_and_sees_its_end(bench: Workbench)
     assert other.wait(launch, 0.0)
 
 
-def test_a_program_outlives_the_process_that_launched_it(bench: Workbench) -> None:
+def test_a_program_outlives_its_launcher(bench: Workbench) -> None:
     bench.launch_and_die(PAUSE)
     launch = bench.launcher().active()
     assert launch is not None
@@ -149,7 +149,7 @@ def test_a_stop_ends_a_stubborn_program_and_its_child_in_another_group(bench: Wo
     assert launch.exit_code() is None
 
 
-def test_a_child_that_a_program_starts_when_it_is_asked_to_end_is_ended_too(bench: Workbench) -> None:
+def test_a_child_that_a_program_starts_during_its_stop_is_ended_too(bench: Workbench) -> None:
     launch = bench.start(HEIR)
     assert first_line(launch) == "ready"
     bench.launcher().stop(launch)
@@ -183,7 +183,9 @@ def test_a_reused_process_id_is_not_the_launch(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"boot": "another"}], ids=["host", "boot"])
-def test_processes_of_another_host_or_boot_are_not_ours(bench: Workbench, change: dict[str, Any]) -> None:
+def test_processes_of_another_host_or_boot_are_neither_found_nor_stopped(
+    bench: Workbench, change: dict[str, Any]
+) -> None:
     launch = bench.start(PAUSE)
     foreign = dataclasses.replace(launch, **change)
     assert not foreign.is_local
@@ -192,14 +194,14 @@ def test_processes_of_another_host_or_boot_are_not_ours(bench: Workbench, change
     assert launch.process() is not None
 
 
-def test_a_record_tells_every_process_of_the_launch_where_it_belongs(bench: Workbench) -> None:
+def test_the_record_describes_the_launch_and_the_environment_of_its_process_names_the_folder(bench: Workbench) -> None:
     launch = bench.start(PAUSE)
     record = json.loads((Path(launch.folder) / "launch.json").read_text())
     assert record == dataclasses.asdict(launch)
     assert processes.has_environment(launch.pid, f"{LAUNCH_VARIABLE}={launch.folder}")
 
 
-def test_old_folders_go_and_live_ones_stay(bench: Workbench) -> None:
+def test_old_launch_folders_are_removed_and_live_ones_kept(bench: Workbench) -> None:
     for _ in range(11):
         bench.run("pass")
     launch, launcher = bench.start(PAUSE), bench.launcher()
@@ -211,7 +213,7 @@ def test_old_folders_go_and_live_ones_stay(bench: Workbench) -> None:
     assert launch.process()
 
 
-def test_old_dag_runs_go_and_what_may_live_or_begins_stays(bench: Workbench) -> None:
+def test_folders_of_old_dag_runs_are_removed_unless_a_launch_begins_or_may_be_live(bench: Workbench) -> None:
     task = bench.folder
     for age, name in enumerate(("gone", "live", "elsewhere", "ended-elsewhere", "begins", "new")):
         launch = bench.start(PAUSE, name) if name == "live" else bench.run("pass", name)
@@ -272,7 +274,7 @@ def test_a_process_that_ended_is_not_alive(state: str, alive: bool) -> None:
     )
 
 
-def test_one_in_the_middle_of_an_exec_is_asked_again() -> None:
+def test_a_process_in_the_middle_of_an_exec_is_inspected_again() -> None:
     """For a short time it has neither arguments nor environment; seen in 109 of 3,000 looks on a busy machine."""
     answers = {
         "stat": [f"123 (a) R {NUMBERS}".encode()],

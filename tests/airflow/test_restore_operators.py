@@ -88,7 +88,7 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsJob
     assert normalized(planned["markdown"], folder=early.folder, job_file=ACCOUNTS) == golden
 
 
-def test_checkpoints_that_a_savepoint_keeps_can_still_be_gone_back_to(early: AccountsJob) -> None:
+def test_checkpoints_that_a_savepoint_keeps_can_still_be_restored(early: AccountsJob) -> None:
     assert early.command("savepoint", "create", "--name", "late").code == 0
     newest = root_files.head(early.root).checkpoint
     document = plan_restore(early, "early")["plan"]
@@ -136,7 +136,7 @@ def test_a_plan_has_whether_the_dag_is_paused_and_runs(
     ],
     ids=lambda value: "-".join(value),
 )
-def test_a_wrong_wish_is_refused_before_anything_is_done(
+def test_a_wrong_restore_request_is_refused_and_changes_nothing(
     early: AccountsJob, wish: dict[str, Any], facts: dict[str, Any]
 ) -> None:
     before = everything(early)
@@ -148,7 +148,7 @@ def test_a_wrong_wish_is_refused_before_anything_is_done(
         assert "early" in caught.value.hint and str(root_files.head(early.root).checkpoint) in caught.value.hint
 
 
-def test_a_table_without_a_sink_is_left_only_when_it_is_named(early: AccountsJob) -> None:
+def test_a_table_without_a_sink_is_excluded_from_a_restore_only_when_named(early: AccountsJob) -> None:
     early.settings = {**early.settings, "job__parts": "movements"}
     with fails(PermanentFailure, "config", sinks=["totals"]) as caught:
         plan_restore(early, "early", drop="turnovers")
@@ -157,7 +157,7 @@ def test_a_table_without_a_sink_is_left_only_when_it_is_named(early: AccountsJob
     assert [left["uid"] for left in planned["plan"]["left"]] == ["totals"]
 
 
-def test_what_a_person_must_see_is_in_the_markdown(golden: SnapshotAssertion) -> None:
+def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertion) -> None:
     state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
     table = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3}
     sink = {**table, "rows_removed": None, "others": ["MERGE by <b>ada</b>"]}
@@ -184,7 +184,7 @@ def test_what_a_person_must_see_is_in_the_markdown(golden: SnapshotAssertion) ->
 # -- restores ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsJob) -> None:
+def test_a_restore_returns_to_its_target_and_the_log_has_who_approved_and_why(early: AccountsJob) -> None:
     run = restoring()
     run.user = "bob"
     done = restore(early, run, plan=plan_restore(early, "early"), reason="wrong version")
@@ -203,14 +203,14 @@ def test_it_goes_back_and_the_log_has_who_approved_and_why(early: AccountsJob) -
     early.check_clean()
 
 
-def test_tables_can_be_kept(early: AccountsJob) -> None:
+def test_a_restore_can_keep_tables(early: AccountsJob) -> None:
     planned, before = plan_restore(early, "early", sinks="keep"), rows(early)
     assert [(s["mode"], s["then"], s["rows_removed"]) for s in planned["plan"]["sinks"]] == [("keep", None, 0)] * 2
     restore(early, plan=planned["plan"], approval=None, by="ada")
     assert rows(early) == before and root_files.head(early.root).position == 50
 
 
-def test_neither_a_retry_nor_a_clear_goes_back_twice(early: AccountsJob) -> None:
+def test_neither_a_retry_nor_a_clear_repeats_a_restore(early: AccountsJob) -> None:
     run, planned = restoring(), plan_restore(early, "early")
     done = restore(early, run, plan=planned)
     assert not done["repeated"]
@@ -226,7 +226,7 @@ def test_neither_a_retry_nor_a_clear_goes_back_twice(early: AccountsJob) -> None
     assert (root_files.head(early.root).seq, rows(early)) == (newest.seq, before)
 
 
-def test_a_plan_that_was_made_and_approved_anew_is_carried_out(early: AccountsJob) -> None:
+def test_a_plan_that_was_made_and_approved_again_is_executed(early: AccountsJob) -> None:
     """Clearing the task that plans makes another plan, and asks again; another DAG run does, too."""
     run = restoring()
     restore(early, run, plan=plan_restore(early, "early"))
@@ -243,7 +243,7 @@ def test_a_plan_that_was_made_and_approved_anew_is_carried_out(early: AccountsJo
 
 
 @pytest.mark.parametrize("changed", ["settings", "job"])
-def test_an_outdated_plan_is_refused_for_good(early: AccountsJob, changed: str) -> None:
+def test_an_outdated_plan_is_a_permanent_failure_and_changes_nothing(early: AccountsJob, changed: str) -> None:
     planned = plan_restore(early, "early")
     if changed == "settings":
         early.settings = {**early.settings, "parallelism": 3}
@@ -267,7 +267,7 @@ NO_APPROVALS: list[Any] = [
 ]
 
 
-def test_without_an_approval_nothing_happens(early: AccountsJob) -> None:
+def test_a_restore_without_an_approval_is_refused_and_changes_nothing(early: AccountsJob) -> None:
     planned, before = plan_restore(early, "early"), everything(early)
     for approval in NO_APPROVALS:
         with fails(PermanentFailure, "not-approved"):
@@ -284,7 +284,7 @@ def test_without_an_approval_nothing_happens(early: AccountsJob) -> None:
     assert everything(early) == before
 
 
-def test_what_is_no_plan_is_refused(early: AccountsJob) -> None:
+def test_a_restore_refuses_a_value_that_is_no_plan(early: AccountsJob) -> None:
     for bad in (None, "", "{}", {"plan": 1}, "no json"):
         with fails(PermanentFailure, "config", plan=repr(bad)):
             restore(early, plan=bad, approval=None)
@@ -319,7 +319,7 @@ def test_a_run_completes_a_restore_that_died_after_its_intent(
     early.check_clean()
 
 
-def test_the_try_that_completes_a_restore_puts_it_into_the_history(
+def test_the_try_that_completes_a_restore_records_the_restore_in_the_history_once(
     early: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned, run = plan_restore(early, "early"), restoring()

@@ -14,7 +14,7 @@ from tests.airflow.jobs import plan_restore
 from tests.support.job_fixture import AccountsJob
 
 
-def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(box: AccountsJob) -> None:
+def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_restored(box: AccountsJob) -> None:
     box.settings = {"checkpoints__retained": 3}
     box.deliver(50)
     box.finish()
@@ -32,12 +32,12 @@ def test_savepoints_and_kept_checkpoints_are_suggested_and_can_be_gone_back_to(b
 
 
 @pytest.mark.parametrize("root", ["s3://bucket/job", "webhdfs://host:1/job", "file://other/job"])
-def test_other_storage_is_not_read(root: str) -> None:
+def test_no_suggestions_are_read_from_other_storage(root: str) -> None:
     assert suggested_targets(root) == ["latest"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff", b'{"retained": 1}', b"x" * (1 << 19)])
-def test_what_cannot_be_read_is_left_out(tmp_path: Path, content: bytes | None) -> None:
+def test_a_job_root_that_cannot_be_read_has_no_suggestions_but_latest(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "log").mkdir()
         (tmp_path / "log" / f"{7:020}").write_bytes(content)

@@ -51,7 +51,7 @@ def garbage(job_root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("preview", [False, "False", True, "True", "true"])
-def test_a_collection_returns_what_it_did_and_a_preview_the_same(job_root: Path, preview: bool | str) -> None:
+def test_a_collection_and_its_preview_return_the_same_report(job_root: Path, preview: bool | str) -> None:
     # The uncommitted file of the first run, and its CLAIM.
     freed = len(GARBAGE) + min((job_root / "log").iterdir()).stat().st_size
     is_preview = str(preview).lower() == "true"
@@ -107,7 +107,7 @@ def saved(resting: AccountsJob) -> AccountsJob:
     return resting
 
 
-def test_retention_deletes_periodic_ones_only_and_a_preview_none(saved: AccountsJob) -> None:
+def test_retention_deletes_periodic_savepoints_only_and_a_preview_none(saved: AccountsJob) -> None:
     seen = run(saved.root, savepoints="2", preview="True")
     assert (seen["savepoints_deleted"], seen["dry_run"]) == (["p1"], True)
     assert kept(saved) == {"p1", "p2", "p3", "mine"}
@@ -122,7 +122,7 @@ def test_retention_deletes_periodic_ones_only_and_a_preview_none(saved: Accounts
     saved.check_clean()
 
 
-def test_retention_logs_what_it_will_delete_before_it_does(saved: AccountsJob) -> None:
+def test_retention_logs_savepoints_before_their_deletion(saved: AccountsJob) -> None:
     there: list[set[str]] = []
 
     def look(_: object, __: str, event: Any) -> Any:

@@ -66,7 +66,9 @@ def test_a_task_returns_what_the_run_reports_and_an_outlet_gets_the_checkpoint(
     assert not silent.events
 
 
-def test_command_line(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
+def test_the_command_line_has_spark_options_settings_and_the_result_file(
+    spark: FakeSpark, operator: Make, tmp_path: Path
+) -> None:
     spark.script("finish")
     submit = SparkSubmit(conf={"spark.ui.enabled": "false"}, env_vars={"COLOUR": "blue", "STATEFLOW_FAILPOINT": ""})
     settings = {"source.max_files_per_batch": 1, "job.landing": "/data/in", "job.strict": True}
@@ -125,7 +127,7 @@ def test_each_mapped_task_has_its_own_folder(spark: FakeSpark, operator: Make) -
         ("die", TransientFailure, "signal", {"signal": 9}),
     ],
 )
-def test_failures(
+def test_a_failure_is_permanent_or_transient_by_the_result_file_or_else_the_exit_code(
     spark: FakeSpark, operator: Make, script: str, kind: type[StateflowTaskFailed], code: str, facts: dict[str, Any]
 ) -> None:
     spark.script(script)
@@ -134,7 +136,7 @@ def test_failures(
 
 
 @pytest.mark.parametrize("forgets", [True, False], ids=["forgotten", "remembered"])
-def test_a_try_after_a_failure_starts_afresh(spark: FakeSpark, operator: Make, forgets: bool) -> None:
+def test_a_try_after_a_failure_launches_a_new_run(spark: FakeSpark, operator: Make, forgets: bool) -> None:
     """Also when Airflow still remembers the launch that failed."""
     spark.script("die", "finish")
     run = FakeRun()
@@ -214,7 +216,7 @@ def test_a_run_on_another_host_is_replaced(spark: FakeSpark, operator: Make) -> 
     assert operator().execute(run.next_try()) == RETURNED
 
 
-def test_a_task_works_where_airflow_stores_nothing(spark: FakeSpark, operator: Make) -> None:
+def test_a_task_succeeds_without_airflow_s_task_state_store(spark: FakeSpark, operator: Make) -> None:
     spark.script("finish", "finish")
     context = FakeRun().next_try()
     assert operator(durable=False).execute(context) == RETURNED
@@ -222,7 +224,7 @@ def test_a_task_works_where_airflow_stores_nothing(spark: FakeSpark, operator: M
     assert operator().execute(context) == RETURNED
 
 
-def test_folders_of_old_dag_runs_go(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
+def test_folders_of_old_dag_runs_are_removed(spark: FakeSpark, operator: Make, tmp_path: Path) -> None:
     spark.script(*["finish"] * 5)
     # Neither by name nor by date: a backfill's run is new although its logical date is old.
     for run_id in ("c", "a", "d", "b"):
@@ -232,7 +234,9 @@ def test_folders_of_old_dag_runs_go(spark: FakeSpark, operator: Make, tmp_path: 
     assert kept == ["a_dag/other/b", "a_dag/run/b", "a_dag/run/d"]
 
 
-def test_on_kill_ends_everything(spark: FakeSpark, operator: Make, background: ThreadPoolExecutor) -> None:
+def test_on_kill_ends_the_driver_and_its_children(
+    spark: FakeSpark, operator: Make, background: ThreadPoolExecutor
+) -> None:
     spark.script("ignore-terminate")
     task = operator()
     running = background.submit(task.execute, FakeRun().next_try())
@@ -327,14 +331,14 @@ def dag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OneTaskDag:
     return OneTaskDag(tmp_path)
 
 
-def test_the_facts_of_a_real_run_s_error_arrive(dag: OneTaskDag) -> None:
+def test_the_failure_of_a_real_run_has_the_facts_of_its_error(dag: OneTaskDag) -> None:
     dag.box.settings = {"parallelism": 0}
     dag.box.deliver(1)
     with fails(PermanentFailure, "config", name="parallelism", value="0"):
         dag.run("2026-01-01")
 
 
-def test_a_run_of_any_date_goes_on_from_the_head(dag: OneTaskDag) -> None:
+def test_a_run_of_any_date_continues_from_the_head(dag: OneTaskDag) -> None:
     dag.box.deliver(30)
     first = dag.run("2026-03-02")
     assert (first["rows_in"], first["batches"], first["started_from"]) == (30, 3, 0)
@@ -359,7 +363,7 @@ def test_a_run_of_any_date_goes_on_from_the_head(dag: OneTaskDag) -> None:
     dag.box.check_results()
 
 
-def test_a_date_whose_run_was_killed_goes_on_after_a_retry_and_after_another_date(dag: OneTaskDag) -> None:
+def test_a_date_whose_run_was_killed_continues_after_a_retry_and_after_another_date(dag: OneTaskDag) -> None:
     dag.box.deliver(40)
     with pytest.raises(TransientFailure):
         dag.run("2026-01-01", "batch.reported:3")

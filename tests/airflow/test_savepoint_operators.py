@@ -52,7 +52,7 @@ def stop(box: AccountsJob, **more: Any) -> StateflowStopOperator:
 
 
 @contextmanager
-def beside_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
+def during_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Callable[[], Any]) -> Iterator[Future[Any]]:
     """Executes a task while a run is stopped in its third batch; after the block, the run continues to its end."""
     box.deliver(100)
     box.settings = {**box.settings, "requests__interval": "20ms"}
@@ -71,7 +71,7 @@ def beside_a_run(box: AccountsJob, background: ThreadPoolExecutor, execute: Call
     assert run.wait().code == 0
 
 
-def test_without_a_run_it_is_the_newest_checkpoint_and_the_log_has_why(resting: AccountsJob) -> None:
+def test_a_savepoint_without_a_run_copies_the_newest_checkpoint_and_the_log_has_why(resting: AccountsJob) -> None:
     run = new_run("2026-01-01")
     run.user = "ada"
     with capture_logs() as logged:
@@ -88,7 +88,7 @@ def test_without_a_run_it_is_the_newest_checkpoint_and_the_log_has_why(resting: 
     assert savepoints.why_no_run(str(resting.root), SavepointRequest()) in event
 
 
-def test_another_try_gives_the_same_one_and_another_task_its_own(resting: AccountsJob) -> None:
+def test_another_try_returns_the_same_savepoint_and_another_task_makes_its_own(resting: AccountsJob) -> None:
     run = new_run("2026-01-01")
     made: dict[str, Any] = savepoint(resting).execute(run.next_try())
     assert savepoint(resting).execute(run.next_try()) == made
@@ -100,10 +100,12 @@ def test_another_try_gives_the_same_one_and_another_task_its_own(resting: Accoun
     assert len(ids | {made["id"]}) == 4 == len(root_files.savepoints(resting.root))
 
 
-def test_beside_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob, background: ThreadPoolExecutor) -> None:
+def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(
+    box: AccountsJob, background: ThreadPoolExecutor
+) -> None:
     task = new_run("2026-01-01")
     execute = partial(savepoint(box, name="beside").execute, task.next_try())
-    with beside_a_run(box, background, execute) as answer:
+    with during_a_run(box, background, execute) as answer:
         committed = root_files.head(box.root).position
     made = answer.result()
     assert made["taken_by"] == "run"
@@ -113,12 +115,12 @@ def test_beside_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob, backgrou
     box.check_clean()
 
 
-def test_a_task_that_is_killed_takes_its_request_back_and_its_next_try_asks_anew(
+def test_a_killed_task_withdraws_its_savepoint_request_and_its_next_try_makes_a_new_one(
     box: AccountsJob, background: ThreadPoolExecutor
 ) -> None:
     task, operator = new_run("2026-01-01"), savepoint(box, name="mine")
     context = task.next_try()
-    with beside_a_run(box, background, partial(operator.execute, context)) as answer:
+    with during_a_run(box, background, partial(operator.execute, context)) as answer:
         operator.on_kill()
         with fails(TransientFailure, "request-timeout", id=request_id(context)):
             answer.result(60)
@@ -127,9 +129,9 @@ def test_a_task_that_is_killed_takes_its_request_back_and_its_next_try_asks_anew
     box.check_clean()
 
 
-def test_a_stop_ends_the_run_with_it(box: AccountsJob, background: ThreadPoolExecutor) -> None:
+def test_a_stop_ends_the_run_with_a_savepoint(box: AccountsJob, background: ThreadPoolExecutor) -> None:
     task, given = new_run("2026-01-01"), {"reason": "upgrade", "drain": True}
-    with beside_a_run(box, background, partial(stop(box, **given).execute, task.next_try())) as answer:
+    with during_a_run(box, background, partial(stop(box, **given).execute, task.next_try())) as answer:
         pass
     made, head = answer.result(), root_files.head(box.root)
     assert (made["origin"], made["checkpoint_id"]) == ("stop", head.checkpoint) and head.position < 100
@@ -143,7 +145,7 @@ def test_a_stop_ends_the_run_with_it(box: AccountsJob, background: ThreadPoolExe
     box.check_results()
 
 
-def test_a_stop_with_a_name_that_is_cleared_after_its_work_returns_what_it_has_made(resting: AccountsJob) -> None:
+def test_a_cleared_stop_with_a_name_returns_its_savepoint_unless_rows_have_followed(resting: AccountsJob) -> None:
     task = new_run("2026-01-01")
     made = stop(resting, name="last").execute(task.next_try())
     task.clear()
@@ -164,7 +166,7 @@ def test_a_stop_keeps_the_origin_that_the_form_gave(resting: AccountsJob, origin
 
 
 @pytest.mark.parametrize("status", ["withdrawn", "failed"])
-def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsJob, status: str) -> None:
+def test_a_request_that_was_withdrawn_or_failed_is_made_again(resting: AccountsJob, status: str) -> None:
     resting.deliver(70)
     assert resting.run("batch.begin:2").code == -9
     asked = {"id": "r1", "savepoint": "mine", "by": "ada", "at": "2026-01-01"}
@@ -181,13 +183,15 @@ def test_a_request_that_was_answered_with_no_is_asked_anew(resting: AccountsJob,
     assert set(root_files.savepoints(resting.root)) == {"mine"}
 
 
-def test_nothing_is_withdrawn_that_was_never_requested(resting: AccountsJob) -> None:
+def test_withdrawing_an_unknown_request_changes_nothing(resting: AccountsJob) -> None:
     assert savepoints.withdraw(str(resting.root), "never-asked") is False
     assert not (resting.root / "requests").exists()
 
 
 @pytest.mark.parametrize("name", ["savepoint.pinned", "savepoint.copied", "savepoint.complete"])
-def test_a_try_that_was_killed_leaves_nothing_that_its_next_one_does_not_clean(resting: AccountsJob, name: str) -> None:
+def test_a_savepoint_that_was_killed_is_completed_and_cleaned_up_by_the_next_try(
+    resting: AccountsJob, name: str
+) -> None:
     same = ("savepoint", "create", "--name", "mine", "--by", "ada", "--request-id", "r1")
     assert resting.command(*same, failpoint=name).code == -9
     assert root_files.head(resting.root).doc["pinned"]
@@ -197,7 +201,7 @@ def test_a_try_that_was_killed_leaves_nothing_that_its_next_one_does_not_clean(r
     assert set(root_files.savepoints(resting.root)) == {"mine"}
 
 
-def test_after_a_crash_it_needs_the_job_file(box: AccountsJob) -> None:
+def test_a_savepoint_after_a_crash_needs_the_job_file(box: AccountsJob) -> None:
     box.deliver(50)
     assert box.run("commit.after:3").code == -9
     with fails(PermanentFailure, "config", checkpoint=root_files.head(box.root).checkpoint):

@@ -45,7 +45,7 @@ def test_a_process_that_is_no_daemon_s_is_no_worker() -> None:
     assert memory.workers(os.getpid()) == []
 
 
-def test_the_peak_counts_what_was_given_back() -> None:
+def test_the_peak_counts_memory_that_was_released() -> None:
     block = bytearray(64 * MIB)
     block[::4096] = b"x" * len(block[::4096])
     del block

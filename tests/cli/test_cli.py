@@ -74,7 +74,7 @@ COMMANDS = _commands("stateflow", main)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words.removeprefix("stateflow ").replace(" ", "-"))
-def test_help(words: str, golden: SnapshotAssertion) -> None:
+def test_the_help_of_each_command_matches_the_golden_file(words: str, golden: SnapshotAssertion) -> None:
     command, path = COMMANDS[words], words.split()[1:]
     shown = invoke(*path, "--help")
     assert shown.exit_code == 0 and command.help
@@ -83,7 +83,7 @@ def test_help(words: str, golden: SnapshotAssertion) -> None:
     assert all(getattr(option, "help", None) for option in command.params if isinstance(option, click.Option))
 
 
-def test_the_help_of_run_names_settings_that_there_are() -> None:
+def test_the_help_of_run_names_settings_that_exist() -> None:
     shown = invoke("run", "--help").output
     assert "docs/settings.md" in shown
     named = set(re.findall(r"(?<![/\w.])(?:[a-z_]+\.)+[A-Za-z_]+", shown))
@@ -140,7 +140,7 @@ def test_what_is_no_job_root_is_refused_and_none_is_made(
         (BrokenPipeError(errno.EPIPE, "closed"), [], 1),
     ],
 )
-def test_each_command_reports_what_it_ends_with(
+def test_each_command_reports_its_error_and_ends_with_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, raised: BaseException, codes: list[str], exit_code: int
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -157,7 +157,7 @@ def test_each_command_reports_what_it_ends_with(
 # -- run --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_shows_each_batch_and_its_result_and_the_next_one_goes_on(
+def test_a_run_shows_each_batch_and_its_result_and_the_next_run_continues(
     bench: CliFixture, golden: SnapshotAssertion
 ) -> None:
     bench.write("""
@@ -177,7 +177,7 @@ def test_a_run_shows_each_batch_and_its_result_and_the_next_one_goes_on(
     assert rows == {"table": 12, "large": 2}
 
 
-def test_a_run_that_is_interrupted_goes_on_from_its_checkpoint(bench: CliFixture, golden: SnapshotAssertion) -> None:
+def test_an_interrupted_run_is_continued_from_its_checkpoint(bench: CliFixture, golden: SnapshotAssertion) -> None:
     """Ctrl-C in the second batch; the same command continues from the first."""
     stops = """if row.number == 6 and not (HERE / "interrupted").exists():
             (HERE / "interrupted").touch()

@@ -50,7 +50,7 @@ def _found(local: Path, root: str = "", seconds: float = 0, compiled: tuple[str,
     return {f.what: f for f in examine(root, local, clock, compiled=compiled)}
 
 
-def test_doctor_of_a_sound_machine(
+def test_doctor_reports_no_problem_of_a_complete_machine(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch, golden: SnapshotAssertion
 ) -> None:
     _install(monkeypatch, "4.2.0", obstore="0.12.1", **{"apache-airflow": ""})
@@ -65,7 +65,7 @@ def test_doctor_of_a_sound_machine(
     assert list((tmp_path / "root").rglob("*")) == []
 
 
-def test_doctor_of_a_machine_that_lacks_something(
+def test_doctor_reports_what_a_machine_lacks_with_a_hint(
     local: Path, monkeypatch: pytest.MonkeyPatch, golden: SnapshotAssertion
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
@@ -87,7 +87,7 @@ def test_the_packages_of_this_machine_are_found(local: Path) -> None:
     assert installed_version("a-package-that-does-not-exist") == ""
 
 
-def test_packages_that_each_process_compiles_anew_need_a_look(
+def test_doctor_warns_of_packages_that_each_process_compiles_again(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = tmp_path / "a_large_package.py"
@@ -101,7 +101,7 @@ def test_packages_that_each_process_compiles_anew_need_a_look(
     assert _found(local, compiled=packages)["compiled packages"].health is Health.GOOD
 
 
-def test_scratch_space_that_others_may_write_to_is_bad_and_little_of_it_needs_a_look(
+def test_doctor_rejects_scratch_space_that_others_may_write_to_and_warns_of_little_space(
     local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local.mkdir()
@@ -113,7 +113,7 @@ def test_scratch_space_that_others_may_write_to_is_bad_and_little_of_it_needs_a_
     assert found.health is Health.WARNING and "0.0 GB" in found.found
 
 
-def test_a_root_that_cannot_be_one_is_bad(tmp_path: Path, local: Path) -> None:
+def test_doctor_rejects_a_folder_or_address_that_cannot_be_a_job_root(tmp_path: Path, local: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert _found(local, str(tmp_path / "file" / "root"))["permissions"].health is Health.BAD
     assert _found(local, "ftp://nowhere")["job root"].health is Health.BAD
@@ -151,7 +151,7 @@ def test_what_a_storage_lacks_has_a_hint(storage: MemoryStorage, what: str, heal
     assert MemoryStorage.list(storage, "") == []
 
 
-def test_a_clock_behind_the_newest_entry_needs_a_look(tmp_path: Path, local: Path) -> None:
+def test_doctor_warns_of_a_clock_that_is_earlier_than_the_newest_log_entry(tmp_path: Path, local: Path) -> None:
     storage, clock = PosixStorage(tmp_path / "root"), ManualClock(1)
     clock.sleep(timedelta(seconds=3600))
     JobRoot.create_or_open(storage, clock, NewJob("job", 4, {}), "another-host:7").claim()

@@ -58,7 +58,7 @@ def test_a_plan_shows_the_job_and_changes_nothing(bench: CliFixture, golden: Sna
 @pytest.mark.parametrize(
     ("key_groups", "code", "codes"), [(128, 0, set()), (64, 20, {"wrong-job-root"})], ids=["same", "fewer"]
 )
-def test_the_verdict_over_a_job_root(
+def test_a_plan_over_a_job_root_fails_if_the_job_does_not_fit(
     bench: CliFixture, golden: SnapshotAssertion, key_groups: int, code: int, codes: set[str]
 ) -> None:
     bench.run()

@@ -105,7 +105,9 @@ def _with_places(word: str, places: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("name", STORY)
-def test_screen(story: dict[str, str], name: str, golden: SnapshotAssertion) -> None:
+def test_the_output_of_each_command_matches_the_golden_file(
+    story: dict[str, str], name: str, golden: SnapshotAssertion
+) -> None:
     assert story[name] == golden
 
 
@@ -113,7 +115,7 @@ def _data(*words: str) -> Any:
     return json.loads(invoke(*words, "--json").output)
 
 
-def test_the_story_as_data(story: dict[str, str], places: dict[str, str]) -> None:
+def test_the_json_output_has_the_facts_of_each_command(story: dict[str, str], places: dict[str, str]) -> None:
     root = ("--job-root", places["root"])
     records = [json.loads(line) for line in invoke("history", *root, "--json").output.splitlines()]
     kinds = Counter(record.get("kind", "checkpoint") for record in records)
@@ -186,14 +188,16 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
     ["status", "checkpoints list", "checkpoints show 3", "checkpoints history"],
     ids=lambda words: words.replace(" ", "-"),
 )
-def test_figures(figures: tuple[str, list[CheckpointRecord]], words: str, golden: SnapshotAssertion) -> None:
+def test_the_figures_of_checkpoints_match_the_golden_file(
+    figures: tuple[str, list[CheckpointRecord]], words: str, golden: SnapshotAssertion
+) -> None:
     shown = invoke(*words.split(), "--job-root", figures[0])
     assert shown.exit_code == 0, shown.output
     # What is stored has the name of this machine in it: only its size is not always the same.
     assert normalized(shown.output, exact="show" not in words) == golden
 
 
-def test_figures_as_data(figures: tuple[str, list[CheckpointRecord]]) -> None:
+def test_the_json_output_has_the_recorded_figures_of_checkpoints(figures: tuple[str, list[CheckpointRecord]]) -> None:
     root, records = figures
     where = ("--job-root", root)
     wanted = to_builtins(records)

@@ -137,7 +137,7 @@ def _restores_the_cursor(terminal: Terminal) -> bool:
     return terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
 
 
-def test_one_line_lives_while_a_job_runs_and_the_result_stays(gated: CliFixture, golden: SnapshotAssertion) -> None:
+def test_a_run_shows_one_live_line_and_only_its_result_remains(gated: CliFixture, golden: SnapshotAssertion) -> None:
     # Narrower than "loading" and the path of the job's file: a line that is folded stays.
     with Terminal(gated.command(), gated.folder, columns=COLUMNS) as terminal:
         # The path of the job's file, which does not fit; then the job's name.
@@ -156,7 +156,7 @@ def test_one_line_lives_while_a_job_runs_and_the_result_stays(gated: CliFixture,
     assert _restores_the_cursor(terminal)
 
 
-def test_an_error_stays_and_the_line_goes(gated: CliFixture, golden: SnapshotAssertion) -> None:
+def test_the_error_of_a_run_remains_and_the_live_line_is_removed(gated: CliFixture, golden: SnapshotAssertion) -> None:
     gated.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
     with Terminal(gated.command(), gated.folder) as terminal:
         terminal.go_on()
@@ -169,7 +169,7 @@ def test_an_error_stays_and_the_line_goes(gated: CliFixture, golden: SnapshotAss
     assert _restores_the_cursor(terminal)
 
 
-def test_who_goes_back_without_a_reason_is_asked_for_one(gated: CliFixture, golden: SnapshotAssertion) -> None:
+def test_a_restore_without_a_reason_prompts_for_the_reason(gated: CliFixture, golden: SnapshotAssertion) -> None:
     gated.write(BUILD)
     gated.run()
     where = [str(gated.job), "--job-root", gated.root, *gated.command()[4:]]

@@ -72,7 +72,7 @@ HISTORIES: dict[str, list[Record]] = {
 }
 
 
-def test_histories_are_drawn(golden: SnapshotAssertion) -> None:
+def test_drawn_histories_match_the_golden_file(golden: SnapshotAssertion) -> None:
     drawn = {name: "\n".join(f"  {line}" for line in _graph(records)) for name, records in HISTORIES.items()}
     assert "".join(f"{name}:\n{lines}\n" for name, lines in drawn.items()) == golden
 
@@ -172,7 +172,7 @@ def test_a_line_has_time_kind_author_reason_size_and_duration(golden: SnapshotAs
     assert len(draw_timeline([])) == len(draw_timeline([checkpoint(3)])) == 1
 
 
-def test_on_a_narrow_terminal_long_texts_are_wrapped_beside_the_graph_and_paths_are_not_broken() -> None:
+def test_on_a_narrow_terminal_the_timeline_wraps_long_texts_and_does_not_break_paths() -> None:
     path = "/data/" + "very-long-" * 8 + "name"
     fork = action("fork", 4, base=3, into=path, shadow="True", at="savepoint early")
     drawn = draw_timeline([*history("3 4"), fork, checkpoint(5)], width=80)

@@ -166,7 +166,7 @@ def test_any_setting_is_accepted_or_refused_with_facts(layer: dict[str, Any]) ->
         assert e.facts
 
 
-def test_a_backend_is_chosen_by_flink_s_names_and_a_later_layer_wins_whichever_name_it_uses(tmp_path: Path) -> None:
+def test_a_backend_is_chosen_by_flink_s_names_and_a_later_layer_wins_under_either_name(tmp_path: Path) -> None:
     assert resolve().state == StateSettings(backend="rocksdb", incremental=True)
     full = StateSettings(incremental=False)
     assert resolve({"state.backend": "rocksdb", "state.backend.incremental": "false"}).state == full

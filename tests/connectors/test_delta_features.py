@@ -82,7 +82,7 @@ def _ids(spark: SparkSession, table: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("feature", _HONOURED)
-def test_a_table_is_honoured(spark: SparkSession, tmp_path: Path, feature: str) -> None:
+def test_a_table_with_a_supported_feature_is_published_to(spark: SparkSession, tmp_path: Path, feature: str) -> None:
     table = tmp_path / "out"
     _create(spark, table, _HONOURED[feature])
     sink = DeltaSink(table)
@@ -95,7 +95,9 @@ def test_a_table_is_honoured(spark: SparkSession, tmp_path: Path, feature: str) 
 
 
 @pytest.mark.parametrize("named", _REFUSED)
-def test_a_table_is_refused(spark: SparkSession, tmp_path: Path, named: str) -> None:
+def test_a_table_with_an_unsupported_feature_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, named: str
+) -> None:
     table = tmp_path / "out"
     _create(spark, table, _REFUSED[named])
     facts = dict(fact.split(" ", 1) for fact in named.split(", "))

@@ -82,7 +82,7 @@ def _ids(file: Path) -> list[int]:
     return found
 
 
-def test_batches_become_one_nullable_row_group_that_is_visible_when_it_is_complete(tmp_path: Path) -> None:
+def test_batches_become_one_nullable_row_group_that_is_visible_when_complete(tmp_path: Path) -> None:
     writer = _writer(tmp_path)
     _write(writer, count=0)
     assert _writer(tmp_path).close() == writer.close() == []

@@ -190,7 +190,7 @@ def test_an_entry_is_durable_when_rewind_returns(sink: DeltaSink, table: Path, m
 # --- Commits of others
 
 
-def test_commits_of_others_are_kept_before_the_target_and_listed_and_undone_after_it(
+def test_commits_of_others_are_kept_up_to_the_target_and_listed_and_undone_afterwards(
     sink: DeltaSink, table: Path
 ) -> None:
     commit_elsewhere(table, pairs(40, 1))
@@ -242,7 +242,7 @@ _UNKNOWN = (None, None)
         ([("add without statistics", "id = 70")], 3, _UNKNOWN, [None]),
     ],
 )
-def test_rows_are_counted_where_the_log_allows_it(
+def test_a_rewind_counts_rows_where_the_log_has_enough_facts(
     sink: DeltaSink,
     steps: list[Any],
     checkpoint_id: int,

@@ -91,7 +91,7 @@ def _others(plan: SinkRewind) -> list[tuple[int, str, int | None]]:
         ),
     ],
 )
-def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, properties: str) -> None:
+def test_a_rewind_undoes_what_spark_did_after_the_target(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)
     _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
     put(sink, _ABOUT, 2, pairs(20, 2))
@@ -116,7 +116,7 @@ def test_what_spark_did_since_is_undone(spark: SparkSession, table: Path, proper
     assert [row.id for row in found] == [4, 5, 6, 7, 8, 9, 21]
 
 
-def test_rows_deleted_with_vectors_stay_deleted_or_come_back(spark: SparkSession, table: Path) -> None:
+def test_a_rewind_restores_the_deletion_vectors_of_its_target(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table, _VECTORS)
     _do(spark, table, "DELETE FROM {t} WHERE id = 2")
     put(sink, _ABOUT, 2, pairs(20, 1))
@@ -130,7 +130,7 @@ def test_rows_deleted_with_vectors_stay_deleted_or_come_back(spark: SparkSession
     assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
 
 
-def test_a_vector_that_is_gone_does_not_come_back(spark: SparkSession, table: Path) -> None:
+def test_a_rewind_to_a_missing_deletion_vector_is_refused(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table, _VECTORS)
     _do(spark, table, "DELETE FROM {t} WHERE id = 2")
     [vector] = table.glob("deletion_vector_*")
@@ -158,7 +158,7 @@ def test_compaction_by_spark_is_neither_listed_nor_counted(spark: SparkSession, 
     assert (plan.to_version, plan.rows_removed, plan.rows_returned, plan.others) == (3, 0, 2, ())
 
 
-def test_vacuumed_by_spark_is_gone(spark: SparkSession, table: Path) -> None:
+def test_a_rewind_to_files_that_spark_has_vacuumed_is_refused(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table)
     put(sink, _ABOUT, 2, pairs(20, 2))
     then = {unquote(uri.rpartition("/")[2]) for uri in DeltaTable(str(table), version=1).file_uris()}
@@ -186,7 +186,7 @@ def test_an_added_column_stays_and_is_null(spark: SparkSession, table: Path) -> 
     assert sorted(tuple(row) for row in rows) == [(i, None) for i in range(10)]
 
 
-def test_the_change_data_feed_tells_of_the_rewind(spark: SparkSession, table: Path) -> None:
+def test_the_change_data_feed_contains_the_rewind(spark: SparkSession, table: Path) -> None:
     sink = _made(spark, table, "delta.enableChangeDataFeed = true")
     put(sink, _ABOUT, 2, pairs(20, 2))
     plan = _go_back(spark, sink, 1, token=5)

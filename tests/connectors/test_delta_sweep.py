@@ -106,7 +106,7 @@ def test_a_file_that_only_a_delta_checkpoint_names_as_removed_is_kept(sink: Delt
     assert sink.sweep(_ABOUT, _all) == []
 
 
-def test_a_file_that_no_version_names_any_more_is_deleted(sink: DeltaSink, table: Path) -> None:
+def test_a_file_that_no_remaining_version_names_is_deleted(sink: DeltaSink, table: Path) -> None:
     [file] = put(sink, _ABOUT, 1, pairs(0, 2))
     _delete_rows(table, expired=True)
     _remove_entries(table, 4)

@@ -258,7 +258,7 @@ def test_a_file_twice_and_a_path_that_is_not_of_a_data_file_are_refused(sink: De
 # --- Long logs
 
 
-def test_a_handle_that_follows_the_log_equals_one_that_reads_it(sink: DeltaSink, table: Path) -> None:
+def test_a_handle_that_follows_the_log_equals_one_that_reads_the_whole_log(sink: DeltaSink, table: Path) -> None:
     for token in range(1, 8):
         commit_elsewhere(table, pairs(token, 1), _ABOUT.application if token % 2 else "other", token)
         followed, read = sink.open_table(_ABOUT), DeltaSink(table).open_table(_ABOUT)
@@ -278,7 +278,7 @@ def test_delta_checkpoints_are_made_and_read(sink: DeltaSink, table: Path) -> No
     assert ids(table) == list(range(1, 12))
 
 
-def test_a_sink_continues_when_the_log_entries_that_it_knows_are_removed(sink: DeltaSink, table: Path) -> None:
+def test_a_sink_continues_when_the_log_entries_known_to_the_sink_are_removed(sink: DeltaSink, table: Path) -> None:
     put(sink, _ABOUT, 1, pairs(0, 1))
     put(DeltaSink(table), _ABOUT, 2, pairs(1, 1))
     checkpoint(table)

@@ -86,7 +86,7 @@ def test_everything_that_is_copied_exists_and_is_sent_to_the_engine() -> None:
             assert source in allowed, f".dockerignore leaves out {source}"
 
 
-def test_requirements_are_installed_from_the_pinned_file_and_the_project_without_choosing_versions_again() -> None:
+def test_requirements_are_installed_from_the_pinned_file_and_the_project_changes_no_version() -> None:
     installs = [rest for rest in arguments("RUN") if "pip install" in rest]
     assert any(rest.endswith("requirements.txt") for rest in installs)
     assert any("--no-deps" in rest and rest.endswith("/opt/stateflow/source") for rest in installs)
@@ -108,7 +108,7 @@ def test_java_is_one_that_spark_supports() -> None:
 # --- compose.yaml ----------------------------------------------------------------------------------------------------
 
 
-def test_all_services_are_there_and_long_running_ones_have_health_checks() -> None:
+def test_all_services_are_defined_and_long_running_ones_have_health_checks() -> None:
     assert set(SERVICES) == {"postgres", "airflow-init", "api-server", "scheduler", "dag-processor", "triggerer"}
     assert {name for name, service in SERVICES.items() if service.get("healthcheck", {}).get("test")} == {*SERVICES} - {
         "airflow-init"

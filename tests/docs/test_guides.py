@@ -91,7 +91,7 @@ def movements(box: AccountsJob) -> object:
 
 
 @pytest.mark.slow
-def test_upgrade_with_a_savepoint(terminal: Terminal) -> None:
+def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Terminal) -> None:
     box = terminal.box
     names = {"JOB": terminal.write_job("v1"), "NEW": terminal.write_job("v2", 3)}
     box.deliver(50)
@@ -114,7 +114,7 @@ def test_upgrade_with_a_savepoint(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_recover_at_3_am(terminal: Terminal) -> None:
+def test_the_commands_of_the_guide_recover_at_3_am_work(terminal: Terminal) -> None:
     box = terminal.box
     right, wrong = terminal.write_job("v1"), terminal.write_job("v2", 3)
     box.deliver(50)

@@ -168,7 +168,7 @@ def test_the_tests_of_the_guide_find_mistakes(job: Path, right: str, wrong: str)
     with _guide_tests(job, right, wrong) as guide:
         tests = (
             guide.test_payments_close_together_are_one_visit,
-            guide.test_a_visit_that_has_ended_leaves_nothing_behind,
+            guide.test_a_visit_that_has_ended_leaves_no_state,
             lambda: guide.test_payments_may_come_out_of_order(2),
         )
         assert any(map(_fails, tests))

@@ -92,7 +92,7 @@ def test_each_make_target_file_and_extra_exists_and_is_described() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_quickstart_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_quickstart_works_as_written(tmp_path: Path) -> None:
     (example,) = blocks(section(README, "Quickstart"), "bash")
     assert len(example.splitlines()) <= 30
     checkout = Checkout(tmp_path)
@@ -105,7 +105,7 @@ def test_the_quickstart_works_as_it_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_example_works_as_it_is_written(tmp_path: Path) -> None:
+def test_the_example_of_the_first_steps_works_as_written(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
     checkout.deliver(files=14, rows=5)
     _, example = blocks(section(FIRST_STEPS, "Run a job"))

@@ -53,7 +53,7 @@ def test_a_mistake_is_named_and_changes_nothing(bench: CliFixture, case: Case) -
 
 
 @pytest.mark.parametrize("name", ["no job file", "a uid twice", "reads nothing"])
-def test_on_the_command_line(bench: CliFixture, name: str) -> None:
+def test_the_command_line_reports_a_mistake_with_code_facts_and_hint(bench: CliFixture, name: str) -> None:
     case = CASES[name]
     case.make(bench)
     before = bench.on_disk()

@@ -23,7 +23,7 @@ from tests.support.errors import raises
 SPARK_JOB = "def build(env):\n    env.from_source(FileSource(HERE, schema=Row), uid='rows').sink_to(sink(), uid='out')"
 
 
-def test_no_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_an_unsupported_environment(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = bench.folder / "empty"
     empty.mkdir()
     monkeypatch.setenv("JAVA_HOME", str(empty))
@@ -35,7 +35,7 @@ def test_no_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
         check_java()
 
 
-def test_an_old_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_is_refused(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     java = bench.folder / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
@@ -56,12 +56,12 @@ def test_an_old_java(bench: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None
         ("", 0),
     ],
 )
-def test_the_version_of_a_java(text: str, major: int) -> None:
+def test_the_version_of_java_is_read_from_its_output(text: str, major: int) -> None:
     assert java_major(text) == major
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 14), (2, 7)])
-def test_another_python(version: tuple[int, int]) -> None:
+def test_an_unsupported_python_is_refused(version: tuple[int, int]) -> None:
     with raises(EnvironmentUnsupported, found=f"{version[0]}.{version[1]}") as refused:
         check_python(version)
     assert "3.11" in refused.value.hint
@@ -70,7 +70,7 @@ def test_another_python(version: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.3.0", "4.20.0"])
-def test_another_spark(version: str) -> None:
+def test_an_unsupported_spark_is_refused(version: str) -> None:
     with raises(EnvironmentUnsupported, found=version) as refused:
         check_spark(version)
     assert "4.2.0" in refused.value.hint
@@ -78,7 +78,7 @@ def test_another_spark(version: str) -> None:
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
-def test_a_master_that_never_tries_a_task_again(master: str) -> None:
+def test_a_master_without_task_retries_is_refused(master: str) -> None:
     with raises(ConfigError, master=master) as refused:
         check_master(master)
     assert "local[N,4]" in refused.value.hint
@@ -106,7 +106,7 @@ def _file_source(folder: Path, **columns: pa.DataType) -> Any:
         ({"key": pa.string(), "number": pa.float64()}, {"column": "number", "declared": "bigint", "found": "double"}),
     ],
 )
-def test_files_with_other_columns(
+def test_files_with_missing_or_incompatible_columns_are_refused(
     tmp_path: Path, spark_session: Any, columns: dict[str, pa.DataType], facts: dict[str, Any]
 ) -> None:
     source = _file_source(tmp_path, **columns)
@@ -118,11 +118,11 @@ def test_files_with_other_columns(
 
 
 @pytest.mark.spark
-def test_files_with_narrower_numbers_are_taken(tmp_path: Path, spark_session: Any) -> None:
+def test_files_with_narrower_numbers_are_accepted(tmp_path: Path, spark_session: Any) -> None:
     _file_source(tmp_path, key=pa.string(), number=pa.int32(), more=pa.int8()).check(spark_session)
 
 
-def test_a_folder_of_files_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_input_folder_is_a_configuration_error(tmp_path: Path) -> None:
     source = _file_source(tmp_path, key=pa.string())
     source.path = str(tmp_path / "gone")
     with raises(ConfigError, path=source.path):

@@ -35,11 +35,11 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("case", UNUSABLE.values(), ids=UNUSABLE)
-def test_a_root_that_cannot_be_used(bench: CliFixture, case: Case) -> None:
+def test_a_root_that_cannot_be_used_is_refused(bench: CliFixture, case: Case) -> None:
     check(bench, case)
 
 
-def test_a_root_of_this_host_with_tasks_on_others(tmp_path: Path) -> None:
+def test_a_root_on_this_host_is_refused_if_tasks_run_on_other_hosts(tmp_path: Path) -> None:
     with raises(ConfigError, master="spark://example:7077") as refused:
         check_root(PosixStorage(tmp_path / "root"), "spark://example:7077", False)
     assert "storage.shared=true" in refused.value.hint
@@ -95,5 +95,5 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("case", CHANGED.values(), ids=CHANGED)
-def test_a_job_that_does_not_fit_its_root(ran: CliFixture, case: Case) -> None:
+def test_a_job_that_does_not_fit_its_root_is_refused(ran: CliFixture, case: Case) -> None:
     check(ran, case)

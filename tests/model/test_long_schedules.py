@@ -43,7 +43,7 @@ def check_rest_after_run(job: SimJob, batches: int) -> None:
     job.checker.check_rest()
 
 
-def test_idle_runs_leave_nothing_and_make_the_same_calls_each(job: SimJob) -> None:
+def test_idle_runs_add_no_objects_and_no_storage_calls(job: SimJob) -> None:
     calls_of_run(job, 5)
     first = [calls_of_run(job, 0) for _ in range(30)]
     before = keys(job, log=False)
@@ -53,13 +53,13 @@ def test_idle_runs_leave_nothing_and_make_the_same_calls_each(job: SimJob) -> No
     check_rest_after_run(job, 2)
 
 
-def test_runs_of_a_job_without_rows_leave_nothing(job: SimJob) -> None:
+def test_runs_of_a_job_without_rows_add_no_objects_and_no_storage_calls(job: SimJob) -> None:
     calls = [calls_of_run(job, 0) for _ in range(200)]
     assert max(calls[100:]) <= max(calls[:100])
     assert len(keys(job, log=True)) == 1 and len(keys(job, log=False)) == 1
 
 
-def test_runs_that_die_at_their_start_leave_no_more_than_the_last_one(job: SimJob) -> None:
+def test_runs_that_die_at_their_start_leave_a_bounded_number_of_objects(job: SimJob) -> None:
     calls_of_run(job, 2)
     for _ in range(100):
         dying = JobRunProcess(job, "run", 0)
@@ -70,7 +70,7 @@ def test_runs_that_die_at_their_start_leave_no_more_than_the_last_one(job: SimJo
     assert len([key for key in keys(job, log=False) if key.startswith("history/")]) <= 2
 
 
-def test_commands_without_a_run_leave_nothing(job: SimJob) -> None:
+def test_pins_and_savepoints_without_a_run_add_only_history_and_requests(job: SimJob) -> None:
     calls_of_run(job, 3)
     before = len(job.storage.keys())
     root = job.open("test")

@@ -21,18 +21,18 @@ _SEEDS = [
 
 
 @pytest.mark.parametrize(("name", "seed"), _SEEDS)
-def test_a_history_that_showed_a_mistake_is_sound_now(name: str, seed: int) -> None:
+def test_a_history_that_detects_a_mutant_breaks_no_rule_without_the_mutant(name: str, seed: int) -> None:
     play(seed, Search(plan=SIMULATED[name].plan))
     with pytest.raises(Violation):
         play(seed, Search(name))
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_a_rule_taken_out_is_missed(name: str) -> None:
+def test_the_simulator_detects_that_a_rule_was_removed(name: str) -> None:
     assert first_finding(name), f"no history showed: {SIMULATED[name].what}"
 
 
-def test_mistakes_are_gone_after_a_mutant() -> None:
+def test_a_mutant_does_not_change_later_histories() -> None:
     before = [play(seed) for seed in range(5)]
     for name in SIMULATED:
         explore(range(2), Search(name))

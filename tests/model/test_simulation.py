@@ -18,7 +18,9 @@ def test_a_seed_decides_everything() -> None:
     assert stats[0] == stats[1] == play(7)
 
 
-def test_a_failure_has_its_last_steps_and_the_command_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_has_its_last_steps_and_the_command_that_replays_the_history(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     failure = first_finding("no-list")
     assert failure is not None
     story = failure.story(steps=5).splitlines()

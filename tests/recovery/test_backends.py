@@ -38,7 +38,7 @@ def _backends(box: AccountsJob) -> set[str]:
 
 
 @pytest.mark.parametrize("failpoint", ["task.uploaded:3", "task.sink-closed:2", "commit.manifest:2", "commit.after:2"])
-def test_a_crash_between_snapshot_and_commit_is_as_if_nothing_had_been(on: AccountsJob, failpoint: str) -> None:
+def test_a_crash_between_snapshot_and_commit_loses_and_repeats_no_row(on: AccountsJob, failpoint: str) -> None:
     on.run_to(40)
     on.deliver(80)
     on.reach(failpoint)
@@ -47,7 +47,7 @@ def test_a_crash_between_snapshot_and_commit_is_as_if_nothing_had_been(on: Accou
     on.check()
 
 
-def test_a_chain_of_rescalings_reads_as_stored(on: AccountsJob) -> None:
+def test_state_after_a_chain_of_rescalings_is_correct_and_read_as_stored(on: AccountsJob) -> None:
     """The last batch has a row for one subtask only, and lays out the state of all. State can be read from outside."""
     for rows, parallelism in ((30, 1), (60, 3), (90, 5), (120, 2), (121, 7)):
         on.run_to(rows, parallelism=parallelism)
@@ -73,7 +73,7 @@ def test_a_savepoint_has_all_of_the_state_and_restores(on: AccountsJob, tmp_path
     check_after(on)
 
 
-def test_what_a_savepoint_shows_counts_the_state_in_the_manifest(box: AccountsJob) -> None:
+def test_the_size_of_a_savepoint_includes_the_state_in_the_manifest(box: AccountsJob) -> None:
     box.settings = BACKENDS["memory"]
     box.run_to(50)
     box.create_savepoint("here")
@@ -85,7 +85,7 @@ def test_what_a_savepoint_shows_counts_the_state_in_the_manifest(box: AccountsJo
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
-def test_each_backend_goes_on_from_the_one_before(box: AccountsJob, parallelism: int) -> None:
+def test_each_backend_restores_the_state_of_the_previous_backend(box: AccountsJob, parallelism: int) -> None:
     chain = ["rocksdb", "memory", "filesystem", "rocksdb", "filesystem", "memory", "rocksdb"]
     for number, backend in enumerate(chain):
         box.run_to(20 * (number + 1), state__backend=backend, parallelism=parallelism if number % 2 else 2)

@@ -105,7 +105,7 @@ def _status(box: AccountsJob) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_the_watcher_survives_any_error(box: AccountsJob, error: Exception) -> None:
+def test_the_watcher_of_requests_survives_any_error(box: AccountsJob, error: Exception) -> None:
     box.deliver(100)
     storage = Refusing(box.root, "list", "requests/", error)
 
@@ -126,7 +126,7 @@ def test_the_watcher_survives_any_error(box: AccountsJob, error: Exception) -> N
     assert "request_watch" in text and f"[{code}]" in text
 
 
-def test_looks_come_slower_while_they_fail(box: AccountsJob) -> None:
+def test_the_watcher_of_requests_slows_down_while_the_storage_fails(box: AccountsJob) -> None:
     box.deliver(30)
     storage = Refusing(box.root, "list", "requests/")
 
@@ -140,7 +140,7 @@ def test_looks_come_slower_while_they_fail(box: AccountsJob) -> None:
     box.check_results()
 
 
-def test_a_request_whose_checkpoint_is_let_go_at_the_run_s_end(box: AccountsJob) -> None:
+def test_a_request_whose_checkpoint_is_released_at_the_run_s_end_is_served(box: AccountsJob) -> None:
     """The first one runs a batch of its own; with one checkpoint retained, the one before is gone for the second."""
     box.deliver(40)
 
@@ -154,7 +154,7 @@ def test_a_request_whose_checkpoint_is_let_go_at_the_run_s_end(box: AccountsJob)
     assert _status(box) == []
 
 
-def test_a_run_that_went_back_at_its_start_answers_requests(box: AccountsJob) -> None:
+def test_a_run_with_a_rewind_at_its_start_answers_requests(box: AccountsJob) -> None:
     """Going back claims the job a second time; the run must not count as fenced by itself."""
     box.run_to(40)
     box.deliver(100)
@@ -175,7 +175,7 @@ class _NoBatches:
     take_full_snapshot = drain
 
 
-def test_a_request_that_is_outrun_each_time_gets_the_reason(box: AccountsJob) -> None:
+def test_a_request_whose_checkpoint_is_always_released_fails_with_the_reason(box: AccountsJob) -> None:
     """Nothing stops this at the run's end but the bound."""
     box.run_to(20)
     root = _open(PosixStorage(box.root))
@@ -203,7 +203,7 @@ def test_a_request_that_is_outrun_each_time_gets_the_reason(box: AccountsJob) ->
 
 
 @pytest.mark.parametrize("error", ERRORS[:3])
-def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsJob, error: Exception) -> None:
+def test_a_run_succeeds_on_a_storage_that_refuses_deletions(box: AccountsJob, error: Exception) -> None:
     box.run_to(200)
     box.deliver(260)
     storage = Refusing(box.root, "delete", error=error)
@@ -219,7 +219,7 @@ def test_a_storage_that_deletes_nothing_fails_no_run(box: AccountsJob, error: Ex
 
 
 @pytest.mark.parametrize("error", ERRORS[::3])
-def test_a_history_that_cannot_be_written_fails_no_run_and_grows_no_manifest(
+def test_a_run_succeeds_with_a_bounded_manifest_if_the_history_cannot_be_written(
     box: AccountsJob, error: Exception
 ) -> None:
     box.deliver(1_100)
@@ -229,7 +229,7 @@ def test_a_history_that_cannot_be_written_fails_no_run_and_grows_no_manifest(
     box.check_results()
 
 
-def test_pins_and_savepoints_need_no_deletion(box: AccountsJob) -> None:
+def test_pins_and_savepoints_need_no_permission_to_delete(box: AccountsJob) -> None:
     box.run_to(40)
     storage = Refusing(box.root, "delete")
     root = _open(storage)
@@ -242,7 +242,7 @@ def test_pins_and_savepoints_need_no_deletion(box: AccountsJob) -> None:
     assert storage.refused > 0
 
 
-def test_a_sweep_that_fails_fails_no_start(box: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sweep_does_not_fail_the_start(box: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     def sweep(*_: object) -> list[str]:
         raise PermissionError("unlink")
 
@@ -257,7 +257,7 @@ def test_a_sweep_that_fails_fails_no_start(box: AccountsJob, monkeypatch: pytest
 # -- the mechanism ----------------------------------------------------------------------------------------------------
 
 
-def test_pauses_grow_and_end_with_a_success(box: AccountsJob) -> None:
+def test_pauses_of_background_work_grow_with_failures_and_end_with_a_success(box: AccountsJob) -> None:
     box.run_to(10)
     clock = _Clock()
     recorder = MemoryRecorder()

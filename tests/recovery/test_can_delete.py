@@ -27,7 +27,7 @@ def _files(box: AccountsJob) -> dict[str, dict[str, Any]]:
     return {file["key"]: file for file in report["each"]}
 
 
-def test_every_file_is_needed_by_who_names_it_or_goes(box: AccountsJob) -> None:
+def test_every_file_of_a_job_root_is_either_needed_or_deletable(box: AccountsJob) -> None:
     box.deliver(8 * SLICE)
     # Killed, so that the run's own collection at its end does not come.
     box.reach("batch.begin:7")
@@ -44,7 +44,7 @@ def test_every_file_is_needed_by_who_names_it_or_goes(box: AccountsJob) -> None:
     box.check()
 
 
-def test_a_file_that_is_needed_may_not_go_whatever_it_is_called_by(box: AccountsJob) -> None:
+def test_a_needed_file_is_not_deletable_under_any_of_its_names(box: AccountsJob) -> None:
     """The file must stay, and a checkpoint that needs it is named. Files elsewhere, and how things would be, are not
     explained."""
     box.run_to(3 * SLICE)
@@ -65,7 +65,7 @@ def test_a_file_that_is_needed_may_not_go_whatever_it_is_called_by(box: Accounts
     assert box.command("gc", "--dry-run", "--files", "--retain", "1").code == 2
 
 
-def test_a_pin_is_named_with_its_owner(box: AccountsJob) -> None:
+def test_a_file_that_a_pin_needs_is_listed_with_owner_and_reason_of_the_pin(box: AccountsJob) -> None:
     box.run_to(SLICE)
     assert box.command("savepoint", "create", "--name", "kept", failpoint="savepoint.pinned").code == KILLED
     box.run_to(5 * SLICE)
@@ -75,7 +75,7 @@ def test_a_pin_is_named_with_its_owner(box: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("point", ["pinned", "started", "copied", "complete", "disposing", "disposed"])
-def test_a_dry_run_lists_what_a_collection_takes_of_a_savepoint(box: AccountsJob, point: str) -> None:
+def test_a_dry_run_lists_the_savepoint_files_that_a_collection_deletes(box: AccountsJob, point: str) -> None:
     box.run_to(SLICE)
     if point.startswith("dispos"):
         box.create_savepoint("mine")
@@ -124,7 +124,7 @@ def test_state_is_read_during_a_run(box: AccountsJob) -> None:
     box.check()
 
 
-def test_what_a_reader_holds_is_not_collected(box: AccountsJob) -> None:
+def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(box: AccountsJob) -> None:
     """A reader that died has left a pin; its checkpoint is deleted when a user drops the pin, and not before."""
     box.settings = RARE
     box.run_to(20)

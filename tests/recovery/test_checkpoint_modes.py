@@ -61,7 +61,7 @@ def _check_state(box: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize(("mode", "point"), CASES)
-def test_a_kill_costs_a_replay_and_no_row(box: AccountsJob, mode: str, point: str) -> None:
+def test_a_kill_in_any_checkpoint_mode_loses_no_row(box: AccountsJob, mode: str, point: str) -> None:
     box.settings = MODES[mode]
     box.deliver(10 * SLICE)
     box.kill_at(f"{second_time(point)}:kill", checkpoints__collect_every=1)
@@ -112,7 +112,7 @@ def test_a_savepoint_and_a_stop_have_what_was_processed(box: AccountsJob, settin
 # -- at least once ----------------------------------------------------------------------------------------------------
 
 
-def test_what_no_checkpoint_had_when_a_run_died_comes_again_and_nothing_else(box: AccountsJob) -> None:
+def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_a_kill(box: AccountsJob) -> None:
     box.settings = _EARLY_OUTPUT
     box.deliver(8 * SLICE)
     box.reach("batch.end:5")

@@ -32,7 +32,7 @@ def _state_files(box: AccountsJob, entry: root_files.Entry) -> set[str]:
 # -- unscheduled ------------------------------------------------------------------------------------------------------
 
 
-def test_one_out_of_turn_has_all_that_was_processed_and_is_published(box: AccountsJob) -> None:
+def test_a_triggered_checkpoint_has_all_processed_rows_and_is_published(box: AccountsJob) -> None:
     box.deliver(30 * SLICE)
     box.settings = {"checkpoints__interval_batches": 1000}
     made, _ = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--json")
@@ -45,7 +45,7 @@ def test_one_out_of_turn_has_all_that_was_processed_and_is_published(box: Accoun
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
-def test_a_full_one_has_no_file_in_common_with_any_before_it(box: AccountsJob, backend: str) -> None:
+def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(box: AccountsJob, backend: str) -> None:
     box.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
     box.deliver(30 * SLICE)
     made, _ = box.asked_at("batch.begin:4", "checkpoints", "trigger", "--full", "--json")
@@ -59,7 +59,7 @@ def test_a_full_one_has_no_file_in_common_with_any_before_it(box: AccountsJob, b
     box.check()
 
 
-def test_without_a_run_there_is_nothing_to_trigger(box: AccountsJob) -> None:
+def test_a_checkpoint_cannot_be_triggered_without_a_run(box: AccountsJob) -> None:
     box.run_to(SLICE)
     answer = box.command("checkpoints", "trigger", "--patience", "1")
     root = {"root": f"file://{box.root}", "checkpoint": box.head.checkpoint}
@@ -69,7 +69,7 @@ def test_without_a_run_there_is_nothing_to_trigger(box: AccountsJob) -> None:
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_the_list_has_each_checkpoint_and_marks_what_is_kept(box: AccountsJob) -> None:
+def test_the_list_has_each_checkpoint_and_marks_retained_ones(box: AccountsJob) -> None:
     """One that is kept is shown with its state."""
     box.run_to(5 * SLICE, checkpoints__retained=2)
     listed = box.command("checkpoints", "list", "--json").document
@@ -90,7 +90,7 @@ def test_the_list_has_each_checkpoint_and_marks_what_is_kept(box: AccountsJob) -
     assert f"kept={[newest]}" in refused.err
 
 
-def test_the_list_has_the_figures_of_what_a_killed_run_committed_as_well(box: AccountsJob) -> None:
+def test_the_list_has_the_figures_of_checkpoints_of_a_killed_run(box: AccountsJob) -> None:
     box.deliver(10 * SLICE)
     box.reach("batch.end:5", checkpoints__retained=100)
     listed = box.command("checkpoints", "list", "--json").document
@@ -102,7 +102,7 @@ def test_the_list_has_the_figures_of_what_a_killed_run_committed_as_well(box: Ac
         assert each["subtasks"]["increment_bytes"]["min"] <= each["subtasks"]["increment_bytes"]["max"]
 
 
-def test_the_summary_is_that_of_the_records(box: AccountsJob) -> None:
+def test_the_summary_of_checkpoints_is_computed_from_their_records(box: AccountsJob) -> None:
     box.run_to(7 * SLICE + 3)
     summary = box.command("checkpoints", "history", "--json").document
     sizes = sorted(r["increment_bytes"] for r in _records(box))
@@ -130,7 +130,7 @@ def test_a_checkpoint_adds_one_object_per_subtask_and_two(box: AccountsJob) -> N
     assert sum(1 for key in added if key.startswith("log/")) == 11
 
 
-def test_the_recorded_sizes_are_those_of_what_the_storage_got(box: AccountsJob) -> None:
+def test_the_recorded_sizes_of_a_checkpoint_are_those_of_its_new_files(box: AccountsJob) -> None:
     small = {"state__inline_below_bytes": 1, "rocksdb__compact_at_files": 2}
     box.run_to(8 * SLICE, **KEEP_ALL, **small)
     seen, records = set[str](), {r["checkpoint_id"]: r for r in _records(box)}
@@ -169,7 +169,7 @@ def _graph(box: AccountsJob) -> list[str]:
 # -- how much is kept -------------------------------------------------------------------------------------------------
 
 
-def test_runs_that_end_well_keep_the_newest_records(box: AccountsJob) -> None:
+def test_successful_runs_keep_the_newest_history_records(box: AccountsJob) -> None:
     for rows in (30, 60, 90, 120):
         box.run_to(rows, history__retained=5, checkpoints__retained=100)
     # Those of a run are one object, and of objects so many are kept as it takes.
@@ -177,7 +177,7 @@ def test_runs_that_end_well_keep_the_newest_records(box: AccountsJob) -> None:
     assert _objects(box) == 2
 
 
-def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept_either(box: AccountsJob) -> None:
+def test_history_of_killed_runs_has_the_newest_checkpoints_and_stays_bounded(box: AccountsJob) -> None:
     box.deliver(200)
     for _ in range(5):
         box.reach("batch.end:3", history__retained=4, checkpoints__retained=100)
@@ -187,13 +187,13 @@ def test_of_runs_that_all_end_badly_each_checkpoint_is_known_and_no_more_is_kept
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_for_long_trims_on_its_way(box: AccountsJob) -> None:
+def test_a_long_run_trims_its_history(box: AccountsJob) -> None:
     box.deliver(1020)
     box.reach("batch.end:101", history__retained=4, checkpoints__collect_every=100)
     assert _objects(box) == 1
 
 
-def test_a_kill_right_after_writing_history_doubles_no_record(box: AccountsJob) -> None:
+def test_a_kill_right_after_writing_history_duplicates_no_record(box: AccountsJob) -> None:
     box.deliver(300)
     box.reach("batch.end:20")
     box.finish(checkpoints__retained=100)
@@ -215,7 +215,7 @@ def early(box: AccountsJob) -> AccountsJob:
     return box
 
 
-def test_a_checkpoint_is_recorded_with_the_run_that_made_it(box: AccountsJob) -> None:
+def test_a_checkpoint_is_recorded_with_its_run(box: AccountsJob) -> None:
     box.deliver(20)
     box.command("run", box.job_file, "--run-id", "nightly/3", with_job=True).check()
     claim = root_files.entries(box.root)[0].doc
@@ -245,7 +245,7 @@ def _runs(box: AccountsJob) -> dict[int, int]:
     return {line["generation"]: line["run"] for line in lines if "checkpoint_id" in line}
 
 
-def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsJob, tmp_path: Path) -> None:
+def test_the_history_of_a_fork_begins_with_its_parent_job_and_target(early: AccountsJob, tmp_path: Path) -> None:
     """A fork of an old checkpoint is recorded there last, under that one's number."""
     for target in ("latest", "early"):
         into = tmp_path / target
@@ -258,7 +258,7 @@ def test_a_fork_s_history_begins_with_where_it_came_from(early: AccountsJob, tmp
     assert (newest["kind"], newest["by"]) == ("fork", "eve")
 
 
-def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsJob) -> None:
+def test_the_history_shows_a_restore_to_an_undone_branch(early: AccountsJob) -> None:
     """Back to the savepoint, on; then back to where the job was before, which counts again."""
     before = early.head.doc["checkpoint"]["id"]
     early.create_savepoint("late")
@@ -271,7 +271,7 @@ def test_going_back_to_an_undone_branch_is_seen_as_such(early: AccountsJob) -> N
     assert int(early.records("restore")[-1]["facts"]["base"]) == before
 
 
-def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsJob) -> None:
+def test_a_rewind_at_a_start_is_recorded_in_the_history(box: AccountsJob) -> None:
     """Output was deleted before it was published, as a VACUUM does it."""
     box.deliver(60)
     box.reach("commit.after:4")
@@ -283,7 +283,9 @@ def test_a_start_that_goes_back_by_itself_is_recorded(box: AccountsJob) -> None:
     assert _graph(box) == ["●", "●", "●─╮", "│ ○", "↶", "●", "●", "●"]
 
 
-def test_anothers_savepoint_begins_a_branch_that_comes_of_nothing_here(early: AccountsJob, tmp_path: Path) -> None:
+def test_a_restore_of_another_job_s_savepoint_begins_a_branch_without_a_parent(
+    early: AccountsJob, tmp_path: Path
+) -> None:
     other = AccountsJob(tmp_path / "other", settings=early.settings)
     other.run_to(30)
     (path,) = map(str, (early.root / "savepoints").iterdir())

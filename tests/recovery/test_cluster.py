@@ -29,7 +29,7 @@ def _lose_an_executor(flights: ClusteredFlights, files: int) -> None:
     flights.end_well(files + 2)
 
 
-def test_a_job_root_on_s3(tmp_path: Path) -> None:
+def test_a_job_with_its_root_on_s3_survives_the_loss_of_an_executor(tmp_path: Path) -> None:
     folder = tmp_path / "s3" / "data" / "bucket" / "job"
     with (
         s3_server(tmp_path / "s3", "bucket") as variables,
@@ -39,7 +39,7 @@ def test_a_job_root_on_s3(tmp_path: Path) -> None:
         _lose_an_executor(flights, files=5)
 
 
-def test_executors_whose_python_has_nothing_get_a_packed_environment(tmp_path: Path) -> None:
+def test_executors_without_the_packages_run_in_a_packed_environment(tmp_path: Path) -> None:
     """As the guide says: their own Python has neither stateflow nor rocksdict."""
     bare = Path(sys.executable).resolve()
     for package in ("stateflow", "rocksdict"):

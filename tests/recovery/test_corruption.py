@@ -58,14 +58,14 @@ def victim(resting: Victim) -> Iterator[Victim]:
     ("kind", "damage"),
     [(k, d) for k in KINDS for d in DAMAGES if (k, d) != ("log entry", "removed")],
 )
-def test_damage_is_named(victim: Victim, kind: str, damage: str) -> None:
+def test_damage_to_any_kind_of_file_is_reported_with_its_name(victim: Victim, kind: str, damage: str) -> None:
     path = victim.files(kind)[0]
     DAMAGES[damage](path)
     check_refused(victim, path)
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_no_file_is_left_out(victim: Victim, damage: str) -> None:
+def test_damage_to_each_sst_file_is_reported_with_its_name(victim: Victim, damage: str) -> None:
     count = len(victim.files("sst"))
     assert count >= 4
     for i in range(1, count):
@@ -76,7 +76,7 @@ def test_no_file_is_left_out(victim: Victim, damage: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["log entry", "manifest", "sst"])
-def test_a_file_in_the_place_of_another_one_is_named(victim: Victim, kind: str) -> None:
+def test_a_file_that_was_replaced_by_another_valid_file_is_reported_with_its_name(victim: Victim, kind: str) -> None:
     """One of another job, an older one, and the two exchanged."""
     path = victim.files(kind)[0]
     path.write_bytes(victim.files(kind, victim.other.root)[0].read_bytes())
@@ -96,7 +96,7 @@ def test_a_file_in_the_place_of_another_one_is_named(victim: Victim, kind: str) 
     check_refused(victim, path)
 
 
-def test_the_format_of_another_job_of_this_name_is_found_out(victim: Victim) -> None:
+def test_the_format_file_of_another_job_with_the_same_name_is_refused(victim: Victim) -> None:
     path = victim.files("FORMAT")[0]
     path.write_bytes(victim.files("FORMAT", victim.other.root)[0].read_bytes())
     check_refused(victim, victim.files("log entry")[0])
@@ -109,7 +109,7 @@ def test_another_version_of_the_format_is_refused(victim: Victim) -> None:
     victim.run().check_error(2, "wrong-job-root", found=2)
 
 
-def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
+def test_the_log_entry_that_ends_a_run_may_be_missing(victim: Victim) -> None:
     """Without it everything is as if the run had been killed at its end."""
     assert victim.box.head.doc["kind"] == "admin"
     victim.files("log entry")[0].unlink()
@@ -117,7 +117,7 @@ def test_the_entry_that_ends_a_run_may_go(victim: Victim) -> None:
     victim.box.check()
 
 
-def test_a_log_that_is_gone_is_not_taken_for_a_new_job(victim: Victim) -> None:
+def test_a_job_root_without_its_log_is_refused_and_unchanged(victim: Victim) -> None:
     """A start would process everything again, and its collections would take what an operator may yet save."""
     for entry in root_files.entries(victim.root):
         root_files.entry_path(victim.root, entry.seq).unlink()
@@ -127,7 +127,7 @@ def test_a_log_that_is_gone_is_not_taken_for_a_new_job(victim: Victim) -> None:
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_a_large_source_log_is_named(victim: Victim, damage: str) -> None:
+def test_damage_to_a_large_source_log_is_reported_with_its_name(victim: Victim, damage: str) -> None:
     """Spark's source logs, where they are too large for the manifest, are files of their own."""
     path = _add_source_log(victim)
     DAMAGES[damage](path)
@@ -152,7 +152,7 @@ def _add_source_log(victim: Victim) -> Path:
 
 
 @pytest.mark.parametrize("damage", SOME)
-def test_a_retained_manifest_is_named_when_it_is_adopted(victim: Victim, damage: str) -> None:
+def test_damage_to_a_retained_manifest_is_reported_at_its_adoption(victim: Victim, damage: str) -> None:
     victim.box.reach("commit.after:2")
     newest = victim.box.lose_output()
     path = victim.root / newest.doc["retained"][-1]["manifest"]["key"]
@@ -162,7 +162,7 @@ def test_a_retained_manifest_is_named_when_it_is_adopted(victim: Victim, damage:
 
 
 @pytest.mark.parametrize("kind", KINDS[:3])
-def test_a_collection_finds_damage_before_it_deletes(victim: Victim, kind: str) -> None:
+def test_a_collection_reports_damage_before_any_deletion(victim: Victim, kind: str) -> None:
     path = victim.files(kind)[0]
     DAMAGES["a bit in the middle"](path)
     before = root_files.digests(victim.root)
@@ -187,7 +187,7 @@ def ran(box: AccountsJob) -> AccountsJob:
     return box
 
 
-def test_of_each_kept_checkpoint_all_is_read(ran: AccountsJob) -> None:
+def test_verify_reads_all_of_each_retained_checkpoint(ran: AccountsJob) -> None:
     """With ``--deep``, the entries that the oracle has are counted; nothing is left over: no pin, no file."""
     found = ran.command("verify", "--json").document
     kept = sorted(e.seq for e in root_files.kept_entries(ran.root))
@@ -202,7 +202,7 @@ def test_of_each_kept_checkpoint_all_is_read(ran: AccountsJob) -> None:
     ran.check_clean()
 
 
-def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(ran: AccountsJob) -> None:
+def test_verify_refuses_a_checkpoint_that_is_not_retained_with_those_that_are(ran: AccountsJob) -> None:
     refused = ran.command("verify", "--checkpoint", "2")
     assert (refused.code, refused.error.code, refused.error.facts) == (2, "config", {"wanted": 2})
     assert f"kept={sorted(e.seq for e in root_files.kept_entries(ran.root))}" in refused.err
@@ -210,7 +210,9 @@ def test_a_checkpoint_that_is_not_kept_is_refused_with_those_that_are(ran: Accou
 
 
 @pytest.mark.parametrize("damage", ["a bit in the middle", "the last byte missing", "removed"])
-def test_each_file_that_is_not_as_recorded_is_found_and_named(ran: AccountsJob, tmp_path: Path, damage: str) -> None:
+def test_verify_reports_each_file_that_is_not_as_recorded_with_its_name(
+    ran: AccountsJob, tmp_path: Path, damage: str
+) -> None:
     live = [key for key in root_files.live_files(ran.root) if key.startswith("data/")]
     assert len(live) > 5
     for key in live:
@@ -240,7 +242,7 @@ def test_each_file_that_is_not_as_recorded_is_found_and_named(ran: AccountsJob, 
     ],
     ids=["key group of another subtask", "unknown state", "unknown kind of key", "half a key", "no value"],
 )
-def test_deep_finds_what_is_stored_as_recorded_and_wrong_all_the_same(
+def test_verify_deep_reports_wrong_entries_in_files_that_are_as_recorded(
     tmp_path: Path, key: bytes, value: bytes, facts: dict[str, Any]
 ) -> None:
     good = {b"\0\2" + COUNT + KEY: ONE}

@@ -30,19 +30,19 @@ HERE = sorted(NAMES.keys() - ONLY_ON_SPARK - ON_REQUEST - ASYNCHRONOUS)
 SETTINGS = {"checkpoints__collect_every": 2, "checkpoints__retained": 2}
 
 
-def test_every_failpoint_has_a_place_here() -> None:
+def test_every_failpoint_is_covered_by_tests_of_kills() -> None:
     assert set(_LATER) | _ONCE_PER_RUN | ONLY_ON_SPARK | ON_REQUEST | ASYNCHRONOUS == set(NAMES)
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_kill_in_the_first_run(box: AccountsJob, name: str) -> None:
+def test_a_job_recovers_from_a_kill_at_each_failpoint_of_the_first_run(box: AccountsJob, name: str) -> None:
     box.settings = SETTINGS
     box.deliver(50)
     _recover(box, f"{name}:1", 80)
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_a_kill_later(box: AccountsJob, name: str) -> None:
+def test_a_job_recovers_from_a_kill_at_each_failpoint_of_a_later_run(box: AccountsJob, name: str) -> None:
     box.settings = SETTINGS
     box.run_to(30)
     box.deliver(70)
@@ -58,7 +58,7 @@ def _recover(box: AccountsJob, failpoint: str, rows: int) -> None:
     box.check()
 
 
-def test_a_source_that_crashes_and_pauses(box: AccountsJob) -> None:
+def test_a_job_recovers_from_a_source_that_crashes_and_pauses(box: AccountsJob) -> None:
     """The process dies inside the source; a run is caught up where the script pauses."""
     items = [(20, {"crash": "first"}), (50, {"pause": "gate"}), (60, {"crash": "second"})]
     box.deliver(90, *items)
@@ -112,14 +112,14 @@ STOPS = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_run_that_is_stopped_while_another_goes_through(box: AccountsJob, name: str) -> None:
+def test_a_run_resumed_after_another_run_is_fenced_or_changes_nothing(box: AccountsJob, name: str) -> None:
     box.settings = {"checkpoints__retained": 1000, "checkpoints__collect_every": 2}
     box.deliver(_ROWS)
     _overtake(box, f"{name}:{_NTH.get(name, 1)}:stop", loser_ends_with=0 if name in _HARMLESS else 3)
 
 
 @pytest.mark.parametrize("name", ["commit.after", "publish.before", "log.created", "claim.after", "batch.reported"])
-def test_a_run_of_a_known_job_is_stopped_and_its_checkpoint_collected(box: AccountsJob, name: str) -> None:
+def test_a_run_resumed_after_its_checkpoint_was_collected_is_fenced(box: AccountsJob, name: str) -> None:
     """As before, but what the stopped run restores from is garbage when it continues."""
     box.settings = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
     box.run_to(30)

@@ -33,7 +33,7 @@ def _origin(roots: NewRoot) -> str:
     return str(roots.new.command("status", "--json").document["origin"])
 
 
-def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> None:
+def test_a_new_job_root_continues_from_a_savepoint_of_a_deleted_root(roots: NewRoot) -> None:
     shutil.rmtree(roots.old.root)
     roots.run_to(120)
     (record,) = roots.new.records("fork")
@@ -52,7 +52,7 @@ def test_a_job_whose_root_is_gone_goes_on_from_a_savepoint(roots: NewRoot) -> No
     root_files.check_no_orphans(roots.new.root)
 
 
-def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot) -> None:
+def test_a_run_from_a_savepoint_is_continued_after_the_savepoint_was_deleted(roots: NewRoot) -> None:
     for rows in (80, 100, 120):
         roots.run_to(rows)
     shutil.rmtree(roots.savepoint)
@@ -62,7 +62,7 @@ def test_the_same_command_goes_on_also_when_the_savepoint_is_gone(roots: NewRoot
 
 
 @pytest.mark.parametrize("name", mostly_slow(STEPS, ["begin.created", "begin.adopted"]))
-def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, name: str) -> None:
+def test_a_killed_start_from_a_savepoint_is_completed_by_the_same_command(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     assert roots.run(failpoint=name).code == KILLED
     if name in ("begin.created", "begin.imported"):
@@ -74,7 +74,7 @@ def test_one_that_was_killed_is_completed_by_the_same_command(roots: NewRoot, na
 
 
 @pytest.mark.parametrize("name", ["begin.created", "begin.imported"])
-def test_of_two_at_once_both_begin_the_same_job(roots: NewRoot, name: str) -> None:
+def test_two_concurrent_starts_from_a_savepoint_begin_the_same_job(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
     slow = roots.begin(failpoint=f"{name}:1:stop").wait_stopped()
     roots.run_to(120)
@@ -86,7 +86,7 @@ def test_of_two_at_once_both_begin_the_same_job(roots: NewRoot, name: str) -> No
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def test_tables_of_the_savepoint_s_job_are_written_only_with_an_option(roots: NewRoot) -> None:
+def test_a_run_from_a_savepoint_writes_the_original_job_s_tables_only_with_an_option(roots: NewRoot) -> None:
     """Tables that stand where the savepoint does get what comes after it, and no row twice."""
     shutil.rmtree(roots.old.root)
     refused = roots.run(own_tables=False)
@@ -100,7 +100,7 @@ def test_tables_of_the_savepoint_s_job_are_written_only_with_an_option(roots: Ne
     roots.new.check_results()
 
 
-def test_tables_that_hold_more_than_the_savepoint_are_not_written_twice_in_silence(roots: NewRoot) -> None:
+def test_tables_with_rows_after_the_savepoint_are_refused_until_their_rewind(roots: NewRoot) -> None:
     roots.old.run_to(80)
     roots.new.deliver(120)
     before = root_files.digests(roots.old.folder / "tables")
@@ -122,7 +122,7 @@ def _forget_versions(savepoint: Path) -> None:
 
 
 @pytest.mark.parametrize(("tables", "is_version_known"), [("continue", True), ("continue", False), ("refuse", True)])
-def test_what_another_new_root_wrote_after_the_savepoint_is_not_written_again(
+def test_rows_that_another_new_root_wrote_after_the_savepoint_are_not_written_again(
     roots: NewRoot, tables: str, is_version_known: bool
 ) -> None:
     """In the tables of the savepoint's job, and in tables that only the other new root knows."""
@@ -144,7 +144,7 @@ def test_what_another_new_root_wrote_after_the_savepoint_is_not_written_again(
     assert found == multiset(rows[0 if is_old_table else 50 :]) + multiset(rows[50:120])
 
 
-def test_tables_can_be_kept_as_they_are(roots: NewRoot) -> None:
+def test_a_run_from_a_savepoint_can_keep_tables_as_they_are(roots: NewRoot) -> None:
     roots.old.run_to(80)
     roots.run_to(120, "--tables", "keep", own_tables=False)
     rows = expected(roots.new.delivered).movements
@@ -154,7 +154,7 @@ def test_tables_can_be_kept_as_they_are(roots: NewRoot) -> None:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_table_and_a_damaged_savepoint_begin_nothing(roots: NewRoot) -> None:
+def test_a_missing_table_or_a_damaged_savepoint_prevents_a_new_job_root(roots: NewRoot) -> None:
     shutil.rmtree(roots.old.table("movements"))
     refused = roots.run(*CONTINUE, own_tables=False)
     assert refused.code == 2 and not roots.new.root.exists(), str(refused)
@@ -163,7 +163,7 @@ def test_a_missing_table_and_a_damaged_savepoint_begin_nothing(roots: NewRoot) -
     assert refused.code == 4 and not (roots.new.root / "FORMAT").exists(), str(refused)
 
 
-def test_a_root_that_was_begun_otherwise_is_refused_and_named(roots: NewRoot) -> None:
+def test_a_run_from_a_savepoint_refuses_a_folder_with_other_content(roots: NewRoot) -> None:
     roots.old.root_folder = roots.new.root
     roots.old.finish(job__tables=roots.tables)
     refused = roots.run(own_tables=False)
@@ -183,7 +183,7 @@ def test_a_root_that_was_begun_otherwise_is_refused_and_named(roots: NewRoot) ->
     ],
     ids=["another job's", "state that is dropped"],
 )
-def test_what_does_not_fit_is_taken_only_with_an_option(
+def test_a_savepoint_that_does_not_fit_the_job_is_restored_only_with_an_option(
     roots: NewRoot, other: str, option: tuple[str, ...], facts: dict[str, object]
 ) -> None:
     refused = roots.run("--set", other)
@@ -192,7 +192,7 @@ def test_what_does_not_fit_is_taken_only_with_an_option(
     roots.run_to(120, "--set", other, *option)
 
 
-def test_the_path_of_a_savepoint_s_document_is_understood_everywhere(roots: NewRoot) -> None:
+def test_commands_accept_the_path_of_a_savepoint_s_document(roots: NewRoot) -> None:
     document = f"{roots.savepoint}/_savepoint"
     assert plan(roots.old, document)["savepoint"] == roots.savepoint.as_uri()
     settings = f"--set job.folder={roots.old.folder}"
@@ -203,7 +203,7 @@ def test_the_path_of_a_savepoint_s_document_is_understood_everywhere(roots: NewR
     roots.run().check()
 
 
-def test_max_parallelism_is_that_of_what_is_restored(box: AccountsJob, tmp_path: Path) -> None:
+def test_max_parallelism_defaults_to_that_of_the_restored_state(box: AccountsJob, tmp_path: Path) -> None:
     """Where neither the job nor its settings set one, it needs not be said again; keys find their state."""
     job = tmp_path / "accounts.py"
     job.write_text((JOBS / "accounts.py").read_text().replace("env.configure(max_parallelism=128)", ""))
@@ -283,7 +283,7 @@ def test_every_step_of_a_fork_has_a_failpoint() -> None:
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same file system", "other file system"])
-def test_a_fork_goes_its_own_way(
+def test_a_fork_changes_nothing_of_the_original_job(
     early: AccountsJob, tmp_path: Path, request: pytest.FixtureRequest, is_elsewhere: bool
 ) -> None:
     """It changes nothing of the job's."""
@@ -324,7 +324,7 @@ def test_a_fork_into_a_folder_that_holds_something_else_is_refused(
     assert job.head.doc["pinned"] == []
 
 
-def test_a_fork_of_another_job_s_savepoint_must_be_asked_for_and_brings_its_own_key_groups(
+def test_a_fork_of_another_job_s_savepoint_needs_an_option_and_keeps_its_key_groups(
     job: AccountsJob, tmp_path: Path
 ) -> None:
     other = AccountsJob(tmp_path / "other", {"max_parallelism": 64, "name": "ledger"})

@@ -38,7 +38,7 @@ def _check(box: AccountsJob, epoch: int) -> None:
     assert box.manifest["epoch"] == epoch
 
 
-def test_over_batches_runs_kills_and_rescaling(lists: AccountsJob) -> None:
+def test_list_order_survives_kills_and_rescaling(lists: AccountsJob) -> None:
     epochs = (4, 4 + 4, 4 + 4 + 5, 4 + 4 + 5 + 1)
     for turn, (rows, failpoint) in enumerate([(35, ""), (70, "batch.reported"), (120, "commit.after"), (125, "")]):
         lists.deliver(rows)
@@ -47,7 +47,7 @@ def test_over_batches_runs_kills_and_rescaling(lists: AccountsJob) -> None:
         _check(lists, epochs[turn])
 
 
-def test_over_going_back_and_forks(lists: AccountsJob, tmp_path: Path) -> None:
+def test_list_order_survives_restores_and_forks(lists: AccountsJob, tmp_path: Path) -> None:
     lists.settings = {"checkpoints__retained": 100}
     lists.run_to(50)
     lists.create_savepoint("early")

@@ -38,14 +38,14 @@ def _move(box: AccountsJob, bucket: tuple[Path, dict[str, str]], name: str) -> N
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
-def test_a_run_that_is_killed_leaves_nothing_wrong(box: AccountsJob, point: str) -> None:
+def test_a_job_on_object_storage_recovers_from_a_kill(box: AccountsJob, point: str) -> None:
     box.deliver(60)
     box.reach(f"{point}:1", checkpoints__collect_every=2)
     box.run_to(90)
     box.check()
 
 
-def test_a_driver_that_was_overtaken_is_fenced(box: AccountsJob) -> None:
+def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(box: AccountsJob) -> None:
     box.deliver(60)
     first = box.start("batch.reported:2:stop").wait_stopped()
     box.finish()
@@ -53,7 +53,9 @@ def test_a_driver_that_was_overtaken_is_fenced(box: AccountsJob) -> None:
     box.check()
 
 
-def test_two_jobs_of_a_host_share_a_limit_of_what_it_keeps(bucket: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
+    bucket: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
     """Each start removes what the other job's process may be about to link."""
     shared = {"local_dir": tmp_path / "local", "state__cache_limit_bytes": 1}
     boxes = [AccountsJob(tmp_path / name, shared) for name in ("one-job", "other-job")]
@@ -73,7 +75,7 @@ def test_two_jobs_of_a_host_share_a_limit_of_what_it_keeps(bucket: tuple[Path, d
 
 
 @pytest.mark.parametrize("store", ["azure", pytest.param("hdfs", marks=pytest.mark.slow)])
-def test_other_stores_survive_kills_too(box: AccountsJob, tmp_path: Path, store: str) -> None:
+def test_jobs_on_azure_and_hdfs_recover_from_kills(box: AccountsJob, tmp_path: Path, store: str) -> None:
     box.root_folder = None
     if store == "azure":
         with azure_server(tmp_path / "azure", "container") as variables:

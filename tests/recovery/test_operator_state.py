@@ -89,7 +89,7 @@ def check_rated(box: AccountsJob, since: int = 0) -> None:
 
 @pytest.mark.parametrize("pad", [0, 1500])
 @pytest.mark.parametrize("failpoint", ["", "task.processed:2", "batch.reported", "commit.after"])
-def test_over_batches_runs_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
+def test_operator_state_survives_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):
         job.deliver(rows)
@@ -128,7 +128,7 @@ def test_functions_know_whether_they_were_restored_and_which_checkpoint_was_comm
     assert set(notified[20:]) <= {ref["id"] for ref in job.head.doc["retained"]}
 
 
-def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsJob) -> None:
+def test_every_subtask_sees_the_union_list_as_of_the_last_checkpoint(job: AccountsJob) -> None:
     job.run_to(50, parallelism=3)
     subtask = {e["number"]: subtask_of(_group(e), 3, KEY_GROUPS) for e in job.delivered}
     seen: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -141,7 +141,7 @@ def test_everybody_sees_the_union_as_of_the_last_checkpoint(job: AccountsJob) ->
 
 
 @pytest.mark.parametrize("pad", [0, 1500])
-def test_savepoints_going_back_and_forks_carry_it(job: AccountsJob, tmp_path: Path, pad: int) -> None:
+def test_operator_state_survives_savepoints_restores_and_forks(job: AccountsJob, tmp_path: Path, pad: int) -> None:
     job.settings = {"checkpoints__retained": 100, "job__pad": pad}
     job.run_to(50, parallelism=2)
     job.create_savepoint("early")
@@ -167,7 +167,7 @@ def test_savepoints_going_back_and_forks_carry_it(job: AccountsJob, tmp_path: Pa
     fork.end_all()
 
 
-def test_a_part_that_was_changed_on_disk_is_named_before_the_run_begins(job: AccountsJob) -> None:
+def test_damage_to_an_operator_state_part_is_reported_with_its_name(job: AccountsJob) -> None:
     job.settings = {"job__pad": 1500}
     job.run_to(50, parallelism=1)
     state, _ = _operator(job, "collect")

@@ -42,7 +42,7 @@ def _tables(box: AccountsJob) -> dict[str, Counter[str]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_start_does_not_undo_them(lost: AccountsJob, table: str) -> None:
+def test_a_rewind_at_a_start_that_would_undo_rows_of_another_writer_is_refused(lost: AccountsJob, table: str) -> None:
     lost.reach("log.created:2")
     theirs = append(lost, table, number=3)
     before = lost.rows(table)
@@ -57,7 +57,7 @@ def test_a_start_does_not_undo_them(lost: AccountsJob, table: str) -> None:
     check_tables(lost, {table: theirs})
 
 
-def test_a_start_keeps_what_comes_while_it_goes_back(lost: AccountsJob) -> None:
+def test_a_rewind_at_a_start_keeps_rows_that_another_writer_adds_meanwhile(lost: AccountsJob) -> None:
     """No user has to decide anything: it has just looked, and has nothing of its own to take back."""
     other = lost.start("rewind.table:1:stop").wait_stopped()
     theirs = {table: append(lost, table) for table in TABLES}
@@ -66,7 +66,7 @@ def test_a_start_keeps_what_comes_while_it_goes_back(lost: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: AccountsJob, table: str) -> None:
+def test_an_approved_restore_does_not_undo_rows_that_its_plan_did_not_show(approved: AccountsJob, table: str) -> None:
     append(approved, table)
     before = approved.rows(table)
     for ended in (execute(approved), approved.run(), execute(approved)):
@@ -74,7 +74,7 @@ def test_an_approved_restore_does_not_undo_what_it_did_not_show(approved: Accoun
         assert approved.rows(table) == before
 
 
-def test_what_an_approved_restore_showed_is_undone(early: AccountsJob) -> None:
+def test_an_approved_restore_undoes_rows_of_another_writer_that_its_plan_showed(early: AccountsJob) -> None:
     append(early, "movements", number=2)
     (movements, _) = plan(early, "early")["sinks"]
     assert movements["uid"] == "movements" and "another writer" in movements["others"][0]
@@ -84,7 +84,7 @@ def test_what_an_approved_restore_showed_is_undone(early: AccountsJob) -> None:
     check_tables(early, {})
 
 
-def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsJob) -> None:
+def test_a_new_plan_that_shows_rows_of_another_writer_replaces_the_old_plan(approved: AccountsJob) -> None:
     append(approved, "movements")
     assert approved.run().code == 4
     changes = {s["uid"]: s for s in plan(approved, "latest")["sinks"]}
@@ -101,7 +101,7 @@ def test_a_new_plan_that_shows_them_replaces_the_old_one(approved: AccountsJob) 
     assert len(replaced) == 1
 
 
-def test_a_new_plan_keeps_the_tables(approved: AccountsJob) -> None:
+def test_a_new_plan_can_keep_the_tables_of_an_uncompleted_restore(approved: AccountsJob) -> None:
     theirs = append(approved, "movements")
     before = _tables(approved)
     # The first table may be back: what is kept is what it has when the plan is executed.
@@ -119,7 +119,9 @@ def test_a_new_plan_keeps_the_tables(approved: AccountsJob) -> None:
 @pytest.mark.parametrize(
     ("failpoint", "code"), [("restore.claimed", "plan-outdated"), ("restore.imported", "foreign-rows")]
 )
-def test_they_come_while_a_plan_is_carried_out(early: AccountsJob, failpoint: str, code: str) -> None:
+def test_rows_that_another_writer_adds_during_a_restore_stop_the_restore(
+    early: AccountsJob, failpoint: str, code: str
+) -> None:
     """Before its last look, and between that and the intent."""
     plan(early, "early")
     restore = begin(early, failpoint=f"{failpoint}:1:stop").wait_stopped()
@@ -134,7 +136,7 @@ def test_they_come_while_a_plan_is_carried_out(early: AccountsJob, failpoint: st
         _check_refused(early, ended, "movements")
 
 
-def test_an_intent_without_the_version_that_was_seen(approved: AccountsJob) -> None:
+def test_an_intent_without_the_seen_version_undoes_no_rows_of_another_writer(approved: AccountsJob) -> None:
     """Of an older version: everything after the version to go back to counts as not shown."""
     append(approved, "movements")
     newest = approved.head
@@ -157,7 +159,9 @@ def running(box: AccountsJob) -> AccountsJob:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_run_goes_back_and_replays(running: AccountsJob, table: str) -> None:
+def test_a_run_whose_output_was_lost_is_rewound_by_one_checkpoint_and_replayed(
+    running: AccountsJob, table: str
+) -> None:
     running.reach("commit.after:3")
     lost = running.lose_output(table)
     asked = len(running.requested())
@@ -171,7 +175,7 @@ def test_a_run_goes_back_and_replays(running: AccountsJob, table: str) -> None:
 
 
 @pytest.mark.parametrize("failpoint", ["log.created:2", "rewind.table:1:error"])
-def test_a_kill_or_an_error_while_it_goes_back(running: AccountsJob, failpoint: str) -> None:
+def test_a_rewind_that_was_killed_or_failed_is_completed_by_the_next_run(running: AccountsJob, failpoint: str) -> None:
     """The CLAIM that adopts the older checkpoint is written, and nothing else happens. It is the run's own: a run that
     fails then does not take it for that of a newer run."""
     running.reach("commit.after:3")
@@ -182,7 +186,7 @@ def test_a_kill_or_an_error_while_it_goes_back(running: AccountsJob, failpoint: 
     running.check()
 
 
-def test_lost_again_and_again(running: AccountsJob) -> None:
+def test_output_that_is_lost_repeatedly_is_replayed(running: AccountsJob) -> None:
     for table in (*TABLES, *TABLES):
         running.reach("commit.after:2")
         running.lose_output(table)
@@ -190,7 +194,7 @@ def test_lost_again_and_again(running: AccountsJob) -> None:
     running.check()
 
 
-def test_what_is_published_in_another_sink_cannot_be_taken_back(running: AccountsJob) -> None:
+def test_a_rewind_of_a_checkpoint_that_another_sink_has_published_is_refused(running: AccountsJob) -> None:
     """The run names that sink, and changes no table."""
     running.reach("publish.after:5")
     newest = running.head
@@ -206,7 +210,7 @@ def test_what_is_published_in_another_sink_cannot_be_taken_back(running: Account
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_run_that_wrote_it_goes_on_afterwards(running: AccountsJob, table: str) -> None:
+def test_a_run_that_wrote_lost_output_is_fenced_when_resumed_after_the_rewind(running: AccountsJob, table: str) -> None:
     """It is stopped between COMMIT and publishing, and continues when the other has replayed everything."""
     stopped = running.start("commit.after:3:stop").wait_stopped()
     running.lose_output(table)
@@ -219,7 +223,9 @@ def test_the_run_that_wrote_it_goes_on_afterwards(running: AccountsJob, table: s
     ("table", "failpoint"),
     [("movements", "commit.after:3"), ("totals", "commit.after:3"), ("totals", "publish.before:5")],
 )
-def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsJob, table: str, failpoint: str) -> None:
+def test_a_run_that_wrote_lost_output_is_fenced_when_resumed_during_the_rewind(
+    running: AccountsJob, table: str, failpoint: str
+) -> None:
     """As before, but the other run is stopped too, when it has gone back and has not yet published again. The first
     looks at all tables before it publishes to one; where it has looked already, and the file is one of the second
     table, the first table gets output of a checkpoint that was given up, and is taken back."""
@@ -232,7 +238,7 @@ def test_the_run_that_wrote_it_goes_on_in_between(running: AccountsJob, table: s
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_run_that_wrote_it_finds_out_first(running: AccountsJob, table: str) -> None:
+def test_a_run_that_detects_its_own_lost_output_fails_with_a_retryable_error(running: AccountsJob, table: str) -> None:
     """It fails with an error that another try may fix, and another try does."""
     stopped = running.start("commit.after:3:stop").wait_stopped()
     running.lose_output(table)

@@ -66,7 +66,7 @@ CHANGES: dict[str, tuple[Callable[[AccountsJob], object], set[str], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_not_as_planned_is_refused(early: AccountsJob, change: str) -> None:
+def test_a_restore_is_refused_if_anything_is_not_as_planned(early: AccountsJob, change: str) -> None:
     """With the settings that it was planned with, it is carried out."""
     _set(early, parallelism=4)
     planned_with, planned = early.settings, plan(early, "early")
@@ -83,19 +83,19 @@ def test_what_is_not_as_planned_is_refused(early: AccountsJob, change: str) -> N
         check_after(early, since=50)
 
 
-def test_with_other_tables_nothing_is_planned(early: AccountsJob) -> None:
+def test_a_plan_over_replaced_tables_is_refused(early: AccountsJob) -> None:
     _replace_tables(early)
     ask(early, "early").check_error(4, "sink-diverged")
 
 
-def test_tables_that_are_kept_may_get_rows_of_others_meanwhile(early: AccountsJob) -> None:
+def test_tables_that_a_plan_keeps_may_get_rows_of_others_before_the_restore(early: AccountsJob) -> None:
     plan(early, "early", "--sinks", "keep")
     append(early, "movements")
     execute(early).check()
     assert early.head.position == 50
 
 
-def test_output_of_the_job_itself_that_was_pending_does_not_outdate_a_plan(box: AccountsJob) -> None:
+def test_publishing_pending_output_does_not_outdate_a_plan(box: AccountsJob) -> None:
     """A savepoint without a run publishes it, and the log's head stands where it stood."""
     box.settings = {"checkpoints__retained": 100}
     box.deliver(100)
@@ -137,7 +137,7 @@ def test_a_plan_for_another_job_is_refused(early: AccountsJob, tmp_path: Path) -
     assert everything(other) == before
 
 
-def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
+def test_the_command_that_a_plan_prints_executes_the_plan(tmp_path: Path) -> None:
     """With every setting, and paths with blanks and quotes."""
     box = AccountsJob(tmp_path / "Ada's job", {"checkpoints__retained": 100, "parallelism": 2})
     box.run_to(50)
@@ -158,7 +158,7 @@ def test_the_command_that_a_plan_prints_carries_it_out(tmp_path: Path) -> None:
 # -- tables of sinks that are gone ------------------------------------------------------------------------------------
 
 
-def test_tables_of_a_new_version_go_back_with_its_file_and_the_old_file_goes_on(box: AccountsJob) -> None:
+def test_a_restore_rewinds_tables_of_a_new_version_with_its_file_and_the_old_file_continues(box: AccountsJob) -> None:
     old, new = {"job__parts": "movements"}, dict(box.settings)
     box.settings = old
     box.run_to(50)
@@ -178,7 +178,7 @@ def test_tables_of_a_new_version_go_back_with_its_file_and_the_old_file_goes_on(
     assert box.rows("totals") == []
 
 
-def test_a_table_is_left_behind_only_when_it_is_named(early: AccountsJob) -> None:
+def test_a_plan_excludes_a_table_without_a_sink_only_when_named(early: AccountsJob) -> None:
     """The job has no sink for it: it keeps its rows, and a later version with the sink would write them again."""
     totals = root_files.digests(early.table("totals"))
     _set(early, job__parts="movements")
@@ -209,7 +209,7 @@ def test_output_that_belongs_to_the_target_needs_its_sink(box: AccountsJob) -> N
 # -- once -------------------------------------------------------------------------------------------------------------
 
 
-def test_another_plan_is_another_request(early: AccountsJob) -> None:
+def test_a_different_plan_to_the_same_target_is_another_request(early: AccountsJob) -> None:
     """Of two plans to one target that differ in what they do with tables, one is carried out, and the other refused."""
     plan(early, "early", "--sinks", "keep")
     keep = plan_file(early).read_bytes()
@@ -236,7 +236,7 @@ def test_executing_a_request_again_does_nothing(early: AccountsJob, request_id: 
 
 
 @pytest.mark.parametrize("name", ["restore.begin", "restore.claimed", "restore.imported", "rewind.table"])
-def test_of_two_executions_of_one_plan_the_slower_finds_it_done(early: AccountsJob, name: str) -> None:
+def test_the_slower_of_two_executions_of_one_plan_changes_nothing(early: AccountsJob, name: str) -> None:
     plan(early, "early")
     slow = begin(early, failpoint=f"{name}:1:stop").wait_stopped()
     execute(early).check()
@@ -248,7 +248,7 @@ def test_of_two_executions_of_one_plan_the_slower_finds_it_done(early: AccountsJ
     assert len(early.records("restore")) == 1
 
 
-def test_it_does_not_take_the_job_from_another_execution_that_works_on_it(early: AccountsJob) -> None:
+def test_an_execution_does_not_fence_a_concurrent_execution_of_the_same_plan(early: AccountsJob) -> None:
     plan(early, "early")
     first = begin(early, failpoint="restore.begin:1:stop").wait_stopped()
     second = begin(early, failpoint="restore.claimed:1:stop").wait_stopped()
@@ -300,7 +300,7 @@ def _damage(path: Path, damage: str) -> None:
     DAMAGES[damage](path)
 
 
-def test_a_damaged_head_does_not_bar_the_way_back(early: AccountsJob) -> None:
+def test_a_damaged_head_does_not_prevent_a_restore(early: AccountsJob) -> None:
     checkpoint = early.commit_at(80).seq
     (early.root / early.head.doc["manifest"]["key"]).unlink()
     assert early.run().code == 4
@@ -311,7 +311,7 @@ def test_a_damaged_head_does_not_bar_the_way_back(early: AccountsJob) -> None:
     check_after(early, since=50)
 
 
-def test_a_damaged_older_checkpoint_is_passed_over(early: AccountsJob) -> None:
+def test_a_target_condition_skips_a_damaged_checkpoint(early: AccountsJob) -> None:
     """By a condition, with a warning; named by its id it is refused."""
     damaged, older = early.commit_at(80), early.commit_at(70)
     _damage(early.root / damaged.doc["manifest"]["key"], "a bit in the middle")

@@ -45,7 +45,7 @@ def _relocate(box: JobFixture, source: str, paths: tuple[Path, Path], *more: str
     return box.command(*move, *more, failpoint=failpoint)
 
 
-def test_every_step_has_a_failpoint() -> None:
+def test_every_step_of_a_relocation_has_a_failpoint() -> None:
     assert STEPS == ["relocate.claimed", "relocate.stored", "relocate.adopted"]
 
 
@@ -54,7 +54,7 @@ def test_every_step_has_a_failpoint() -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_no_row_is_processed_twice_or_left_out(flights: FlightsJob) -> None:
+def test_a_relocated_source_neither_repeats_nor_omits_a_row(flights: FlightsJob) -> None:
     """Over a compacted source log, kills at each step, and a name that is written in several ways."""
     flights.settings = {**flights.settings, "spark__conf__spark.sql.streaming.fileSource.log.compactInterval": 2}
     flights.run_to(3)
@@ -144,7 +144,7 @@ def _root_with_two_sources(root: Path, files: Path) -> JobRoot:
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("uid", _LOGS)
-def test_a_move_that_was_killed_is_done_once(box: AccountsJob, tmp_path: Path, step: str, uid: str) -> None:
+def test_a_relocation_that_was_killed_is_done_once(box: AccountsJob, tmp_path: Path, step: str, uid: str) -> None:
     files, others = tmp_path / "files", tmp_path / "other"
     root = _root_with_two_sources(box.root, files)
     before = root.head()
@@ -181,7 +181,9 @@ _MOVE = FolderMove(PurePosixPath("/old"), PurePosixPath("/new"))
 
 
 @given(old=_FOLDERS, new=_FOLDERS, names=st.lists(_NAMES, max_size=3))
-def test_a_path_is_replaced_and_found_again(old: PurePosixPath, new: PurePosixPath, names: list[str]) -> None:
+def test_the_relocation_of_a_source_log_can_be_reversed(
+    old: PurePosixPath, new: PurePosixPath, names: list[str]
+) -> None:
     log = _log(*(FolderMove(PurePosixPath("/x"), old / name).uri("file:///x") for name in names))
     moved = relocate_log(log, "0/1", FolderMove(old, new))
     assert [f.path for f in logged_files(moved, "0/1")] == [new / name for name in names]
@@ -189,13 +191,13 @@ def test_a_path_is_replaced_and_found_again(old: PurePosixPath, new: PurePosixPa
 
 
 @pytest.mark.parametrize("uri", ["file:///other/a", "file:///older/a", "s3a://bucket/old/a", "/old/a"])
-def test_files_elsewhere_are_refused(uri: str) -> None:
+def test_a_source_log_with_files_in_other_folders_is_refused(uri: str) -> None:
     with raises(ConfigError, file=uri, folder="/old"):
         relocate_log(_log(uri), "0/1", _MOVE)
 
 
 @pytest.mark.parametrize("line", [b"{", b"{}", b'{"path": 3, "timestamp": 1}', b'{"path": "file:///a"}'])
-def test_what_spark_does_not_write_is_corrupt(line: bytes) -> None:
+def test_a_source_log_that_spark_cannot_have_written_is_corrupt(line: bytes) -> None:
     with raises(CorruptFile, file="0/1"):
         relocate_log(b"v1\n" + line, "0/1", _MOVE)
 

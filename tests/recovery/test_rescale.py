@@ -22,7 +22,7 @@ def _kill(box: AccountsJob, failpoint: str, parallelism: int) -> None:
 
 
 @pytest.mark.parametrize("failpoint", ["", "task.restored:3", "task.snapshot:2", "task.uploaded:1", "batch.reported:1"])
-def test_a_job_goes_on_at_any_parallelism(box: AccountsJob, failpoint: str) -> None:
+def test_a_job_continues_at_any_parallelism(box: AccountsJob, failpoint: str) -> None:
     box.settings = {"checkpoints__retained": 2}
     for rows, parallelism in CHAIN:
         box.deliver(rows)

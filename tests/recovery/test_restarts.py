@@ -22,7 +22,7 @@ _QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "pu
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
-def test_a_run_that_failed_at_a_step_ends_well_by_itself(box: AccountsJob, point: str) -> None:
+def test_a_run_that_failed_at_a_step_restarts_and_succeeds(box: AccountsJob, point: str) -> None:
     box.settings = _AGAIN
     box.deliver(60)
     ended = box.run(f"{second_time(point)}:error", checkpoints__collect_every=2).check()
@@ -52,7 +52,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_a_cancelled_run_keeps_what_it_committed(box: AccountsJob, number: signal.Signals, code: int) -> None:
+def test_a_cancelled_run_keeps_its_committed_checkpoints(box: AccountsJob, number: signal.Signals, code: int) -> None:
     box.deliver(10 * SLICE)
     run = box.start("batch.begin:5:stop", launcher=spawn, restart__strategy="exponential-delay").wait_stopped()
     os.kill(run.pid, number)

@@ -24,7 +24,7 @@ def _check_movements(box: AccountsJob, number: int) -> None:
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_has_everything_and_changes_nothing(early: AccountsJob) -> None:
+def test_a_plan_has_states_sources_and_sinks_and_changes_nothing(early: AccountsJob) -> None:
     before = everything(early)
     planned = plan(early, "early")
     assert everything(early) == before
@@ -38,7 +38,7 @@ def test_a_plan_has_everything_and_changes_nothing(early: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("target", ["early", "latest", "checkpoint", "before:time", "before:offset"])
-def test_every_kind_of_target(early: AccountsJob, target: str) -> None:
+def test_every_kind_of_target_can_be_restored(early: AccountsJob, target: str) -> None:
     position, text = {
         "early": (50, target),
         "latest": (120, target),
@@ -63,7 +63,7 @@ def test_every_kind_of_target(early: AccountsJob, target: str) -> None:
         ("/nowhere", {"path": "file:///nowhere"}, "_savepoint"),
     ],
 )
-def test_an_unknown_target_is_refused_with_what_is_known(
+def test_an_unknown_target_is_refused_with_the_known_targets(
     early: AccountsJob, target: str, facts: dict[str, str], known: str
 ) -> None:
     ended = ask(early, target)
@@ -71,7 +71,7 @@ def test_an_unknown_target_is_refused_with_what_is_known(
     assert known in ended.err
 
 
-def test_state_without_an_operator_is_dropped_only_when_it_is_named(early: AccountsJob) -> None:
+def test_state_without_an_operator_is_dropped_only_when_named(early: AccountsJob) -> None:
     early.settings = {**early.settings, "job__parts": "movements"}
     refused = early.run()
     assert refused.code == 2 and "['turnovers']" in refused.err, str(refused)
@@ -86,7 +86,7 @@ def test_state_without_an_operator_is_dropped_only_when_it_is_named(early: Accou
 
 
 @pytest.mark.parametrize("name", ["restore.begin", "restore.claimed", "restore.imported"])
-def test_killed_before_its_intent_nothing_has_happened(early: AccountsJob, name: str) -> None:
+def test_a_restore_that_is_killed_before_its_intent_has_no_effect(early: AccountsJob, name: str) -> None:
     plan(early, "early")
     assert execute(early, failpoint=name).code == KILLED
     assert not early.head.doc["requests"] and early.head.position == 120
@@ -105,7 +105,7 @@ def test_the_claim_of_another_request_outdates_a_plan(early: AccountsJob) -> Non
     check_after(early, since=50)
 
 
-def test_a_run_names_the_savepoint_that_it_starts_from(early: AccountsJob) -> None:
+def test_a_run_names_its_initial_savepoint(early: AccountsJob) -> None:
     """Also the status does, until the first checkpoint is committed."""
     go_back(early, "early")
     assert " early " in _position(early)
@@ -118,7 +118,7 @@ def _position(box: AccountsJob) -> str:
     return str(box.command("status", "--json").document["position"])
 
 
-def test_back_and_forth(early: AccountsJob) -> None:
+def test_a_job_can_be_restored_to_an_undone_branch(early: AccountsJob) -> None:
     """To a savepoint of the branch that was given up, too."""
     early.create_savepoint("late")
     given_up = early.delivered
@@ -134,7 +134,7 @@ def test_back_and_forth(early: AccountsJob) -> None:
     check_after(early)
 
 
-def test_what_is_pending_and_belongs_to_the_target_is_published_first(box: AccountsJob) -> None:
+def test_a_restore_publishes_the_pending_output_of_its_target_first(box: AccountsJob) -> None:
     box.deliver(100)
     box.reach("commit.after:5")
     go_back(box, "latest")
@@ -144,7 +144,7 @@ def test_what_is_pending_and_belongs_to_the_target_is_published_first(box: Accou
 
 
 @pytest.mark.parametrize("place", ["job root", "copied", "moved", "other file system"])
-def test_no_checkpoint_depends_on_the_savepoint(
+def test_a_restored_savepoint_is_unchanged_and_no_checkpoint_depends_on_that_savepoint(
     early: AccountsJob, tmp_path: Path, request: pytest.FixtureRequest, place: str
 ) -> None:
     """Wherever it is: going back to it does not change it, and then it may be deleted."""
@@ -167,7 +167,7 @@ def test_no_checkpoint_depends_on_the_savepoint(
 @pytest.mark.parametrize(
     "name", ["commit.after:3", "publish.before:5", "publish.before:6", "batch.begin:3", "log.created:4"]
 )
-def test_an_old_driver_that_wakes_after_it_adds_no_row(early: AccountsJob, name: str) -> None:
+def test_an_old_driver_resumed_after_a_restore_adds_no_row(early: AccountsJob, name: str) -> None:
     early.deliver(200)
     sleeper = early.start(f"{name}:stop").wait_stopped()
     go_back(early, "early")
@@ -178,7 +178,7 @@ def test_an_old_driver_that_wakes_after_it_adds_no_row(early: AccountsJob, name:
 
 
 @pytest.mark.parametrize(("name", "position"), [("rewind.table", 50), ("restore.intent", 50), ("restore.intent", 140)])
-def test_an_old_driver_that_wakes_in_the_middle_of_it(early: AccountsJob, name: str, position: int) -> None:
+def test_an_old_driver_resumed_during_a_restore_adds_no_row(early: AccountsJob, name: str, position: int) -> None:
     """The intent is written, the tables still stand as they were: what the old one publishes now is taken back, also
     where nothing was published after the target before."""
     early.deliver(200)
@@ -193,7 +193,7 @@ def test_an_old_driver_that_wakes_in_the_middle_of_it(early: AccountsJob, name: 
 # -- other jobs -------------------------------------------------------------------------------------------------------
 
 
-def test_two_jobs_restore_one_savepoint_at_once(early: AccountsJob, tmp_path: Path) -> None:
+def test_two_jobs_can_restore_one_savepoint_concurrently(early: AccountsJob, tmp_path: Path) -> None:
     (folder,) = (early.root / "savepoints").iterdir()
     before = root_files.digests(folder)
     others = [AccountsJob(tmp_path / f"other-{n}", early.settings) for n in range(2)]
@@ -214,7 +214,7 @@ def test_two_jobs_restore_one_savepoint_at_once(early: AccountsJob, tmp_path: Pa
         other.end_all()
 
 
-def test_an_operator_that_the_target_does_not_know_begins_anew(early: AccountsJob) -> None:
+def test_an_operator_that_the_target_does_not_contain_starts_without_state(early: AccountsJob) -> None:
     """The target was made by a version without the second operator; the job that goes back has it."""
     old = AccountsJob(early.folder / "old", {**early.settings, "job__parts": "movements"})
     old.run_to(50)
@@ -258,13 +258,15 @@ def _kill_at_each_step(box: AccountsJob, planned: dict[str, Any], tables: int = 
     assert record["facts"]["base"] == str(base), "no matter which process completed it"
 
 
-def test_every_step_has_a_kill() -> None:
+def test_every_step_of_a_restore_has_a_kill() -> None:
     steps = {name.partition(":")[0] for name in (*_BEFORE_THE_INTENT, *_COMPLETING)}
     assert steps == {name for name in NAMES if name.startswith(("restore.", "rewind."))}
 
 
 @pytest.mark.parametrize("target", ["early", "checkpoint"])
-def test_tables_go_back_at_another_parallelism(early: AccountsJob, target: str) -> None:
+def test_a_killed_restore_at_another_parallelism_is_completed_by_the_next_start(
+    early: AccountsJob, target: str
+) -> None:
     before = {o["uid"]: (o["parallelism"], 5) for o in early.manifest["operators"]}
     early.settings = {**early.settings, "parallelism": 5}
     planned = plan(early, "early" if target == "early" else str(early.commit_at(50).seq))
@@ -275,7 +277,7 @@ def test_tables_go_back_at_another_parallelism(early: AccountsJob, target: str) 
     assert {o["parallelism"] for o in early.manifest["operators"]} == {5}
 
 
-def test_tables_are_kept(early: AccountsJob) -> None:
+def test_a_killed_restore_that_keeps_tables_is_completed_by_the_next_start(early: AccountsJob) -> None:
     planned = plan(early, "early", "--sinks", "keep")
     assert [(s["mode"], s["then"]) for s in planned["sinks"]] == [("keep", None)] * 2
     before = {table: multiset(early.rows(table)) for table in TABLES}
@@ -291,7 +293,7 @@ def test_tables_are_kept(early: AccountsJob) -> None:
     early.check_clean()
 
 
-def test_state_is_dropped(early: AccountsJob) -> None:
+def test_a_killed_restore_that_drops_state_is_completed_by_the_next_start(early: AccountsJob) -> None:
     early.settings = {**early.settings, "job__parts": "movements"}
     planned = plan(early, "early", "--drop", "turnovers", "--keep-table", "totals")
     left = multiset(early.rows("totals"))
@@ -306,7 +308,9 @@ def test_state_is_dropped(early: AccountsJob) -> None:
     early.check_clean()
 
 
-def test_another_job_s_savepoint_which_must_be_asked_for(early: AccountsJob, tmp_path: Path) -> None:
+def test_a_restore_of_another_job_s_savepoint_needs_an_option_and_survives_kills(
+    early: AccountsJob, tmp_path: Path
+) -> None:
     other = AccountsJob(tmp_path / "other", early.settings)
     other.run_to(30)
     (folder,) = (early.root / "savepoints").iterdir()

@@ -29,7 +29,7 @@ def early(box: AccountsJob) -> AccountsJob:
 @pytest.mark.parametrize("retained", [2, 100])
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("target", ["early", "checkpoint"])
-def test_output_lost_after_a_restore_leads_back_to_where_it_went(
+def test_output_lost_after_a_restore_rewinds_the_job_to_the_restored_checkpoint(
     early: AccountsJob, target: str, table: str, retained: int
 ) -> None:
     """The tables are at the restore; older checkpoints would bring rows in twice."""
@@ -41,7 +41,7 @@ def test_output_lost_after_a_restore_leads_back_to_where_it_went(
     check_after(early)
 
 
-def test_it_can_be_kept_as_a_savepoint_and_forked(early: AccountsJob, tmp_path: Path) -> None:
+def test_a_restored_checkpoint_can_be_kept_as_a_savepoint_and_forked(early: AccountsJob, tmp_path: Path) -> None:
     go_back(early, "early")
     early.create_savepoint("again")
     early.create_savepoint("from-head", "--from-head")
@@ -54,7 +54,7 @@ def test_it_can_be_kept_as_a_savepoint_and_forked(early: AccountsJob, tmp_path: 
     check_after(early, since=30)
 
 
-def test_it_can_be_gone_back_to(early: AccountsJob) -> None:
+def test_a_restored_checkpoint_can_be_the_target_of_a_restore(early: AccountsJob) -> None:
     """As ``latest`` right away, and by its id when the job has gone on."""
     go_back(early, "early")
     point = early.head.checkpoint
@@ -66,7 +66,7 @@ def test_it_can_be_gone_back_to(early: AccountsJob) -> None:
     check_after(early, since=30)
 
 
-def test_a_fork_can_be_forked_and_kept_before_its_first_run(early: AccountsJob, tmp_path: Path) -> None:
+def test_a_fork_can_be_forked_and_kept_as_a_savepoint_before_its_first_run(early: AccountsJob, tmp_path: Path) -> None:
     first, second = (AccountsJob(early.folder, early.settings, root_folder=tmp_path / n) for n in ("first", "second"))
     early.command("fork", "early", "--into", str(first.root), "--shadow").check()
     first.create_savepoint("mine")
@@ -74,7 +74,7 @@ def test_a_fork_can_be_forked_and_kept_before_its_first_run(early: AccountsJob, 
     assert second.head.position == 30
 
 
-def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(early: AccountsJob, tmp_path: Path) -> None:
+def test_a_savepoint_of_the_head_is_never_of_an_undone_branch(early: AccountsJob, tmp_path: Path) -> None:
     """A reader may still pin a checkpoint of that branch, with a higher id."""
     early.command("fork", "latest", "--into", str(tmp_path / "fork"), failpoint="savepoint.pinned")
     go_back(early, str(early.commit_at(30).seq))
@@ -82,7 +82,7 @@ def test_a_savepoint_of_the_head_is_never_of_a_branch_that_was_left(early: Accou
     assert made["checkpoint_id"] == early.head.checkpoint
 
 
-def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: AccountsJob) -> None:
+def test_a_checkpoint_whose_state_was_dropped_can_still_be_restored(early: AccountsJob) -> None:
     """Dropped is only what the job continues with."""
     target = early.commit_at(60).seq
     early.settings = {**early.settings, "job__parts": "movements"}
@@ -96,7 +96,9 @@ def test_a_checkpoint_whose_state_was_dropped_can_still_be_gone_back_to(early: A
 
 
 @pytest.mark.parametrize("wakes", ["before", "between", "never"])
-def test_a_kept_table_gets_what_was_committed_whether_a_driver_wakes_or_not(early: AccountsJob, wakes: str) -> None:
+def test_a_kept_table_gets_committed_output_whether_an_old_driver_resumes_or_not(
+    early: AccountsJob, wakes: str
+) -> None:
     """Rows after the target come again; which ones never depends on a driver that sleeps before publishing."""
     early.deliver(80)
     sleeper = early.start("commit.after:1:stop").wait_stopped()
@@ -132,14 +134,14 @@ def _position(box: AccountsJob, target: str) -> int:
 
 
 @pytest.mark.parametrize(("target", "then"), [("before:2999-01-01", 60), ("before:events=50", 50)])
-def test_a_branch_that_was_undone_is_not_before_anything(undone: AccountsJob, target: str, then: int) -> None:
+def test_a_target_condition_ignores_an_undone_branch(undone: AccountsJob, target: str, then: int) -> None:
     assert _position(undone, target) == 30
     undone.replace_events(since=30)
     undone.run_to(60)
     assert _position(undone, target) == then
 
 
-def test_what_was_undone_is_known_without_the_history(undone: AccountsJob) -> None:
+def test_undone_branches_are_known_without_the_history(undone: AccountsJob) -> None:
     shutil.rmtree(undone.root / "history")
     undone.replace_events(since=30)
     undone.run_to(60, history__retained=1, checkpoints__retained=1)
@@ -150,7 +152,7 @@ def test_what_was_undone_is_known_without_the_history(undone: AccountsJob) -> No
     assert _position(undone, "before:2999-01-01") == 50
 
 
-def test_what_an_older_version_did_not_record_is_left_out_with_a_warning(undone: AccountsJob) -> None:
+def test_savepoints_without_recorded_ancestry_are_skipped_with_a_warning(undone: AccountsJob) -> None:
     """The log as a version wrote it that knew of restores from the history alone."""
     rare = {"checkpoints__retained": 1}
     undone.replace_events(since=30)
@@ -171,14 +173,14 @@ def test_what_an_older_version_did_not_record_is_left_out_with_a_warning(undone:
     assert _position(undone, "bad") == 50
 
 
-def test_who_went_back_to_an_undone_branch_is_on_it_again(undone: AccountsJob) -> None:
+def test_a_restore_to_an_undone_branch_makes_that_branch_current(undone: AccountsJob) -> None:
     go_back(undone, "bad")
     assert _position(undone, "before:2999-01-01") == 50
     # The checkpoints between the two were released when the job first went back.
     assert _position(undone, "before:events=49") == 30
 
 
-def test_an_older_checkpoint_that_was_exported_later_is_still_older(box: AccountsJob) -> None:
+def test_a_later_savepoint_of_an_older_checkpoint_counts_as_older(box: AccountsJob) -> None:
     box.deliver(100)
     run = box.start("commit.after:4:stop").wait_stopped()
     # The newest checkpoint's output is not published: this is the one before it, and made later.
@@ -193,7 +195,7 @@ def test_an_older_checkpoint_that_was_exported_later_is_still_older(box: Account
     run.resume().wait().check()
 
 
-def test_a_damaged_checkpoint_is_left_out(box: AccountsJob) -> None:
+def test_a_target_condition_skips_a_checkpoint_without_its_manifest(box: AccountsJob) -> None:
     box.settings = {"checkpoints__retained": 100}
     box.run_to(50)
     first, second, *_ = root_files.kept_entries(box.root)
@@ -201,7 +203,7 @@ def test_a_damaged_checkpoint_is_left_out(box: AccountsJob) -> None:
     assert plan(box, f"before:events={second.position}")["target_checkpoint"] == first.seq
 
 
-def test_the_line_goes_back_through_every_restore() -> None:
+def test_the_lineage_of_a_checkpoint_follows_every_restore() -> None:
     def numbers(restores: dict[int, int], newest: int) -> set[int]:
         return {n for part in lineage_ranges(restores, newest) for n in part}
 

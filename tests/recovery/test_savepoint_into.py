@@ -32,7 +32,7 @@ def _complete(into: Path) -> list[Path]:
     return [p.parent for p in into.glob("*/_savepoint") if p.read_bytes() != b"given up\n"]
 
 
-def test_it_needs_nothing_of_its_job_root(resting: AccountsJob, tmp_path: Path) -> None:
+def test_a_savepoint_in_another_folder_needs_nothing_of_its_job_root(resting: AccountsJob, tmp_path: Path) -> None:
     into = tmp_path / "kept here"
     made = _create(resting, into)
     folder = _folder(made)
@@ -54,7 +54,7 @@ def test_it_needs_nothing_of_its_job_root(resting: AccountsJob, tmp_path: Path) 
     assert [p.name for p in folder.iterdir()] == ["notes.txt"]
 
 
-def test_a_plan_names_it_as_what_remains_of_a_checkpoint_while_it_is_there(
+def test_a_plan_names_the_savepoint_of_a_dropped_checkpoint_while_the_savepoint_exists(
     resting: AccountsJob, tmp_path: Path
 ) -> None:
     earlier = resting.head.checkpoint
@@ -66,7 +66,7 @@ def test_a_plan_names_it_as_what_remains_of_a_checkpoint_while_it_is_there(
 
 
 @pytest.mark.parametrize("name", mostly_slow(MAKING, ["savepoint.copied", "savepoint.complete"]))
-def test_the_same_command_completes_it_and_clears_up_after_one_that_was_killed(
+def test_a_killed_savepoint_into_a_folder_is_completed_and_cleaned_up_by_the_same_command(
     resting: AccountsJob, tmp_path: Path, name: str
 ) -> None:
     into = tmp_path / "kept"
@@ -89,7 +89,7 @@ def test_the_same_command_completes_it_and_clears_up_after_one_that_was_killed(
     resting.check_clean()
 
 
-def test_a_run_makes_the_checkpoint_that_is_copied(box: AccountsJob, tmp_path: Path) -> None:
+def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(box: AccountsJob, tmp_path: Path) -> None:
     box.settings = {"checkpoints__interval_batches": 50}
     box.deliver(200)
     create = ("savepoint", "create", "--name", "mine", "--into", str(tmp_path / "kept"), "--json")
@@ -101,7 +101,7 @@ def test_a_run_makes_the_checkpoint_that_is_copied(box: AccountsJob, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_bucket_and_hdfs_take_it_and_a_job_goes_back_to_it(resting: AccountsJob, tmp_path: Path) -> None:
+def test_a_savepoint_in_a_bucket_or_hdfs_can_be_forked_and_deleted(resting: AccountsJob, tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3", "bucket") as variables, hdfs_server(tmp_path / "hdfs") as hdfs:
         resting.variables = variables
         made = [_create(resting, into) for into in ("s3://bucket/kept", f"{hdfs.address}/kept")]
@@ -117,7 +117,7 @@ def test_a_bucket_and_hdfs_take_it_and_a_job_goes_back_to_it(resting: AccountsJo
 
 
 @pytest.mark.parametrize("name", ["savepoint.disposing", "savepoint.disposed"])
-def test_a_deletion_that_was_killed_is_completed_by_the_same_command(
+def test_a_killed_deletion_of_a_savepoint_is_completed_by_the_same_command(
     resting: AccountsJob, tmp_path: Path, name: str
 ) -> None:
     dispose = ("savepoint", "dispose", str(_folder(_create(resting, tmp_path / "kept"))))
@@ -126,7 +126,7 @@ def test_a_deletion_that_was_killed_is_completed_by_the_same_command(
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_one_that_is_being_made_is_given_up_when_it_is_deleted(resting: AccountsJob, tmp_path: Path) -> None:
+def test_the_deletion_of_an_incomplete_savepoint_fails_its_maker(resting: AccountsJob, tmp_path: Path) -> None:
     into = tmp_path / "kept"
     create = ("savepoint", "create", "--name", "mine", "--into", str(into))
     maker = resting.begin(*create, failpoint="savepoint.copied:1:stop").wait_stopped()
@@ -136,9 +136,7 @@ def test_one_that_is_being_made_is_given_up_when_it_is_deleted(resting: Accounts
     assert _complete(into) == []
 
 
-def test_a_folder_of_the_job_root_and_a_second_one_of_the_name_are_refused(
-    resting: AccountsJob, tmp_path: Path
-) -> None:
+def test_a_savepoint_into_the_job_root_or_with_a_used_name_is_refused(resting: AccountsJob, tmp_path: Path) -> None:
     _create(resting, tmp_path / "kept")
     for into in (resting.root, resting.root / "data", tmp_path / "kept"):
         refused = resting.command("savepoint", "create", "--name", "mine", "--into", str(into))
@@ -158,7 +156,7 @@ def _names(document: Any) -> Iterator[str]:
             yield from _names(value)
 
 
-def test_a_savepoint_names_no_output(box: AccountsJob) -> None:
+def test_a_savepoint_contains_no_pending_output(box: AccountsJob) -> None:
     """Also where its checkpoint's output was pending just before."""
     box.deliver(50)
     box.reach("commit.after:3")
@@ -172,14 +170,14 @@ def test_a_savepoint_names_no_output(box: AccountsJob) -> None:
     assert files and not [path for path in files if path in str(stored)]
 
 
-def test_making_it_touches_no_table(early: AccountsJob) -> None:
+def test_making_a_savepoint_changes_no_table(early: AccountsJob) -> None:
     before = root_files.digests(early.folder / "tables")
     early.create_savepoint("more")
     early.create_savepoint("from-head", "--from-head")
     assert root_files.digests(early.folder / "tables") == before
 
 
-def test_making_it_notifies_nobody(box: AccountsJob) -> None:
+def test_functions_are_notified_of_checkpoints_and_not_of_savepoints(box: AccountsJob) -> None:
     """Functions are notified of checkpoints, each soon after its commit, also of that which a savepoint is made of; of
     nothing else: a savepoint's entries in the log have numbers, too."""
     box.job = "checkpointed"

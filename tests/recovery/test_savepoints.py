@@ -59,7 +59,7 @@ def _folder(box: AccountsJob, name: str) -> Path:
 # -- without a run ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_run_it_is_the_head(resting: AccountsJob) -> None:
+def test_a_savepoint_without_a_run_copies_the_newest_checkpoint(resting: AccountsJob) -> None:
     head = resting.head
     made = resting.create_savepoint("first", "--reason", "before the upgrade", "--by", "ada")
     assert (made["checkpoint_id"], made["taken_by"]) == (head.checkpoint, "head")
@@ -75,7 +75,7 @@ def test_without_a_run_it_is_the_head(resting: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("name", MAKING)
-def test_a_killed_command_leaves_nothing_that_looks_complete(resting: AccountsJob, name: str) -> None:
+def test_a_killed_savepoint_command_leaves_nothing_that_looks_complete(resting: AccountsJob, name: str) -> None:
     """Its pin is listed and dropped by command; then collections, the first of them killed, remove the rest."""
     assert resting.command(*CREATE, failpoint=name).code == KILLED
     is_complete = name == "savepoint.complete"
@@ -89,7 +89,7 @@ def test_a_killed_command_leaves_nothing_that_looks_complete(resting: AccountsJo
     assert resting.savepoints.keys() == {"mine"}
 
 
-def test_a_maker_that_slept_while_its_savepoint_was_given_up_fails(resting: AccountsJob) -> None:
+def test_a_savepoint_that_was_given_up_while_its_maker_was_stopped_fails(resting: AccountsJob) -> None:
     slept = resting.begin(*CREATE, failpoint="savepoint.copied:1:stop").wait_stopped()
     _drop_the_pin(resting)
     resting.collect()
@@ -98,7 +98,7 @@ def test_a_maker_that_slept_while_its_savepoint_was_given_up_fails(resting: Acco
     resting.check_clean()
 
 
-def test_retention_and_collections_leave_it_alone(resting: AccountsJob) -> None:
+def test_retention_and_gc_keep_savepoints(resting: AccountsJob) -> None:
     """In the making, when a run claims the job, commits, and collects what its checkpoint was made of; and later."""
     slept = resting.begin(*CREATE, failpoint="savepoint.started:1:stop").wait_stopped()
     rare = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
@@ -112,7 +112,7 @@ def test_retention_and_collections_leave_it_alone(resting: AccountsJob) -> None:
     resting.check_clean()
 
 
-def test_a_name_is_given_once_but_a_request_may_be_repeated(resting: AccountsJob) -> None:
+def test_a_savepoint_s_name_is_unique_but_its_request_may_be_repeated(resting: AccountsJob) -> None:
     """Also when the folder was renamed. Names that mean something else are refused."""
     made = resting.create_savepoint("mine", "--request-id", "task-1")
     assert resting.create_savepoint("mine", "--request-id", "task-1") == made
@@ -129,7 +129,7 @@ def test_a_name_is_given_once_but_a_request_may_be_repeated(resting: AccountsJob
     assert resting.savepoints.keys() == {"mine"}
 
 
-def test_after_a_crash_it_needs_the_job_to_publish_what_is_pending(box: AccountsJob) -> None:
+def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(box: AccountsJob) -> None:
     box.deliver(50)
     box.reach("commit.after:3")
     refused = box.command(*CREATE, "--patience", "0.2")
@@ -160,7 +160,7 @@ def test_impossible_options_are_refused(resting: AccountsJob, arguments: tuple[s
 # -- taken by a run ---------------------------------------------------------------------------------------------------
 
 
-def test_during_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob) -> None:
+def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(box: AccountsJob) -> None:
     box.deliver(100)
     made, _ = box.asked_at("batch.begin:3", *CREATE, "--json")
     report = made.check().document
@@ -169,7 +169,7 @@ def test_during_a_run_it_is_taken_at_the_next_barrier(box: AccountsJob) -> None:
     box.check()
 
 
-def test_from_head_does_not_touch_the_run(box: AccountsJob) -> None:
+def test_a_savepoint_from_head_does_not_affect_the_run(box: AccountsJob) -> None:
     box.deliver(100)
     run = box.start("commit.after:4:stop").wait_stopped()
     made = box.create_savepoint("head", "--from-head")
@@ -180,7 +180,7 @@ def test_from_head_does_not_touch_the_run(box: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("name", SERVING)
-def test_a_run_that_dies_over_it_loses_nothing_and_the_next_one_answers(box: AccountsJob, name: str) -> None:
+def test_a_run_killed_during_a_savepoint_loses_nothing_and_the_next_run_answers(box: AccountsJob, name: str) -> None:
     box.deliver(100)
     box.settings = QUICK
     _post_seen(box)
@@ -197,7 +197,9 @@ def test_a_run_that_dies_over_it_loses_nothing_and_the_next_one_answers(box: Acc
 
 
 @pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn", "open"])
-def test_what_was_reported_stays_and_what_was_not_is_not_reported(box: AccountsJob, withdrawn: bool) -> None:
+def test_a_reported_savepoint_is_kept_and_an_unreported_one_is_neither_listed_nor_recorded(
+    box: AccountsJob, withdrawn: bool
+) -> None:
     """A run dies between a savepoint and its answer; the asker gives up, and its next try asks with the same id."""
     box.deliver(100)
     _die_before_the_answer(box)
@@ -223,7 +225,7 @@ def _die_before_the_answer(box: AccountsJob) -> None:
     assert _complete(box) == ["mine"]
 
 
-def test_a_name_is_free_again_when_its_savepoint_was_refused(box: AccountsJob) -> None:
+def test_a_savepoint_s_name_is_free_again_after_a_withdrawn_request(box: AccountsJob) -> None:
     box.deliver(100)
     _die_before_the_answer(box)
     assert operations.withdraw(str(box.root), "r1")
@@ -233,7 +235,7 @@ def test_a_name_is_free_again_when_its_savepoint_was_refused(box: AccountsJob) -
     assert box.savepoints["mine"]["generation"] == 0
 
 
-def test_a_request_that_a_dead_run_has_seen_is_served_from_the_head(box: AccountsJob) -> None:
+def test_a_savepoint_request_that_a_dead_run_has_seen_is_served_from_the_head(box: AccountsJob) -> None:
     """Not after the whole timeout, and not never."""
     box.deliver(50)
     _post_seen(box)
@@ -241,7 +243,7 @@ def test_a_request_that_a_dead_run_has_seen_is_served_from_the_head(box: Account
     assert made.check().document["taken_by"] == "head"
 
 
-def test_a_request_whose_asker_died_long_ago_is_made_anew(box: AccountsJob) -> None:
+def test_an_expired_savepoint_request_is_made_again_by_the_same_command(box: AccountsJob) -> None:
     box.deliver(100)
     box.reach("batch.begin:2")
     _post(box, "r1", "savepoint", "mine", until=LONG_AGO)
@@ -307,7 +309,7 @@ def test_a_stop_without_a_run_takes_a_savepoint_or_is_refused(resting: AccountsJ
         assert resting.savepoints[f"for-{origin}"]["origin"] == origin
 
 
-def test_a_stop_that_fails_does_not_stop(resting: AccountsJob) -> None:
+def test_a_failed_stop_does_not_end_the_run(resting: AccountsJob) -> None:
     resting.create_savepoint("taken")
     resting.deliver(200)
     stop, run = resting.asked_at("batch.begin:3", "stop", "--savepoint", "--name", "taken")
@@ -318,7 +320,7 @@ def test_a_stop_that_fails_does_not_stop(resting: AccountsJob) -> None:
 
 
 @pytest.mark.parametrize("savepoint", ["last", ""])
-def test_a_stop_that_was_withdrawn_does_not_stop(box: AccountsJob, savepoint: str) -> None:
+def test_a_withdrawn_stop_does_not_end_the_run(box: AccountsJob, savepoint: str) -> None:
     """Even when the run had done all of it but answer."""
     box.run_to(30)
     box.deliver(200)
@@ -331,7 +333,7 @@ def test_a_stop_that_was_withdrawn_does_not_stop(box: AccountsJob, savepoint: st
     box.check()
 
 
-def test_a_stop_whose_asker_died_long_ago_does_not_end_the_next_run(box: AccountsJob) -> None:
+def test_an_expired_stop_request_does_not_end_the_next_run(box: AccountsJob) -> None:
     box.run_to(30)
     _post(box, "s1", "stop", "", until=LONG_AGO)
     ended = box.run_to(60)
@@ -344,7 +346,7 @@ def test_a_stop_whose_asker_died_long_ago_does_not_end_the_next_run(box: Account
 
 
 @pytest.mark.parametrize("name", ["savepoint.disposing", "savepoint.disposed"])
-def test_a_deletion_is_completed_by_the_next_collection(resting: AccountsJob, name: str) -> None:
+def test_a_killed_deletion_of_a_savepoint_is_completed_by_the_next_collection(resting: AccountsJob, name: str) -> None:
     resting.create_savepoint("mine")
     resting.create_savepoint("other")
     assert resting.command("savepoint", "dispose", "mine", failpoint=name).code == KILLED
@@ -354,7 +356,7 @@ def test_a_deletion_is_completed_by_the_next_collection(resting: AccountsJob, na
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "removed", "document"])
-def test_a_damaged_file_is_named_with_its_path(resting: AccountsJob, damage: str) -> None:
+def test_damage_to_a_savepoint_is_reported_with_its_path(resting: AccountsJob, damage: str) -> None:
     resting.create_savepoint("mine")
     folder = _folder(resting, "mine")
     resting.command("savepoint", "verify", "mine").check()
@@ -376,7 +378,7 @@ def test_a_damaged_file_is_named_with_its_path(resting: AccountsJob, damage: str
     resting.check_clean()
 
 
-def test_it_can_be_moved_and_copied_and_is_deleted_by_its_path(resting: AccountsJob, tmp_path: Path) -> None:
+def test_a_savepoint_can_be_moved_and_copied_and_deleted_by_its_path(resting: AccountsJob, tmp_path: Path) -> None:
     resting.create_savepoint("mine")
     away, copied = tmp_path / "away", tmp_path / "copied"
     shutil.copytree(_folder(resting, "mine"), copied)
@@ -391,7 +393,7 @@ def test_it_can_be_moved_and_copied_and_is_deleted_by_its_path(resting: Accounts
     root_files.check_savepoint(copied)
 
 
-def test_a_damaged_one_is_in_nobody_s_way_and_can_be_deleted(resting: AccountsJob) -> None:
+def test_a_damaged_savepoint_blocks_no_command_and_can_be_deleted(resting: AccountsJob) -> None:
     for name in ("broken", "whole"):
         resting.create_savepoint(name, "--origin", "periodic")
     folder = _folder(resting, "broken")
@@ -409,7 +411,7 @@ def test_a_damaged_one_is_in_nobody_s_way_and_can_be_deleted(resting: AccountsJo
     assert resting.savepoints.keys() == {"other"}
 
 
-def test_a_copy_in_the_job_root_is_not_deleted_with_the_original(resting: AccountsJob) -> None:
+def test_a_copied_savepoint_in_the_job_root_is_not_deleted_with_the_original(resting: AccountsJob) -> None:
     for name in ("p1", "p2", "p3"):
         resting.create_savepoint(name, "--origin", "periodic")
     first, copied = _folder(resting, "p1"), resting.root / "savepoints" / "mycopy"
@@ -423,6 +425,6 @@ def test_a_copy_in_the_job_root_is_not_deleted_with_the_original(resting: Accoun
     assert str(copied) in resting.command("savepoint", "show", "p1").out
 
 
-def test_the_failpoints_of_savepoints_all_have_a_place_here() -> None:
+def test_every_failpoint_of_savepoints_is_covered_by_tests_of_kills() -> None:
     named = {n for n in ON_REQUEST if n.startswith(("savepoint.", "request."))}
     assert named == {*SERVING, "savepoint.disposing", "savepoint.disposed", "savepoint.given-up"}

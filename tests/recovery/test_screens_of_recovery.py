@@ -40,7 +40,7 @@ def _status(box: AccountsJob, *more: str) -> dict[str, Any]:
     return shown
 
 
-def test_status_of_a_restore_that_is_not_completed(half_done: AccountsJob, golden: SnapshotAssertion) -> None:
+def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, golden: SnapshotAssertion) -> None:
     assert _screen(half_done, half_done.command("status").check().out) == golden
     job = ("--job", half_done.job_file)
     looked = half_done.command("status", *job, with_job=True).check()
@@ -91,7 +91,9 @@ def _undone(box: AccountsJob) -> dict[int, bool]:
     return {c["checkpoint_id"]: c["undone"] for c in _status(box)["checkpoints"]}
 
 
-def test_status_of_a_shadow_fork(early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion) -> None:
+def test_status_shows_the_origin_of_a_shadow_fork(
+    early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion
+) -> None:
     of = _status(early)
     assert (of["forked_from"], of["shadow"]) == ("", False)
     for name, options in {"plain": (), "shadow": ("--shadow",)}.items():
@@ -103,7 +105,7 @@ def test_status_of_a_shadow_fork(early: AccountsJob, tmp_path: Path, golden: Sna
     assert _screen(early, forked.command("status").check().out) == golden
 
 
-def test_a_plan_with_warnings(early: AccountsJob, golden: SnapshotAssertion) -> None:
+def test_a_plan_shows_each_of_its_warnings(early: AccountsJob, golden: SnapshotAssertion) -> None:
     """Of others' rows, a table that stays, lost input, dropped state, an open run and checkpoints that are lost."""
     append(early, "movements", number=2)
     early.deliver(130)
@@ -120,7 +122,9 @@ def test_a_plan_with_warnings(early: AccountsJob, golden: SnapshotAssertion) -> 
     assert _screen(early, ask(early, "early", *options).check().out) == golden
 
 
-def test_a_plan_for_another_job_s_savepoint(early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion) -> None:
+def test_a_plan_shows_the_other_job_of_its_savepoint(
+    early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion
+) -> None:
     other = AccountsJob(tmp_path / "other", settings=early.settings, variables=early.variables)
     other.run_to(10)
     (path,) = map(str, (early.root / "savepoints").iterdir())

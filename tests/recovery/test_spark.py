@@ -33,7 +33,7 @@ def flights(flights: FlightsJob) -> FlightsJob:
     return flights
 
 
-def test_kills_at_failpoints(flights: FlightsJob) -> None:
+def test_a_job_on_spark_recovers_from_kills_at_failpoints(flights: FlightsJob) -> None:
     flights.deliver(8)
     flights.reach("start.seeded:1")
     flights.reach("batch.reported:2")
@@ -46,7 +46,7 @@ def test_kills_at_failpoints(flights: FlightsJob) -> None:
 
 
 @pytest.mark.slow
-def test_kills_while_files_are_stored_and_checkpoints_committed_in_the_background(flights: FlightsJob) -> None:
+def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
     # A worker dies with files that it owed: another process stores them, and the run continues.
@@ -60,7 +60,7 @@ def test_kills_while_files_are_stored_and_checkpoints_committed_in_the_backgroun
 
 
 @pytest.mark.slow
-def test_a_checkpoint_after_three_batches_is_exact_when_killed_between_and_at_it(flights: FlightsJob) -> None:
+def test_a_checkpoint_after_three_batches_is_exact_when_killed_before_and_after_its_commit(flights: FlightsJob) -> None:
     third = {"checkpoints__interval_batches": 3}
     flights.deliver(5)
     flights.reach("batch.end:4", **third)
@@ -71,7 +71,7 @@ def test_a_checkpoint_after_three_batches_is_exact_when_killed_between_and_at_it
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_starts_again_in_the_same_session(flights: FlightsJob) -> None:
+def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) -> None:
     flights.deliver(6)
     ended = flights.run("batch.reported:3:error", restart__strategy="fixed-delay", restart__fixed_delay__delay="10ms")
     assert ended.check().result["restarts"] == 1, str(ended)
@@ -95,7 +95,7 @@ def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: F
 
 
 @pytest.mark.slow
-def test_two_drivers(flights: FlightsJob) -> None:
+def test_two_concurrent_drivers_lose_and_repeat_no_row(flights: FlightsJob) -> None:
     """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
     flights.deliver(6)
     chain = root_files.Chain(flights.root)
@@ -114,7 +114,7 @@ def test_two_drivers(flights: FlightsJob) -> None:
     flights.check()
 
 
-def test_a_run_in_a_batch_that_does_not_end_learns_that_it_is_fenced(flights: FlightsJob) -> None:
+def test_a_fenced_run_detects_the_newer_run_during_a_batch_that_does_not_end(flights: FlightsJob) -> None:
     """It is neither at its next batch nor at its next append: the look every five seconds interrupts Spark."""
     flights.deliver(6)
     first = flights.start("task.sink-closed:2:stop")
@@ -171,7 +171,7 @@ def _files(offset: str) -> int:
     return int(json.loads(offset)["logOffset"]) + 1
 
 
-def test_a_savepoint_during_a_run_and_the_restore_to_it(flights: FlightsJob) -> None:
+def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: FlightsJob) -> None:
     """Taken while a run is stopped in a batch; then more files, the restore, killed at each table, and more files
     again, at another parallelism."""
     flights.deliver(4)
@@ -205,7 +205,7 @@ def test_a_savepoint_during_a_run_and_the_restore_to_it(flights: FlightsJob) -> 
 
 
 @pytest.mark.slow
-def test_a_savepoint_a_fork_and_a_stop_are_killed_on_the_way(flights: FlightsJob, tmp_path: Path) -> None:
+def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flights: FlightsJob, tmp_path: Path) -> None:
     """The next run, or the same command, does the rest: each is complete, once, and no row is lost or there twice."""
     flights.deliver(4)
     asker = _asked_of_a_run_that_dies(flights, "savepoint", "create", "--name", "early")

@@ -225,7 +225,7 @@ def test_one_failure_more_than_tolerable_fails_the_run_with_its_reason(
     job.check(SLICE)
 
 
-def test_a_run_that_waits_for_files_detects_that_it_is_fenced(job: GatedJob) -> None:
+def test_a_fenced_run_detects_the_newer_run_while_waiting_for_files(job: GatedJob) -> None:
     """Its files may have been collected; it does not wait until the timeout for them."""
     run = job.start(requests__fence_interval="50ms")
     job.batch(run)

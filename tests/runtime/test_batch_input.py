@@ -90,7 +90,7 @@ def test_a_failure_of_the_storage_or_one_that_does_not_recur_is_retryable(
     assert source.read == ([] if alone is None else FILES[:1])
 
 
-def test_a_corrupt_file_ends_the_run_unless_the_sources_of_the_batch_can_skip_it() -> None:
+def test_a_corrupt_file_ends_the_run_unless_the_sources_of_the_batch_can_skip_files() -> None:
     corrupt = {FILES[0]: GARBLED}
     stream = SimpleNamespace(has_files=False)
     for given, facts in (

@@ -184,7 +184,7 @@ def _rule(jobs: LocalJobs, function: Rules, **settings: Any) -> None:
     jobs.run(build, **settings)
 
 
-def test_broadcast_state_is_kept_and_a_dead_letter_leaves_nothing_in_it(jobs: LocalJobs) -> None:
+def test_broadcast_state_is_kept_and_a_dead_letter_does_not_change_broadcast_state(jobs: LocalJobs) -> None:
     _rule(jobs, Rules(), source__max_rows_per_batch=1, parallelism=3)
     assert [number for _, number, _ in jobs.rows()] == [0, 0, 2, 2, 2, 2]
     # One letter of each subtask for each odd rule.

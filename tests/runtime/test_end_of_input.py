@@ -77,7 +77,7 @@ def test_a_growing_source_ends_only_when_a_run_drains(jobs: TimerJobs) -> None:
     assert jobs.results == []
 
 
-def test_a_drained_checkpoint_is_marked_until_rows_follow_it(jobs: TimerJobs, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_drained_checkpoint_is_marked_until_rows_follow(jobs: TimerJobs, caplog: pytest.LogCaptureFixture) -> None:
     root = str(jobs.folder / "root")
 
     def warned_of() -> list[object]:
@@ -119,7 +119,7 @@ def test_without_a_watermark_strategy_the_end_gives_the_only_watermark(
     assert [note.watermark for note in jobs.notes("timer")] == [MAX_WATERMARK] * fires
 
 
-def test_a_source_is_bounded_if_it_is_a_collection_or_is_declared_bounded() -> None:
+def test_collections_and_sources_that_are_declared_bounded_are_bounded() -> None:
     env = StreamExecutionEnvironment()
     sources = {
         "files": FileSource("/in", schema=Event),

@@ -118,7 +118,7 @@ ROWS = [(_order(0, 1), 0, 1), (_order(0, 2), 0, 2), (_order(1, 1), 0, 1), (_orde
 
 
 @pytest.mark.parametrize("function", [None, Echo()], ids=["relay", "operator"])
-def test_rows_of_both_phases_keep_theirs(tmp_path: Path, function: Any) -> None:
+def test_rows_of_both_phases_are_emitted_in_their_own_phase(tmp_path: Path, function: Any) -> None:
     emitted = _emitted(tmp_path, function, function is not None, ROWS)
     assert emitted == [(1, 0), (2, 0), (1, 1), (3, 1)]
 

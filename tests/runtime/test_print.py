@@ -34,7 +34,7 @@ def _publish(committables: list[Committable]) -> PublishedOutput:
     return publish(sink, SinkOutput(8, committables, KNOWN), CheckpointLog(MemoryStorage(), JOB), head(8))
 
 
-def test_rows_are_printed_when_they_are_published_and_again_when_the_log_does_not_know_it(
+def test_rows_are_printed_when_published_and_again_when_the_log_lacks_the_publication(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = _written(100, 2, 1)

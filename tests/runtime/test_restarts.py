@@ -129,7 +129,7 @@ class _Attempts:
     ],
     ids=["success", "too often", "fenced", "config", "interrupted"],
 )
-def test_a_run_is_retried_until_it_succeeds_or_no_restart_is_left_or_can_help(
+def test_a_run_is_retried_until_a_success_or_until_no_restart_is_left_or_can_help(
     errors: list[StateflowError], attempts: int, waited: float
 ) -> None:
     attempt, clock = _Attempts(*errors), ManualClock()

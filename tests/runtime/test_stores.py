@@ -112,7 +112,7 @@ class LastTime(KeyedProcessFunction[Event, Note]):
 @pytest.mark.parametrize(
     ("settings", "kept"), [*((each, "cdef") for each in FULL), ({"state__backend": "rocksdb"}, "abcdef")]
 )
-def test_a_full_snapshot_omits_expired_state_and_an_incremental_one_leaves_it_to_the_clean_up(
+def test_full_snapshots_omit_expired_state_and_incremental_ones_leave_that_to_the_cleanup(
     tmp_path: Path, settings: dict[str, Any], kept: str
 ) -> None:
     # Two rows are a batch, and its watermark comes from the batches before: nearly 0 in the second, 5 s in the third.

@@ -85,7 +85,7 @@ def test_a_timer_that_is_due_between_runs_fires_in_the_next_one_at_any_paralleli
     assert [r.rows_in for r in jobs.results] == [0]
 
 
-def test_the_slower_of_two_sources_decides_until_it_has_no_more_rows(jobs: TimerJobs) -> None:
+def test_the_slower_of_two_sources_determines_the_watermark_until_its_last_row(jobs: TimerJobs) -> None:
     fast, slow = ([Event("f", at) for at in (100, 200, 300, 400, 500, 600)], [Event("s", at) for at in (10, 20)])
     jobs.events(Alarm(), fast, slow, parallelism=1)
     watermarks = [LOW, LOW, 19, 19, 399, 399]
@@ -114,7 +114,7 @@ class Counted(KeyedProcessFunction[Note, Note]):
         yield Note("end", ctx.get_current_key(), self.seen.value() or 0, 0, watermark)
 
 
-def test_output_of_timers_comes_before_time_advances_and_rows_after_it_and_a_key_ends_once(jobs: TimerJobs) -> None:
+def test_output_of_timers_precedes_the_advance_of_time_and_rows_follow_and_a_key_ends_once(jobs: TimerJobs) -> None:
     def build(env: StreamExecutionEnvironment) -> None:
         rows = [Event("a", 10), Event("b", 20), Event("a", 31), Event("b", 40)]
         alarms = timed(env, "s", rows).key_by("key").process(Alarm(5), output=Note, uid="first")
@@ -250,7 +250,7 @@ def test_a_timer_that_draining_fires_sees_the_state_of_its_own_time(jobs: TimerJ
     }
 
 
-def test_a_job_that_cannot_be_drained_reports_it_and_continues(jobs: TimerJobs) -> None:
+def test_a_failed_drain_is_reported_and_the_job_continues(jobs: TimerJobs) -> None:
     rows = [Event("a", 1), Event("b", 2)]
     jobs.events(Alarm(5), rows)
     _request_drain(jobs)

@@ -239,9 +239,7 @@ def _names(error: StateflowError, written: Any) -> None:
         (lambda s: _keyed(s).filter_with_state(no_pair, state=int, uid="op"), no_pair),
     ],
 )
-def test_an_error_about_a_returned_object_names_the_function_that_returned_it(
-    jobs: LocalJobs, operators: Apply, written: Any
-) -> None:
+def test_an_error_about_a_returned_object_names_its_function(jobs: LocalJobs, operators: Apply, written: Any) -> None:
     error = _error_of(jobs, operators)
     assert error.facts["operator"] == "op"
     _names(error, written)
@@ -250,7 +248,7 @@ def test_an_error_about_a_returned_object_names_the_function_that_returned_it(
 @pytest.mark.parametrize(
     ("function", "written"), [(one_row, one_row), (FlatMap(), FlatMap.flat_map)], ids=["function", "rich function"]
 )
-def test_an_error_about_an_object_that_a_row_function_returned_names_it(
+def test_an_error_about_an_object_that_a_row_function_returned_names_the_function(
     jobs: LocalJobs, function: Any, written: Any
 ) -> None:
     _names(_error_of(jobs, lambda rows: rows.flat_map(function)), written)

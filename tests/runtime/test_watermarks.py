@@ -20,7 +20,7 @@ def _of(uid: str, watermark: int | None, active_at: int = 0, idle: bool = False)
     return SourceWatermark(uid=uid, watermark=watermark, active_at=active_at, idle=idle)
 
 
-def test_a_source_s_watermark_stays_below_its_latest_row_and_never_goes_back() -> None:
+def test_a_source_s_watermark_stays_below_its_latest_row_and_never_decreases() -> None:
     first = advance_source_watermarks([], {"s": STRATEGY}, {"s": 100}, 1)
     assert first == [_of("s", 94, 1)]
     assert advance_source_watermarks(first, {"s": STRATEGY}, {"s": 90}, 2) == [_of("s", 94, 2)]

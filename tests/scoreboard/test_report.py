@@ -68,7 +68,7 @@ def _play(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_rows_are_counted_and_violations_name_their_seed_and_how_to_repeat_it(tmp_path: Path) -> None:
+def test_rows_are_counted_and_violations_name_their_seed_and_the_command_to_repeat_the_round(tmp_path: Path) -> None:
     write(tmp_path / "docs", {"sound": _score(2, 1), "other": _score(9, 1)})
     played = _play(tmp_path, "--tier", "half-hour", "-n", "1", "--rows", "sound,broken")
     assert played.returncode == 1, played.stdout

@@ -116,7 +116,7 @@ def test_the_first_supported_python_that_runs_is_taken(
     assert machine.run("find_python").stdout == f"{version} {machine.bin}/{name}\n"
 
 
-def test_uv_creates_the_environment_and_without_it_the_error_names_the_package_to_install(machine: Machine) -> None:
+def test_uv_creates_the_environment_and_without_uv_the_error_names_the_package_to_install(machine: Machine) -> None:
     machine.python("python3.11", "3.11")
     done = machine.run("make_venv")
     assert done.returncode == 1

@@ -13,7 +13,7 @@ from tests.spark.processes import ModuleJob
 
 
 @pytest.mark.spark
-def test_bad_rows_are_committed_apart(tmp_path: Path) -> None:
+def test_bad_rows_on_spark_are_committed_as_dead_letters(tmp_path: Path) -> None:
     job = ModuleJob(tmp_path, letters, parallelism=2)
     job.finish()
     found = [(row["operator"], json.loads(row["row"])["number"]) for row in FolderSink(tmp_path / "letters").rows()]

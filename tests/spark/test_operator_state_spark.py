@@ -12,7 +12,7 @@ from tests.support.job_fixture import AccountsJob
 
 
 @pytest.mark.spark
-def test_it_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
+def test_operator_state_on_spark_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
     settings = {"job__folder": tmp_path, "job__spark": "yes", "job__pad": 1500}
     box = AccountsJob(tmp_path, settings, job="checkpointed")
     box.deliver(40)

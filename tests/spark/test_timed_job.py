@@ -148,7 +148,7 @@ def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: Time
     _check_drained(job, before)
 
 
-def test_the_option_drain_drains_at_the_end_of_the_input_and_a_run_that_ends_earlier_logs_it(job: TimedJob) -> None:
+def test_the_option_drain_drains_at_the_end_of_the_input_and_an_earlier_end_is_logged(job: TimedJob) -> None:
     job.deliver(1)
     result = job.folder / "result.json"
     for more, reason in ((["--set", "run.max_batches=1"], "batches"), ([], "drained")):

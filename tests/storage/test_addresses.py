@@ -69,7 +69,7 @@ class TestMemoryStorage(SavepointCopies, StorageConformance):
         return MemoryStorage()
 
 
-def test_a_name_in_memory_is_one_storage_in_a_process_which_copies_what_it_stores() -> None:
+def test_a_name_in_memory_is_one_storage_in_a_process_which_copies_stored_bytes() -> None:
     first, again, other = (open_storage(uri) for uri in ("memory://a", "memory://a", "memory://b"))
     data: Any = bytearray(b"1")
     first.put_new("x", data)

@@ -207,7 +207,7 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         thread.join()
 
 
-def test_google_creates_an_object_once_and_never_replaces_it(google: dict[str, bytes]) -> None:
+def test_google_creates_an_object_once_and_never_replaces_an_object(google: dict[str, bytes]) -> None:
     storage = open_storage("gs://bucket/jobs")
     assert storage.put_new("log/1", b"one") is PutResult.CREATED
     assert storage.put_new("log/1", b"two") is PutResult.EXISTS

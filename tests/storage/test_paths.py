@@ -35,7 +35,7 @@ def test_a_file_s_name_has_its_writer(generation: int, ordinal: int, attempt: st
 
 
 @given(anything)
-def test_a_name_has_at_most_one_meaning_and_that_builds_it_again(key: str) -> None:
+def test_a_name_has_at_most_one_meaning_which_builds_the_same_name(key: str) -> None:
     seq, data, generation = paths.entry_seq(key), paths.parse_data(key), paths.owned_generation(key)
     assert [seq, data, generation].count(None) >= 2
     if seq is not None:

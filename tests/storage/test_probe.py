@@ -79,7 +79,7 @@ def test_a_storage_without_responses_is_a_retryable_error() -> None:
     assert failed.value.retryable and storage.list("") == []
 
 
-def test_a_good_storage_passes_and_keeps_nothing_also_when_several_drivers_probe_it(tmp_path: Path) -> None:
+def test_a_good_storage_passes_and_keeps_nothing_also_when_several_drivers_probe(tmp_path: Path) -> None:
     for storage in (MemoryStorage(), PosixStorage(tmp_path / "root")):
         storage.put_new("log/1", b"x")
         at_once([partial(probe_storage, storage, ManualClock(n), 1) for n in range(3)])

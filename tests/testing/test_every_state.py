@@ -313,7 +313,7 @@ class EveryHistory(RuleBasedStateMachine):
 
 
 def test_restores_at_another_parallelism_and_back_change_no_operator_state() -> None:
-    """Without a batch in between; found by `test_histories_by_the_thousand`."""
+    """Without a batch in between; found by `test_state_equals_the_oracle_over_thousands_of_histories`."""
     history = EveryHistory()
     backend = MemoryStateBackend()
     history.begin(dict.fromkeys(KINDS), None, False, 1, True, 2, backend)
@@ -322,19 +322,19 @@ def test_restores_at_another_parallelism_and_back_change_no_operator_state() -> 
     history.teardown()
 
 
-def test_a_slice_of_all_histories() -> None:
+def test_state_equals_the_oracle_over_a_sample_of_histories() -> None:
     run_state_machine_as_test(EveryHistory, settings=settings(stateful_step_count=10))
 
 
 @pytest.mark.slow
-def test_histories_by_the_thousand() -> None:
+def test_state_equals_the_oracle_over_thousands_of_histories() -> None:
     many = settings(max_examples=max(2_000, settings().max_examples), stateful_step_count=10)
     run_state_machine_as_test(EveryHistory, settings=many)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", STATE)
-def test_the_histories_find(mistake: str) -> None:
+def test_the_histories_detect_each_planted_mistake(mistake: str) -> None:
     as_found = settings(max_examples=2_000, stateful_step_count=10, phases=[Phase.generate])
     with planted(mistake), pytest.raises((AssertionError, StateflowError)):
         run_state_machine_as_test(EveryHistory, settings=as_found)

@@ -271,7 +271,7 @@ def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: Hi
             assert all(watermark <= after for watermark in shown.values())
 
 
-def test_with_two_sources_each_holds_back_the_other() -> None:
+def test_with_two_sources_each_delays_the_timers_of_the_other() -> None:
     def row(at: int, *script: str) -> Row:
         return Row("a", at, at, ";".join(script))
 
@@ -286,7 +286,7 @@ def test_with_two_sources_each_holds_back_the_other() -> None:
         assert _calls(h.push_both([row(300)], [row(400)])) == [("timer", 103), ("row", 300), ("row", 400)]
 
 
-def test_with_two_sources_what_came_in_an_earlier_arrow_batch_counts() -> None:
+def test_with_two_sources_rows_of_earlier_arrow_batches_advance_the_watermark() -> None:
     with KeyedHarness(Both(), *[_source(0, "at")] * 2, output=Seen, **_arrow(1)) as h:
         ones = [Row("a", 10, 0, "set 1"), Row("a", 50)]
         assert _calls(h.push_both(ones, [Row("a", 60)])) == [("row", 10), ("row", 50), ("timer", 11), ("row", 60)]

@@ -85,7 +85,7 @@ def test_bytes_sort_and_differ_as_keys_do(a: Key, b: Key) -> None:
 @given(keys, st.data())
 @example((AT,), None)
 @example((AT.replace(tzinfo=EAST),), None)
-def test_a_key_comes_back_and_a_part_of_its_bytes_is_never_taken_for_it(key: Key, data: st.DataObject | None) -> None:
+def test_a_key_is_decoded_as_encoded_and_never_from_a_part_of_its_bytes(key: Key, data: st.DataObject | None) -> None:
     encoded = encode_key(key)
     again = decode_key(encoded)
     assert _sort_key(again) == _sort_key(key)

@@ -115,7 +115,7 @@ class StateBackendConformance:
                 wanted = [k for k in sorted(entries) if lower <= k and (upper is None or k < upper)]
                 assert [k for k, _ in store.scan_range(lower, upper)] == wanted
 
-    def test_a_scan_does_not_see_what_is_written_after_it_began(self, store: KeyedStateBackend) -> None:
+    def test_a_scan_does_not_see_what_is_written_after_its_start(self, store: KeyedStateBackend) -> None:
         before = {key_of(1, bytes([n])): b"old" for n in range(0, 100, 2)}
         store.write(before)
         scan, untouched = store.scan(key_of(1)), store.scan_range(key_of(1), key_of(2))
@@ -159,7 +159,7 @@ class StateBackendConformance:
         subtasks.restored()
         assert subtasks.content() == {}
 
-    def test_a_snapshot_has_what_was_written_before_it_and_nothing_after(self, subtasks: OperatorSubtasks) -> None:
+    def test_a_snapshot_has_only_what_was_written_before_its_barrier(self, subtasks: OperatorSubtasks) -> None:
         store = subtasks.open()
         store.write({key_of(1): b"1", key_of(2): b"2"})
         states = subtasks.snapshot()
@@ -168,7 +168,7 @@ class StateBackendConformance:
         subtasks.open(states)
         assert subtasks.content() == {key_of(1): b"1", key_of(2): b"2"}
 
-    def test_every_older_snapshot_can_be_gone_back_to(self, subtasks: OperatorSubtasks) -> None:
+    def test_every_older_snapshot_can_be_restored(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(3)
         subtasks.open()
         kept: list[tuple[list[SubtaskState], dict[bytes, bytes]]] = []
@@ -190,7 +190,7 @@ class StateBackendConformance:
         subtasks.open(kept[5][0])
         assert subtasks.content() == kept[5][1]
 
-    def test_a_store_goes_on_after_a_snapshot(self, subtasks: OperatorSubtasks) -> None:
+    def test_a_store_accepts_writes_after_a_snapshot(self, subtasks: OperatorSubtasks) -> None:
         dice = random.Random(4)
         subtasks.open()
         for _ in range(4):

@@ -83,7 +83,7 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, dag_id: str) 
     assert web.newest_conf(dag_id) == wanted
 
 
-def test_every_pool_that_a_task_needs_is_there(web: Web) -> None:
+def test_every_pool_that_a_task_needs_exists(web: Web) -> None:
     pools = {pool["name"] for pool in web.client.call("GET", "pools")["pools"]}
     needed = {task["pool"] for dag in DAGS for task in web.client.call("GET", f"dags/{dag}/tasks")["tasks"]}
     assert needed and needed <= pools

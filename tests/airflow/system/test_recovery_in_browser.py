@@ -110,7 +110,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_two_runs_then_a_recovery_that_is_rejected_and_one_that_is_approved(operator: Operator, name: str) -> None:
+def test_a_recovery_can_be_rejected_and_another_one_approved_in_the_browser(operator: Operator, name: str) -> None:
     operator.receive(2)
     # No pool was made: the run begins nevertheless.
     operator.run(name)
@@ -152,7 +152,7 @@ def test_two_runs_then_a_recovery_that_is_rejected_and_one_that_is_approved(oper
     assert record["by"] == USER and "version 2 is wrong" in record["reason"] and "seen" in record["reason"]
 
 
-def test_a_wrong_failpoint_is_answered_with_those_that_there_are(operator: Operator) -> None:
+def test_a_wrong_failpoint_is_refused_with_the_known_failpoints(operator: Operator) -> None:
     form = operator.pages.open_form("flights")
     form.fields(["failpoint"])
     form.fill("failpoint", "batch.reprted:3")

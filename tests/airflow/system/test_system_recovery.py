@@ -156,7 +156,7 @@ def _check_announced(client: Client, box: AccountsJob, made: dict[str, Any]) -> 
     assert _events(client, "approved.checkpoint")[-1]["checkpoint_id"] == root_files.head(box.root).checkpoint
 
 
-def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System) -> None:
+def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: System) -> None:
     client, box = system.client, system.box("approved")
     box.deliver(50)
     system.first_run("approved")
@@ -204,7 +204,7 @@ def test_a_savepoint_during_a_run_and_back_to_it_with_an_approval(system: System
     box.check_clean()
 
 
-def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> None:
+def test_a_rejected_plan_changes_nothing_and_can_be_made_and_approved_again(system: System) -> None:
     client, box = system.client, system.box("rejected")
     box.deliver(50)
     system.first_run("rejected")
@@ -234,7 +234,7 @@ def test_a_rejection_changes_nothing_and_can_be_thought_over(system: System) -> 
     box.check_results()
 
 
-def test_every_task_is_killed_and_cleared(system: System) -> None:
+def test_every_task_completes_after_a_kill_and_a_clear(system: System) -> None:
     """Each task of the family dies before its work, with its worker, and after it; there is no retry, a user clears
     it."""
     client, box = system.client, system.box("killed")

@@ -40,7 +40,7 @@ def test_a_pause_begins_when_a_checkpoint_is_completed() -> None:
     assert coordinator.at_barrier(4, 111) is Due.INTERVAL
 
 
-def test_a_requested_checkpoint_waits_for_neither() -> None:
+def test_a_requested_checkpoint_waits_for_neither_interval_nor_pause() -> None:
     coordinator = _coordinator(interval=100 * SECOND, min_pause=100 * SECOND)
     assert coordinator.at_barrier(1, 1, requested=True) is Due.REQUESTED
     coordinator.completed(1, 1)

@@ -70,7 +70,7 @@ def test_a_checkpoint_is_complete_when_every_subtask_has_reported() -> None:
         _pending([Participant("op", n) for n in range(100)]).check()
 
 
-def test_the_first_failure_is_raised_and_not_what_is_missing_because_of_it() -> None:
+def test_the_first_failure_is_raised_before_missing_reports() -> None:
     error = UserCodeError("process_element of an operator raised KeyError: 'x'", hint="fix it", operator="op", row=7)
     later = Failure.of(SchemaMismatch("later"))
     with raises(UserCodeError, operator="op", row="7") as failed:

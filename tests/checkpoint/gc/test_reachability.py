@@ -53,7 +53,9 @@ ADMIN = entry(SEQ, EntryKind.ADMIN, generation=GENERATION, ordinal=ORDINAL, chec
         (CLAIM, 18, 1, "kept"),
     ],
 )
-def test_a_file_that_no_kept_checkpoint_names(head: LogEntry, generation: int, ordinal: int, verdict: str) -> None:
+def test_an_unreferenced_file_is_garbage_unless_a_later_commit_may_refer_to_that_file(
+    head: LogEntry, generation: int, ordinal: int, verdict: str
+) -> None:
     key = _data(generation, ordinal)
     assert _verdict(key, head) == verdict
     assert _verdict(key, head, live=frozenset({key})) == "kept"
@@ -84,7 +86,7 @@ OLD = frozenset(map(log_entry, (3, 14)))
         (entry(2, EntryKind.ADMIN, generation=1), 1),  # no checkpoint yet: all entries stay
     ],
 )
-def test_entries_that_stay(head: LogEntry, since: int) -> None:
+def test_the_log_entries_of_the_head_and_of_its_checkpoint_are_kept(head: LogEntry, since: int) -> None:
     named = replace(head, run="nonce")
     numbers = range(1, head.seq + 1)
     current = {head.seq if head.is_checkpoint else head.checkpoint.id if head.checkpoint else head.seq}

@@ -36,7 +36,7 @@ def _make(
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
-def test_lost_requests_are_repeated(lost: int) -> None:
+def test_the_creation_of_a_job_root_repeats_lost_requests(lost: int) -> None:
     storage = UnreliableStorage(lost)
     made = _make(storage)
     assert _make(storage).job == made.job
@@ -49,7 +49,7 @@ def test_a_storage_that_loses_every_request_may_be_tried_again() -> None:
     assert refused.value.retryable
 
 
-def test_the_root_of_another_job_is_left_as_it_is() -> None:
+def test_the_root_of_another_job_is_refused_and_unchanged() -> None:
     storage = MemoryStorage()
     made = _make(storage)
     with raises(WrongJobRoot, found="flights", wanted="trains"):
@@ -68,7 +68,7 @@ def test_max_parallelism_defaults_to_that_of_the_root() -> None:
     assert _make(MemoryStorage(), None).job.max_parallelism == 4096
 
 
-def test_opening_makes_no_root() -> None:
+def test_opening_a_missing_job_root_creates_nothing() -> None:
     storage = MemoryStorage()
     with raises(ConfigError, storage=storage.uri):
         JobRoot.open(storage, ManualClock())

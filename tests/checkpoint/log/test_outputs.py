@@ -52,7 +52,7 @@ def test_output_larger_than_a_document_may_be_is_committed_and_read() -> None:
     assert _read_by_others(job) == {job.head.entry.seq: files}
 
 
-def test_entries_that_carry_output_on_name_the_same_objects_until_it_is_settled() -> None:
+def test_entries_name_the_same_objects_of_pending_output_until_the_output_is_settled() -> None:
     job = MemoryJob(outputs=OutputSizes(inline=1_000, part=2_000))
     job.commit(ONE, _files(100))
     first, names = job.head.entry.seq, _list_keys(job)
@@ -111,7 +111,7 @@ def test_what_is_stored_is_read_for_many_sizes_around_both_limits() -> None:
         check_lists(stats, OutputSizes(max(0, both + dice.randint(-60, 60)), dice.randint(1, 500)))
 
 
-def test_an_entry_that_is_too_large_all_the_same_is_refused_and_nothing_is_lost() -> None:
+def test_an_entry_that_is_still_too_large_is_refused_and_nothing_is_lost() -> None:
     """Source positions are in the entry itself."""
     job = MemoryJob()
     job.commit(ONE, _files(1))

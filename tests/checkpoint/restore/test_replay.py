@@ -56,5 +56,5 @@ def test_rows_after_the_checkpoint_count_unless_undone_and_a_missing_record_make
     ],
     ids=["ended", "works-or-killed", "a-restore", "a-run-that-went-back-by-itself"],
 )
-def test_a_run_is_open_until_it_has_ended(entry: dict[str, Any], is_open: bool) -> None:
+def test_a_run_is_open_until_its_end_is_recorded(entry: dict[str, Any], is_open: bool) -> None:
     assert replay.is_run_open(_head([2, 6], {5: 2}, **entry)) is is_open

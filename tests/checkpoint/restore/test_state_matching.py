@@ -60,7 +60,7 @@ def _states(parallelism: int) -> list[SubtaskState]:
 
 
 @given(before=st.integers(1, 128), now=st.integers(1, 128), gone=st.sets(st.integers(0, 127)))
-def test_each_key_group_comes_from_the_subtask_that_had_it(before: int, now: int, gone: set[int]) -> None:
+def test_each_key_group_comes_from_its_previous_subtask(before: int, now: int, gone: set[int]) -> None:
     states = [s for s in _states(before) if s.subtask not in gone]
     manifest = _manifest(_operator("a", parallelism=before, subtasks=states))
     plan = assign_state(7, manifest, _job(parallelism=now))
@@ -121,7 +121,7 @@ GROUPS = [(0, 42), (0, 63), (43, 85), (64, 127), (86, 127)]
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
+def test_a_checkpoint_that_does_not_fit_the_job_is_refused_by_name(
     manifest: Manifest, changes: dict[str, Any], error: type[StateflowError], facts: dict[str, Any]
 ) -> None:
     with raises(error, **facts) as refused:

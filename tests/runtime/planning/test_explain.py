@@ -76,7 +76,7 @@ JOBS: dict[str, Callable[[DeclaredJob], object]] = {
 }
 
 
-def test_jobs_are_explained(golden: SnapshotAssertion) -> None:
+def test_explanations_match_the_golden_file(golden: SnapshotAssertion) -> None:
     texts = []
     for name, declare in JOBS.items():
         job = DeclaredJob()

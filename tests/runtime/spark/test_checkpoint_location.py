@@ -115,7 +115,7 @@ def test_a_location_made_from_a_captured_position_captures_the_same(tmp_path: Pa
     assert storage.list("") == stored, "what is stored already is not stored again"
 
 
-def test_the_first_batch_has_none_before_it(tmp_path: Path) -> None:
+def test_the_position_of_the_first_batch_has_no_previous_offsets(tmp_path: Path) -> None:
     _write(tmp_path, {"offsets/0": b'v1\n{"batchWatermarkMs":0}\n-\n'})
     position = SparkLocation(tmp_path, MemoryStorage()).capture(0, FOLDER)
     assert (position.batch_id, position.previous_offsets, position.source_files) == (0, None, [])

@@ -161,7 +161,7 @@ def test_filesystem_state_goes_into_the_manifest_below_its_threshold(tmp_path: P
     assert [b.key for b in storage.list("")] == ([] if inline else ["data/x/op-0-entries"])
 
 
-def test_filesystem_stores_all_of_it_again_after_a_change_and_nothing_without(tmp_path: Path) -> None:
+def test_filesystem_stores_all_state_again_after_a_change_and_nothing_without_a_change(tmp_path: Path) -> None:
     subtasks = _subtasks(tmp_path, "filesystem-files")
     subtasks.open()
     subtasks.write({key_of(g): random.Random(g).randbytes(200) for g in range(GROUPS)})
@@ -177,7 +177,7 @@ def test_filesystem_stores_all_of_it_again_after_a_change_and_nothing_without(tm
 
 
 @pytest.mark.parametrize("choice", ["rocksdb", "rocksdb-full"])
-def test_rocksdb_refers_to_older_files_only_when_it_is_incremental(tmp_path: Path, choice: str) -> None:
+def test_rocksdb_refers_to_older_files_only_in_incremental_snapshots(tmp_path: Path, choice: str) -> None:
     subtasks = _subtasks(tmp_path, choice)
     subtasks.open()
     kept: list[set[tuple[str, str]]] = []

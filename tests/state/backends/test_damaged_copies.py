@@ -166,7 +166,7 @@ def test_a_damaged_copy_of_a_neighbour_is_not_borrowed(host: Host, damage: Damag
 
 @every_backend
 @every_damage
-def test_damage_of_the_stored_object_is_an_error_that_names_it(
+def test_damage_of_the_stored_object_is_an_error_that_names_the_object(
     host: Host, backend: str, damage: Damage, tmp_path: Path
 ) -> None:
     """No attempt can succeed then."""
@@ -252,7 +252,7 @@ def test_a_compaction_of_a_damaged_file_fails(host: Host, name: str) -> None:
 
 
 @every_damage
-def test_a_hash_map_is_checked_each_time_it_is_opened(host: Host, damage: Damage) -> None:
+def test_a_hash_map_s_file_is_checked_at_each_opening(host: Host, damage: Damage) -> None:
     _, base = _filled(host, "filesystem")
     for _ in range(2):
         host.damage(damage, in_place=True)
@@ -262,7 +262,7 @@ def test_a_hash_map_is_checked_each_time_it_is_opened(host: Host, damage: Damage
 
 
 @every_backend
-def test_a_fetched_file_is_synced_before_it_has_its_name(
+def test_a_fetched_file_is_synced_before_its_link_in_the_host_cache(
     host: Host, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, base = _filled(host, backend)

@@ -264,7 +264,7 @@ def test_without_a_change_of_parallelism_nothing_is_written(subtasks: Subtasks) 
     assert [s.files for s in subtasks.snapshot()] == [s.files for s in before]
 
 
-def test_the_checkpoint_that_was_rescaled_stays_as_it_was(subtasks: Subtasks, storage: PosixStorage) -> None:
+def test_rescaling_leaves_the_previous_checkpoint_unchanged(subtasks: Subtasks, storage: PosixStorage) -> None:
     subtasks.fill(1)
     entries = dict(subtasks.entries)
     old = subtasks.rescale(3)

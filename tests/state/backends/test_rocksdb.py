@@ -152,7 +152,7 @@ def test_what_a_compaction_uploads_is_counted_apart(stores: RocksStoreFixture) -
     assert uploaded > 3.9 * one and uploaded - compacted == pytest.approx(one, rel=0.05)
 
 
-def test_an_upload_that_fails_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_upload_leaves_the_store_unchanged(tmp_path: Path) -> None:
     class Failing(MemoryStorage):
         broken = True
 
@@ -224,7 +224,7 @@ def test_a_handle_that_names_no_stored_file_is_refused(
 
 @pytest.mark.parametrize("compaction", COMPACTIONS)
 @pytest.mark.parametrize("turn", [0, 1, 2, 3])
-def test_a_store_is_compacted_when_it_has_enough_files_and_subtasks_take_turns(
+def test_a_store_with_enough_files_is_compacted_and_subtasks_take_turns(
     stores: RocksStoreFixture, turn: int, compaction: str
 ) -> None:
     settings = RocksDBSettings(compact_at_files=6, compaction=compaction)
@@ -264,7 +264,7 @@ def test_many_snapshots_upload_changes_a_few_times_and_keep_few_files(
     store.close()
 
 
-def test_a_store_may_have_another_kind_of_compaction_each_time_it_is_opened(stores: RocksStoreFixture) -> None:
+def test_a_store_may_have_another_kind_of_compaction_at_each_opening(stores: RocksStoreFixture) -> None:
     expected: dict[bytes, bytes] = {}
     taken = Snapshot()
     for turn in range(8):
@@ -312,7 +312,7 @@ def test_a_host_keeps_files_of_the_newest_snapshot_and_what_a_running_process_is
     store.close()
 
 
-def test_a_store_that_stays_open_does_not_write_a_log_without_end(stores: RocksStoreFixture) -> None:
+def test_the_rocksdb_log_of_a_store_that_stays_open_is_bounded(stores: RocksStoreFixture) -> None:
     store = stores.new()
     for number in range(200):
         store.write({b"%d" % (number % 7): b"%d" % number})
@@ -323,7 +323,7 @@ def test_a_store_that_stays_open_does_not_write_a_log_without_end(stores: RocksS
     assert 0 < sum(sizes) < 600_000
 
 
-def test_a_file_that_is_collected_meanwhile_is_missing(tmp_path: Path) -> None:
+def test_checking_an_absent_file_raises_missing_file(tmp_path: Path) -> None:
     handle = FileHandle(key="data/x", size=1, sha256="0" * 64)
     with raises(MissingFile, key="data/x"):
         check_file(handle, tmp_path / "gone")

@@ -112,7 +112,7 @@ def check_cuts(store: Store, start: int) -> None:
 
 
 @pytest.mark.parametrize("left", [*range(1, 12), 20])
-def test_a_record_that_begins_with_few_bytes_left_in_a_block(store: Store, left: int) -> None:
+def test_a_record_that_begins_with_few_bytes_left_in_a_block_is_read(store: Store, left: int) -> None:
     fill_to(store, left)
     store.check()
     store.add_edit(100)
@@ -126,7 +126,7 @@ def test_a_record_that_begins_with_few_bytes_left_in_a_block(store: Store, left:
     store.check_all()
 
 
-def test_records_over_many_blocks(store: Store) -> None:
+def test_records_over_many_blocks_are_read_and_cut_ones_refused(store: Store) -> None:
     dice = random.Random(0)
     for number in range(60):
         store.add_edit(dice.choice([40, 300, 5_000, 70_000]))

@@ -101,9 +101,7 @@ def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.Da
 
 
 @given(st.lists(st.tuples(INTS, FLOATS), max_size=6))
-def test_a_whole_number_where_a_float_is_declared_is_read_as_the_row_api_reads_it(
-    rows: list[tuple[int, float]],
-) -> None:
+def test_a_whole_number_where_a_float_is_declared_is_read_as_by_the_row_api(rows: list[tuple[int, float]]) -> None:
     serializer = ValueSerializer[Any](Sum)
     stored = [serializer.encode(Sum(n, n)) for n, _ in rows] + [serializer.encode(Sum(n, x)) for n, x in rows]
     found = ColumnSerializer(Sum).decode(stored).to_pylist()

@@ -16,7 +16,7 @@ def test_a_reused_id_or_no_label_is_no_running_process(label: str) -> None:
     assert not is_running(label.format(pid=os.getpid()))
 
 
-def test_a_label_is_of_one_process_until_it_is_a_zombie() -> None:
+def test_a_label_is_of_one_process_until_that_process_is_a_zombie() -> None:
     child = subprocess.Popen(["sleep", "60"])
     with open(f"/proc/{child.pid}/stat") as file:
         label = f"{child.pid}_{file.read().rpartition(')')[2].split()[19]}"

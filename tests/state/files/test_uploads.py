@@ -88,7 +88,7 @@ def test_an_upload_that_fails_is_retried(outbox: Outbox, tmp_path: Path) -> None
     assert (storage.get(KEY), storage.puts) == (b"one", 6)
 
 
-def test_what_cannot_be_stored_in_time_is_given_up(outbox: Outbox, tmp_path: Path) -> None:
+def test_an_upload_that_does_not_succeed_in_time_is_given_up(outbox: Outbox, tmp_path: Path) -> None:
     storage = Flaky(10**9)
     BackgroundUploads(storage, outbox, ManualClock()).put(KEY, files(tmp_path, b"one"))
     wait_until_empty(outbox)
@@ -97,7 +97,9 @@ def test_what_cannot_be_stored_in_time_is_given_up(outbox: Outbox, tmp_path: Pat
 
 
 @pytest.mark.parametrize("was_stored", [False, True])
-def test_what_a_dead_process_owed_is_stored_unless_it_just_was(outbox: Outbox, dead: str, was_stored: bool) -> None:
+def test_files_in_the_outbox_of_a_dead_process_are_stored_unless_already_stored(
+    outbox: Outbox, dead: str, was_stored: bool
+) -> None:
     storage = Flaky(0)
     if was_stored:
         storage.put_new(KEY, b"firstsecond")
@@ -107,7 +109,7 @@ def test_what_a_dead_process_owed_is_stored_unless_it_just_was(outbox: Outbox, d
     assert (storage.get(KEY), storage.puts) == (b"firstsecond", 0 if was_stored else 1)
 
 
-def test_only_what_older_runs_and_dead_processes_left_unfinished_is_removed(outbox: Outbox, dead: str) -> None:
+def test_only_unfinished_files_of_older_runs_and_dead_processes_are_removed(outbox: Outbox, dead: str) -> None:
     storage = MemoryStorage()
     kept = [f"7.{own_label()}.{ID}", f"new-7.{own_label()}.{ID}", f"8.{dead}.{ID}", "notes"]
     for name in (f"6.{own_label()}.{ID}", f"6.{dead}.{ID}", f"new-6.{dead}.{ID}", f"new-7.{dead}.{ID}", *kept):
@@ -116,7 +118,7 @@ def test_only_what_older_runs_and_dead_processes_left_unfinished_is_removed(outb
     assert sorted(os.listdir(outbox.folder)) == sorted(kept) and storage.list("") == []
 
 
-def test_without_an_outbox_there_is_nothing_to_take_over(outbox: Outbox) -> None:
+def test_adopting_files_creates_no_outbox(outbox: Outbox) -> None:
     BackgroundUploads(MemoryStorage(), outbox, SystemClock()).adopt_orphans()
     assert not outbox.folder.exists()
 
@@ -143,14 +145,16 @@ def cache(folder: Path, storage: MemoryStorage, outbox: Outbox, clock: Clock) ->
     return HostCache(folder / "cache", traffic, clock)
 
 
-def test_a_file_that_another_host_is_storing_is_waited_for(outbox: Outbox, tmp_path: Path) -> None:
+def test_a_reader_waits_for_a_file_that_another_host_is_storing(outbox: Outbox, tmp_path: Path) -> None:
     storage, handle = MemoryStorage(), FileHandle(key=KEY, size=3, sha256=hashlib.sha256(b"one").hexdigest())
     clock = Eventful(lambda: storage.put_new(KEY, b"one"))
     cache(tmp_path, storage, outbox, clock).link(StateFile(handle=handle, local_name="x"), tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"one"
 
 
-def test_one_that_does_not_come_fails_the_batch_which_a_new_run_replays(outbox: Outbox, tmp_path: Path) -> None:
+def test_a_file_that_is_not_stored_in_time_fails_the_batch_with_a_retryable_error(
+    outbox: Outbox, tmp_path: Path
+) -> None:
     handle = FileHandle(key=KEY, size=3, sha256="0" * 64)
     with raises(BatchFailed, file=KEY) as caught:
         cache(tmp_path, MemoryStorage(), outbox, ManualClock()).link(

@@ -132,7 +132,7 @@ def test_elements_keep_their_order_over_batches_and_restores(stores: StoreFixtur
     store.close()
 
 
-def test_an_iteration_sees_the_state_as_it_was_when_the_iterator_was_created(state: KeyedState) -> None:
+def test_an_iteration_sees_the_state_of_the_time_at_which_the_iterator_was_created(state: KeyedState) -> None:
     names, words = state.map_state(NAMES), state.list_state(WORDS)
     set_key(state, "a")
     names.put_all({"x": 1, "y": 2})

@@ -58,7 +58,7 @@ def test_a_union_list_has_the_elements_of_all_subtasks_and_stores_only_its_own()
     assert list(ints.get()) == _kept(store, "unions") == [7]
 
 
-def test_an_iteration_sees_the_list_as_it_was_and_what_cannot_be_stored_changes_nothing() -> None:
+def test_an_iteration_does_not_see_added_elements_and_what_cannot_be_stored_changes_nothing() -> None:
     ints: Any = OperatorStateStore().get_list_state(INTS)
     ints.add_all([1, 2])
     for n in ints.get():
@@ -195,7 +195,7 @@ def test_what_was_written_before_types_were_recorded_is_read_as_the_same_type_on
         OperatorStateStore(known).get_list_state(ListStateDescriptor("ints", float))
 
 
-def test_what_is_not_declared_any_more_stays() -> None:
+def test_operator_state_that_is_no_longer_declared_is_kept() -> None:
     content = OperatorContent(
         lists={"old": [b"1"]},
         unions={"older": [b"2"]},

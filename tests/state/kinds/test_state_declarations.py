@@ -37,7 +37,7 @@ DECLARATIONS: dict[str, Callable[[KeyedState], Any]] = {
 
 @pytest.mark.parametrize("first", DECLARATIONS)
 @pytest.mark.parametrize("second", DECLARATIONS)
-def test_a_name_stands_for_one_state_in_a_job_and_over_its_runs(
+def test_a_name_identifies_one_state_in_a_job_and_over_its_runs(
     state: KeyedState, store: CountingStore, first: str, second: str
 ) -> None:
     found = DECLARATIONS[first](state)

@@ -302,7 +302,7 @@ def _add(a: int, b: int) -> int:
 TestDictionary = Life.TestCase
 
 
-def test_rocksdb_lives_as_the_dictionary_does() -> None:
+def test_every_kind_of_state_in_rocksdb_equals_plain_dictionaries() -> None:
     with tempfile.TemporaryDirectory() as folder:
 
         class InRocksDB(Life):

@@ -111,7 +111,7 @@ class _Bounds(DictBackend):
         return super().scan_range(lower, upper)
 
 
-def test_a_scan_begins_at_the_earliest_known_timer_and_not_at_deleted_ones_before_it() -> None:
+def test_a_scan_begins_at_the_earliest_known_timer_and_not_at_earlier_deleted_ones() -> None:
     store = _Bounds()
     subtask = Subtask(store)
     for time in (10, 20, 30):

@@ -56,7 +56,7 @@ it moves to event time once there is a watermark | unknown write 1, ttl event, u
 @every_kind
 @pytest.mark.parametrize("prefetch", [True, False], ids=["prefetched", "read"])
 @pytest.mark.parametrize("script", LIVES.values(), ids=LIVES)
-def test_an_entry(kind: Kind, script: str, prefetch: bool) -> None:
+def test_an_entry_of_each_kind_of_state_expires_after_its_time_to_live(kind: Kind, script: str, prefetch: bool) -> None:
     Life(kind, prefetch=prefetch).play(script)
 
 
@@ -76,14 +76,16 @@ loses both indexes with its time to live | ttl before, 0 write 1, ttl after, 10 
 @every_kind
 @pytest.mark.parametrize("to", ["event", "processing"])
 @pytest.mark.parametrize("script", CHANGES.values(), ids=CHANGES)
-def test_an_entry_whose_kind_of_time_changes(kind: Kind, script: str, to: str) -> None:
+def test_an_entry_whose_kind_of_time_changes_expires_by_the_new_kind_of_time(kind: Kind, script: str, to: str) -> None:
     """The two clocks are decades apart and are never compared."""
     before, after = (HUNDRED, EVENT) if to == "event" else (EVENT, HUNDRED)
     Life(kind).play(script, before=before, after=after)
 
 
 @every_kind
-def test_in_rocksdb_it_is_the_same(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_entries_in_rocksdb_expire_after_their_time_to_live(
+    kind: Kind, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     life = Life(kind, stores=RocksStoreFixture(tmp_path_factory.mktemp("rocksdb")))
     life.play("0 write 1, 60 write 2 b, 99 read 1, 100 clean, 100 read none, left 2, 160 clean, left 0")
     life.store.close()
@@ -117,7 +119,7 @@ def test_what_is_written_while_a_map_is_read_is_not_undone_by_reading(ttl: State
         assert dict(batch.state.items()) == ({"x": 2, "z": 1} if ttl is ON_READ else {"x": 2})
 
 
-def test_an_expired_value_gives_way_to_the_default() -> None:
+def test_an_expired_value_is_read_as_the_default() -> None:
     with_default = ValueStateDescriptor("s", int, ttl=HUNDRED, default=7)
     kind = Kind(lambda s, ttl: s.value_state(with_default), KINDS["value"].write, KINDS["value"].read)
     Life(kind).play("0 write 1, 99 read 1, 100 read 7")
@@ -199,7 +201,7 @@ def test_a_state_may_be_cleaned_up_more_or_not_at_all() -> None:
 
 
 @every_kind
-def test_a_subtask_without_rows_while_the_time_to_live_goes_drops_its_index_later(kind: Kind) -> None:
+def test_a_subtask_without_rows_drops_its_expiry_index_after_the_time_to_live_was_removed(kind: Kind) -> None:
     life = Life(kind)
     life.write(0)
     life.ttl = None

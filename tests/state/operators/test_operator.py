@@ -233,7 +233,7 @@ def test_an_error_of_the_user_names_operator_key_row_and_line(where: str, key: s
     assert isinstance(raised.value.__cause__, LookupError)
 
 
-def test_an_error_of_stateflow_passes_as_it_is() -> None:
+def test_an_error_of_stateflow_in_a_function_is_raised_unchanged() -> None:
     class Misuse(KeyedProcessFunction[Row, Any]):
         def open(self, ctx: RuntimeContext) -> None:
             ctx.get_state(ValueStateDescriptor("x", int)).update(1)

@@ -88,7 +88,7 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {n: float(f"{v:.12g}") if isinstance(v, float) else v for n, v in row.items() if n not in FLOATS}
 
 
-def test_one_row_for_each_key_and_partition_goes_on() -> None:
+def test_one_row_for_each_key_and_partition_is_shuffled() -> None:
     keeper = DividedKeeper({"n": ("count", "whole"), "sum": ("sum", "whole")})
     found = keeper.batch([Row(n % 3, n) for n in range(300)], cuts=[100, 200])
     assert sorted((row["key"], row["n"], row["sum"]) for row in found) == [

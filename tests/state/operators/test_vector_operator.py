@@ -209,7 +209,7 @@ def _do_with_two_keys(call: Callable[[Any, VectorState], Any], store: DictBacken
     assert sorted(sizes) == [1, 2]
 
 
-def test_a_read_sees_what_was_written_before_it_and_a_default_where_nothing_is() -> None:
+def test_a_read_sees_earlier_writes_and_the_default_where_nothing_was_written() -> None:
     def call(does: Any, state: VectorState) -> None:
         assert state.read(does.number).to_pylist() == [7, 7]
         state.write(does.number, np.array([1, 2]), where=np.array([False, True]))

@@ -274,7 +274,7 @@ D = decimal.Decimal
         (Closed, Before, Closed(1)),
     ],
 )
-def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
+def test_values_of_a_compatible_type_are_read(old: Any, new: Any, value: Any) -> None:
     found = verdict(old, new)
     assert not found.conflicts
     again = ValueSerializer[Any](new).decode(ValueSerializer[Any](old).encode(value))
@@ -322,7 +322,7 @@ def test_what_fits_is_read(old: Any, new: Any, value: Any) -> None:
         (pa.timestamp("us"), pa.timestamp("us", "UTC"), "", "tz=False", "tz=True"),
     ],
 )
-def test_what_does_not_fit_names_field_types_and_way_out(
+def test_an_incompatible_type_is_reported_with_field_types_and_fix(
     old: Any, new: Any, field: str, stored: str, declared: str
 ) -> None:
     found = verdict(old, new)

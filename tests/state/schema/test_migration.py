@@ -76,7 +76,7 @@ def test_values_elements_and_map_values_have_the_new_form_once_they_are_written(
         KeyedState(store, before.registry.schemas).map_state(MapStateDescriptor("m", str, V2))
 
 
-def test_a_schema_without_fields_of_an_older_version_accepts_the_same_type_and_then_records_it() -> None:
+def test_a_schema_without_fields_of_an_older_version_accepts_the_same_type_and_gets_the_fields() -> None:
     old = StateSchema(name="s", kind="value", value_type="V1(a: int, b: str)")
     with raises(IncompatibleState, name="s", stored=old.value_type) as refused:
         state_over(DictBackend(), V2, [old])
@@ -115,7 +115,7 @@ class Other(Words):
     name = "others"
 
 
-def test_each_value_is_decoded_as_the_version_that_wrote_it() -> None:
+def test_each_value_is_decoded_with_the_serializer_version_that_encoded_the_value() -> None:
     store = DictBackend()
     state = state_over(store, list, serializer=Words())
     value: Any = state.value_state(ValueStateDescriptor("s", list, serializer=Words()))
@@ -157,7 +157,7 @@ class Broken(Words):
         return "text"
 
 
-def test_an_error_of_a_serializer_names_it() -> None:
+def test_an_error_of_a_serializer_names_the_serializer() -> None:
     with raises(JobDefinitionError) as refused:
         state_over(DictBackend(), int, serializer=Nameless())
     assert "Nameless" in str(refused.value.facts["given"])

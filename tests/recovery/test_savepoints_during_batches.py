@@ -86,7 +86,7 @@ def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob,
     claimed.check()
 
 
-def test_a_run_repeats_its_sign(claimed: AccountsJob, submit: Submit) -> None:
+def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed: AccountsJob, submit: Submit) -> None:
     """Its batch takes longer than the asker would wait for a sign."""
     seen, signs = claimed.root / "requests" / "r1.seen", set[int]()
     made: list[Future[SavepointReport]] = []
@@ -108,7 +108,7 @@ def test_a_run_repeats_its_sign(claimed: AccountsJob, submit: Submit) -> None:
 
 
 @pytest.mark.parametrize("ask", [operations.create_savepoint, partial(operations.stop, savepoint=True)])
-def test_a_run_that_reaches_no_barrier_in_time_is_not_waited_for(
+def test_a_savepoint_request_fails_if_the_run_reaches_no_barrier_in_time(
     claimed: AccountsJob, ask: Callable[[str, SavepointRequest], object]
 ) -> None:
     """It gives signs; its batch takes longer than the asker's timeout. Nothing is made, or stopped."""
