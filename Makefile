@@ -5,11 +5,11 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 # Some machines ask Python not to keep what it compiled. There are hundreds of processes here, and each would compile
-# pandas and Airflow anew: a second and more.
+# pandas and Airflow again: a second and more.
 unexport PYTHONDONTWRITEBYTECODE
 
 # `make test PYTHON=python3.13` tests with another Python, `make test JAVA_HOME=/path/to/java-21` with another Java:
-# .venv is made anew for it, and stays so until the next such command.
+# .venv is recreated for it, and stays so until the next such command.
 ifdef PYTHON
 export STATEFLOW_PYTHON = $(PYTHON)
 endif
@@ -21,7 +21,7 @@ RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 # but pytest-xdist 3.8 cannot mark them under pytest 9.2: it names tests by an attribute that is gone.
 # One more than cores of a small machine: a worker often waits for processes that it has started.
 WORKERS ?= 3
-# Classes that Spark loads, parsed and verified; a JVM that cannot use the file, or finds none, says nothing and goes on.
+# Classes that Spark loads, parsed and verified; a JVM that cannot use the file, or finds none, logs nothing and continues.
 ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cds+dynamic=off
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -64,7 +64,7 @@ lint: setup  ## ruff, mypy, the layer contracts, and the limits of structure and
 	@$(RUN) mypy --no-error-summary
 	@$(RUN) lint-imports --no-logo
 	@$(RUN) python scripts/structure.py
-	@$(RUN) python scripts/vocabulary.py stateflow plugins dags scripts benchmarks docker tests docs README.md CONTRIBUTING.md CHANGELOG.md
+	@$(RUN) python scripts/vocabulary.py
 
 format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .
@@ -73,7 +73,7 @@ format: setup  ## put the code into the form that lint asks for
 bench: setup  ## run the benchmarks; some of them with BENCH="micro-batch throughput"
 	@$(RUN) python benchmarks/run.py $(BENCH)
 
-golden: setup  ## write the golden files of command line screens anew; read the diff before you commit it
+golden: setup  ## rewrite the golden files of command line screens; read the diff before you commit it
 	@$(PYTEST) --snapshot-update -m syrupy_snapshot
 
 reference: setup  ## write the reference pages and pictures that follow from the code
@@ -90,7 +90,7 @@ requirements: setup  ## compile requirements*.txt from requirements*.in; UPGRADE
 			$$file.in --output-file $$file.txt || exit 1; \
 	done
 
-clean:  ## remove what tools and the demo leave behind; .venv stays
+clean:  ## remove the files that tools and the demo create; .venv stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		spark-warehouse metastore_db derby.log .demo
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

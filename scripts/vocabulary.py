@@ -1,9 +1,9 @@
 """Reports terms that the documentation style avoids: pictures and private English instead of standard terms.
 
-``python scripts/vocabulary.py [--list] [FOLDER...]`` reads docstrings, comments and string literals of Python files,
-and Markdown files outside of code. It prints the number of findings per folder and ends with 1 if there are any; with
-``--list`` it also prints each finding with the terms to use instead. ``[tool.vocabulary]`` in ``pyproject.toml`` lists
-the exceptions with their reasons.
+``python scripts/vocabulary.py [--list] [FOLDER...]`` reads docstrings, comments, string literals and names of tests in
+Python files, Markdown files outside of code, and the Makefile's comments. It prints the number of findings per folder
+and ends with 1 if there are any; with ``--list`` it also prints each finding with the terms to use instead.
+``[tool.vocabulary]`` in ``pyproject.toml`` lists the exceptions with their reasons.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDERS = ("stateflow", "plugins", "dags", "docs", "README.md")
+FOLDERS = (
+    *("stateflow", "plugins", "dags", "scripts", "benchmarks", "docker", "tests", "docs"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"),
+)
 
 TERMS: Mapping[str, str] = {
     r"behind": "after",
@@ -51,15 +54,29 @@ TERMS: Mapping[str, str] = {
 }
 """Pattern of an avoided term, matched as whole words without regard to case, and the terms to use instead."""
 
+TEST_NAME_TERMS: Mapping[str, str] = {
+    r"it": "the name of the thing, so that a search for the thing finds the test",
+    r"(?:go(?:es|ing)?|went|gone) back": "is restored, is rewound, returns",
+}
+"""Terms to avoid only in the names of tests, which are read one by one."""
+
 
 def _flexible(term: str) -> str:
     """Returns a pattern that also matches a term with line breaks between its words."""
     return term.replace(" ", r"\s+")
 
 
-_PATTERNS = [
-    (re.compile(rf"(?<![\w`/.-])(?:{_flexible(term)})(?![\w`/-])", re.IGNORECASE), use) for term, use in TERMS.items()
-]
+def _patterns(terms: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    """Returns the compiled patterns of terms, each with the terms to use instead."""
+    return [
+        (re.compile(rf"(?<![\w`/.-])(?:{_flexible(term)})(?![\w`/-])", re.IGNORECASE), use)
+        for term, use in terms.items()
+    ]
+
+
+_PATTERNS = _patterns(TERMS)
+_TEST_NAME_PATTERNS = _PATTERNS + _patterns(TEST_NAME_TERMS)
+_MAKEFILE_CODE = re.compile(r"^[^#\n]*#*", re.MULTILINE)
 _MARKDOWN_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"``[^`]+``|`[^`\n]+`")
 
@@ -99,24 +116,28 @@ class Exemption:
 
 
 def find_terms(path: str, text: str) -> list[Finding]:
-    """Returns the avoided terms in the prose of a Python or Markdown file, by line."""
-    prose = _python_prose(text) if path.endswith(".py") else _markdown_prose(text)
+    """Returns the avoided terms in the prose and the test names of a file, by line."""
     found = []
-    for start, block in prose:
+    for start, block, patterns in _prose(path, text):
         readable = _blank(block, _CODE_SPAN)
-        matches = [(match.start(), match[0], use) for pattern, use in _PATTERNS for match in pattern.finditer(readable)]
+        matches = [(match.start(), match[0], use) for pattern, use in patterns for match in pattern.finditer(readable)]
         for at, term, use in sorted(matches):
             found.append(Finding(path, start + readable.count("\n", 0, at), " ".join(term.split()), use))
     return sorted(found, key=lambda finding: finding.line)
 
 
+def _prose(path: str, text: str) -> Iterator[tuple[int, str, list[tuple[re.Pattern[str], str]]]]:
+    """Yields the prose of a file, the number of its first line, and the patterns to avoid in it."""
+    if not path.endswith(".py"):
+        yield 1, _blank(text, _MARKDOWN_CODE if path.endswith(".md") else _MAKEFILE_CODE), _PATTERNS
+        return
+    yield from ((line, block, _PATTERNS) for line, block in _python_prose(text))
+    yield from ((line, name, _TEST_NAME_PATTERNS) for line, name in _test_names(text))
+
+
 def _blank(text: str, pattern: re.Pattern[str]) -> str:
     """Replaces matches by as many spaces, and keeps line breaks."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
-
-
-def _markdown_prose(text: str) -> Iterator[tuple[int, str]]:
-    yield 1, _blank(text, _MARKDOWN_CODE)
 
 
 def _python_prose(text: str) -> Iterator[tuple[int, str]]:
@@ -138,6 +159,13 @@ def _python_prose(text: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
+def _test_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the names of tests as words, with their lines."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " ")
+
+
 def read_exemptions(pyproject: Path) -> list[Exemption]:
     """Returns the accepted uses; each has a reason.
 
@@ -157,7 +185,11 @@ def scan(repository: Path, folders: Iterable[str]) -> list[Finding]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", *folders], cwd=repository, capture_output=True, text=True, check=True
     ).stdout
-    paths = [path for path in listed.split("\0") if path.endswith((".py", ".md")) and (repository / path).is_file()]
+    paths = [
+        path
+        for path in listed.split("\0")
+        if path.endswith((".py", ".md", "Makefile")) and (repository / path).is_file()
+    ]
     found = [finding for path in paths for finding in find_terms(path, (repository / path).read_text())]
     return [finding for finding in found if not any(each.covers(finding) for each in exemptions)]
 

@@ -21,6 +21,21 @@ def f(value):
     raise ValueError(f"{value} is there")
 '''
 OF_MODULE = [(1, "behind"), (3, "nobody"), (5, "goes on"), (10, "told"), (10, "besides"), (12, "is there")]
+TESTS = '''def test_it_goes_on_behind_a_run():
+    it = "sent"
+
+
+def it_is_no_test():
+    """It is prose."""
+
+
+class TestRows:
+    async def test_rows_of_a_job_that_has_a_limit_are_merged(self):
+        pass
+'''
+OF_TESTS = [(1, "it"), (1, "goes on"), (1, "behind")]
+MAKEFILE = "# Made\n# anew.\nit:  ## beside tests\n\t@echo nobody\n"
+OF_MAKEFILE = [(2, "anew"), (3, "beside")]
 PAGE = "Told.\n\n```\nbehind\n```\n\nThe flag `--behind` is not\nused any more.\n"
 ACCEPTED = "outmoded foretells a/behind behind_it momentum recommend it"
 
@@ -31,6 +46,13 @@ ACCEPTED = "outmoded foretells a/behind behind_it momentum recommend it"
     ids=["module", "page", "accepted"],
 )
 def test_docstrings_comments_texts_and_pages_are_read_and_code_is_not(
+    path: str, text: str, terms: list[tuple[int, str]]
+) -> None:
+    assert [(finding.line, finding.found) for finding in find_terms(path, text)] == terms
+
+
+@pytest.mark.parametrize(("path", "text", "terms"), [("a.py", TESTS, OF_TESTS), ("Makefile", MAKEFILE, OF_MAKEFILE)])
+def test_names_of_tests_and_comments_of_the_makefile_are_read(
     path: str, text: str, terms: list[tuple[int, str]]
 ) -> None:
     assert [(finding.line, finding.found) for finding in find_terms(path, text)] == terms
