@@ -147,7 +147,9 @@ def test_a_row_and_a_barrier_take_their_walks(job: CliFixture) -> None:
     assert _missing(ROW, batch, (spark,)) == []
     # Asynchronous checkpoints only; with a request only.
     driver = "runtime/driver/"
-    assert _missing(BARRIER, batch, (spark, f"{driver}checkpointing/uploads.py", f"{driver}request_server.py")) == []
+    assert (
+        _missing(BARRIER, batch, (spark, f"{driver}checkpointing/upload_waiter.py", f"{driver}request_server.py")) == []
+    )
 
 
 def test_a_restore_takes_its_walks(job: CliFixture) -> None:

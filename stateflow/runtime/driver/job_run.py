@@ -256,9 +256,7 @@ class JobRun:
         return {}
 
     def _committed_point(self) -> PublishedCheckpoint:
-        return PublishedCheckpoint(
-            self.head.checkpoint, {**self.head.entry.published, **self._context.publisher.published}
-        )
+        return PublishedCheckpoint(self.head.checkpoint, self.head.entry.published | self._context.publisher.published)
 
     def _keep_workers_alive(self) -> None:
         info = self.batches.info(self.batches.ordinal, self.head.checkpoint_id)

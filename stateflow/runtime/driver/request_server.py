@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,26 +14,15 @@ from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.documents import Answer, EntryRef, PublishedOutput, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.requests.mailbox import (
-    DONE,
-    FAILED,
-    WITHDRAWN,
-    acknowledge,
-    is_acknowledged,
-    is_expired,
-    open_requests,
-    post_answer,
-)
+from stateflow.checkpoint.requests.mailbox import DONE, FAILED, WITHDRAWN, is_expired, post_answer
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError
 from stateflow.runtime.driver.background import BackgroundWork, Work
+from stateflow.runtime.driver.request_poller import RequestPoller
 
 log = logging.getLogger(__name__)
-
-_MAX_RETRIES = 20
-"""Attempts to serve a request again after its checkpoint was released before it was pinned."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +49,7 @@ class RequestedBatches(Protocol):
 
 
 class RequestServer:
-    """Polls for requests in a thread, and serves them between two batches.
+    """Serves requests between two batches.
 
     Savepoints are made in another thread, while batches run and the checkpoint is pinned in the log. The pin ends with
     the next CLAIM, so a savepoint that dies with the run leaves nothing that an operator must clean up.
@@ -84,15 +71,9 @@ class RequestServer:
         self.stopped = False
         self._root = root
         self._generation = generation
-        self._interval = interval
         self._batches = batches
         self._background = background
-        self._retries: Counter[str] = Counter()
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._known: set[str] = set()
-        self._waiting: list[Request] = []
-        self._poller = threading.Thread(target=self._poll_until_ended, name="stateflow-requests", daemon=True)
+        self._poller = RequestPoller(root, generation, interval, background)
         self._savepoint_pool = ThreadPoolExecutor(1, thread_name_prefix="stateflow-savepoint")
         self._savepoints: list[Future[None]] = []
 
@@ -102,15 +83,18 @@ class RequestServer:
         Args:
             point: the restored checkpoint.
         """
-        self._try_to_poll()
-        self._poller.start()
-        if any(r.kind is RequestKind.STOP for r in self._waiting):
-            self.serve(point)
+        self._poller.open()
+        try:
+            if self._poller.has_stop:
+                self.serve(point)
+        except BaseException:
+            self.abandon()
+            raise
 
     @property
     def is_waiting(self) -> bool:
         """Whether a request is known that is not served yet."""
-        return bool(self._waiting)
+        return self._poller.is_waiting
 
     def serve(self, point: PublishedCheckpoint) -> None:
         """Serves the waiting requests.
@@ -118,9 +102,7 @@ class RequestServer:
         Args:
             point: the checkpoint of the newest barrier.
         """
-        with self._lock:
-            waiting, self._waiting = self._waiting, []
-        for request in waiting:
+        for request in self._poller.take():
             if request.kind is RequestKind.SAVEPOINT:
                 self._savepoints.append(self._savepoint_pool.submit(self._try_to_answer, request, point))
             elif request.kind is RequestKind.STOP:
@@ -138,20 +120,20 @@ class RequestServer:
                 checkpoint may no longer be retained when the next request is served.
         """
         # The poller continues until all is served: its acknowledgements show the requesters that the run is alive.
-        self._try_to_poll()
+        self._poller.poll()
         self._serve_all(current)
-        self._end_polling()
-        self._try_to_poll()
+        self._poller.close()
+        self._poller.poll()
         self._serve_all(current)
 
     def abandon(self) -> None:
         """Ends polling without waiting for unfinished savepoints; for a run that fails."""
-        self._end_polling()
+        self._poller.close()
         self._savepoint_pool.shutdown(wait=False, cancel_futures=True)
 
     def _serve_all(self, current: Callable[[], PublishedCheckpoint]) -> None:
-        # Terminates, because each request is served again at most `_MAX_RETRIES` times.
-        while self._waiting or self._savepoints:
+        # Terminates, because the poller limits how often a request is served again.
+        while self._poller.is_waiting or self._savepoints:
             self.serve(current())
             self._wait_for_savepoints()
 
@@ -160,37 +142,11 @@ class RequestServer:
         for savepoint in submitted:
             savepoint.result()
 
-    def _end_polling(self) -> None:
-        self._ended.set()
-        if self._poller.is_alive():
-            self._poller.join()
-
-    def _poll_until_ended(self) -> None:
-        pause = self._interval
-        while not self._ended.wait(pause.total_seconds()):
-            self._try_to_poll()
-            pause = self._background.pause(Work.REQUESTS, self._interval)
-
-    def _try_to_poll(self) -> None:
-        """Polls; a request that an error hides is found by a later poll, or by the next run."""
-        self._background.attempt(Work.REQUESTS, self._poll, at_once=True)
-
     def _try_to_answer(self, request: Request, point: PublishedCheckpoint) -> None:
         """Serves a request; without an answer it stays open for a later poll or the next run."""
         answered = self._background.attempt(Work.REQUESTS, lambda: self._answer(request, point), at_once=True)
         if not answered:
-            with self._lock:
-                self._known.discard(request.id)
-
-    def _poll(self) -> None:
-        with self._lock:
-            for request in open_requests(self._root.storage):
-                # A waiting requester deletes the acknowledgement from time to time, to learn whether a run is alive.
-                if not is_acknowledged(self._root.storage, request.id):
-                    acknowledge(self._root.storage, request.id, self._generation)
-                if request.id not in self._known:
-                    self._known.add(request.id)
-                    self._waiting.append(request)
+            self._poller.forget(request)
 
     def _answer(self, request: Request, point: PublishedCheckpoint) -> None:
         """Carries a request out, and stores the answer."""
@@ -263,19 +219,14 @@ class RequestServer:
         """Returns whether the next barrier or a newer run serves the request again.
 
         That is so when it failed only because its checkpoint was released before it was pinned, or because a newer run
-        claimed the job. After `_MAX_RETRIES` attempts the requester gets the error.
+        claimed the job. After too many attempts the requester gets the error.
         """
         head = self._root.head()
         if head.entry.generation != self._generation:
             return True
         if point.checkpoint is None or point.checkpoint in self._root.checkpoints.kept(head):
             return False
-        with self._lock:
-            self._retries[request.id] += 1
-            if self._retries[request.id] > _MAX_RETRIES:
-                return False
-            self._waiting.append(request)
-        return True
+        return self._poller.retry(request)
 
     def _make_savepoint(self, request: Request, point: PublishedCheckpoint) -> StoredSavepoint | None:
         if not request.savepoint:

@@ -15,7 +15,7 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
 from stateflow.operations import forks, restores, savepoint_disposal, savepoints
-from stateflow.runtime.driver import fence_watch, request_server
+from stateflow.runtime.driver import fence_watch, request_poller, request_server
 from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
 from stateflow.runtime.job.job import Job
 from stateflow.runtime.restore.plan_execution import RestoreRequest
@@ -68,7 +68,8 @@ class CommandEnv:
             (catalog, {"open_storage": self.storage}),
             (create, {"ThreadPoolExecutor": InlinePool}),
             (collector, {"ThreadPoolExecutor": InlinePool}),
-            (request_server, {"threading": threading, "ThreadPoolExecutor": pool}),
+            (request_poller, {"threading": threading}),
+            (request_server, {"ThreadPoolExecutor": pool}),
             (upload_waiter, {"threading": threading}),
             (pipeline, {"ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
