@@ -1,9 +1,9 @@
 """Reports terms that the documentation style avoids: pictures and private English instead of standard terms.
 
 ``python scripts/vocabulary.py [--list] [FOLDER...]`` reads docstrings, comments, string literals and names of tests in
-Python files, Markdown files outside of code, and the Makefile's comments. It prints the number of findings per folder
-and ends with 1 if there are any; with ``--list`` it also prints each finding with the terms to use instead.
-``[tool.vocabulary]`` in ``pyproject.toml`` lists the exceptions with their reasons.
+Python files, Markdown files outside of code, and comments of the Makefile and of configuration files. It prints the
+number of findings per folder and ends with 1 if there are any; with ``--list`` it also prints each finding with the
+terms to use instead. ``[tool.vocabulary]`` in ``pyproject.toml`` lists the exceptions with their reasons.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 FOLDERS = (
     *("stateflow", "plugins", "dags", "scripts", "benchmarks", "docker", "tests", "docs"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile"),
+    *("pyproject.toml", "requirements.in", "requirements-dev.in"),
 )
 
 TERMS: Mapping[str, str] = {
@@ -76,7 +77,7 @@ def _patterns(terms: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
 
 _PATTERNS = _patterns(TERMS)
 _TEST_NAME_PATTERNS = _PATTERNS + _patterns(TEST_NAME_TERMS)
-_MAKEFILE_CODE = re.compile(r"^[^#\n]*#*", re.MULTILINE)
+_CODE_BEFORE_COMMENTS = re.compile(r"^[^#\n]*#*", re.MULTILINE)
 _MARKDOWN_CODE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"``[^`]+``|`[^`\n]+`")
 
@@ -129,7 +130,7 @@ def find_terms(path: str, text: str) -> list[Finding]:
 def _prose(path: str, text: str) -> Iterator[tuple[int, str, list[tuple[re.Pattern[str], str]]]]:
     """Yields the prose of a file, the number of its first line, and the patterns to avoid in it."""
     if not path.endswith(".py"):
-        yield 1, _blank(text, _MARKDOWN_CODE if path.endswith(".md") else _MAKEFILE_CODE), _PATTERNS
+        yield 1, _blank(text, _MARKDOWN_CODE if path.endswith(".md") else _CODE_BEFORE_COMMENTS), _PATTERNS
         return
     yield from ((line, block, _PATTERNS) for line, block in _python_prose(text))
     yield from ((line, name, _TEST_NAME_PATTERNS) for line, name in _test_names(text))
@@ -188,7 +189,7 @@ def scan(repository: Path, folders: Iterable[str]) -> list[Finding]:
     paths = [
         path
         for path in listed.split("\0")
-        if path.endswith((".py", ".md", "Makefile")) and (repository / path).is_file()
+        if path.endswith((".py", ".md", ".toml", ".in", "Makefile")) and (repository / path).is_file()
     ]
     found = [finding for path in paths for finding in find_terms(path, (repository / path).read_text())]
     return [finding for finding in found if not any(each.covers(finding) for each in exemptions)]

@@ -136,7 +136,7 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
 @ROOT
 @TIMEOUT
 @click.option(
-    "--patience",
+    "--acknowledge-timeout",
     type=SECONDS,
     default=5,
     show_default=True,
@@ -146,13 +146,15 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
 @click.option("--full", is_flag=True, help="Store all state again; the checkpoint shares no file with an earlier one.")
 @with_options(REQUESTER_OPTIONS)
 @JSON
-def trigger(job_root: str, timeout: float, patience: float, full: bool, by: str, reason: str, as_json: bool) -> None:
+def trigger(
+    job_root: str, timeout: float, acknowledge_timeout: float, full: bool, by: str, reason: str, as_json: bool
+) -> None:
     """Make the next barrier of the job's run a checkpoint, regardless of the interval."""
     request = CheckpointRequest(
         by=by or current_user(),
         reason=reason,
         timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=patience),
+        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
         full=full,
     )
     checkpoint = operations.trigger_checkpoint(job_root, request)

@@ -45,7 +45,7 @@ _REQUEST_OPTIONS = [
     ),
     TIMEOUT,
     click.option(
-        "--patience",
+        "--acknowledge-timeout",
         type=SECONDS,
         default=5,
         show_default=True,
@@ -96,7 +96,7 @@ def create(
     job: Path | None,
     request_id: str,
     timeout: float,
-    patience: float,
+    acknowledge_timeout: float,
     config: Path | None,
     assignments: tuple[str, ...],
     by: str,
@@ -116,7 +116,7 @@ def create(
         from_head=from_head,
         code=_job_code(job, config, assignments),
         timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=patience),
+        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
     )
     if into:
         made = operations.create_savepoint_into(job_root, request, into)
@@ -290,7 +290,7 @@ def stop(
     job: Path | None,
     request_id: str,
     timeout: float,
-    patience: float,
+    acknowledge_timeout: float,
     config: Path | None,
     assignments: tuple[str, ...],
     by: str,
@@ -309,7 +309,7 @@ def stop(
         code=_job_code(job, config, assignments),
         drain=drain,
         timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=patience),
+        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
     )
     made = operations.stop(job_root, request, savepoint=with_savepoint, may_run=True)
     if as_json:

@@ -66,7 +66,7 @@ def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
         raise ConfigError(
             "no run of the job is active, or none confirmed the request",
             hint="without a run, the newest checkpoint has everything that was processed; if a run is active, wait "
-            "longer: --patience",
+            "longer: --acknowledge-timeout",
             root=root.storage.uri,
             checkpoint=head.checkpoint_id,
         )

@@ -156,7 +156,7 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
         hint = (
             "no action is needed: the job is not running"
             if head.entry.ended
-            else "if a run is active, wait longer: --patience"
+            else "if a run is active, wait longer: --acknowledge-timeout"
         )
         raise ConfigError(_reason_for_no_run(head, request), hint=hint, root=job_root, **_open_run(head))
     return _create_without_run(root, request)
@@ -353,8 +353,8 @@ def _unfinished(head: Head, request: SavepointRequest) -> ConfigError:
         )
     return ConfigError(
         f"output of the newest checkpoint may not be published yet, and {_reason_for_no_run(head, request)}",
-        hint="if a run is active, wait longer for it: --patience; if not, pass the job file, so that the output can "
-        f"be published: --job JOB.py; or {older}",
+        hint="if a run is active, wait longer for it: --acknowledge-timeout; if not, pass the job file, so that the "
+        f"output can be published: --job JOB.py; or {older}",
         checkpoint=head.checkpoint_id,
         **_open_run(head),
     )

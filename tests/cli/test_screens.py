@@ -35,7 +35,15 @@ STORY: dict[str, tuple[str, ...]] = {
     "verify-deep": ("verify", *ROOT, "--deep", "--checkpoint", "4"),
     "savepoint-list-none": ("savepoint", "list", *ROOT),
     "savepoint-create": ("savepoint", "create", *ROOT, "--name", "before", "--from-head", *WHO),
-    "savepoint-create-without-a-run": ("savepoint", "create", *ROOT, "--origin", "periodic", "--patience", "0"),
+    "savepoint-create-without-a-run": (
+        "savepoint",
+        "create",
+        *ROOT,
+        "--origin",
+        "periodic",
+        "--acknowledge-timeout",
+        "0",
+    ),
     "savepoint-create-into": ("savepoint", "create", *ROOT, "--name", "apart", "--from-head", "--into", "<into>", *WHO),
     "savepoint-list": ("savepoint", "list", *ROOT),
     "savepoint-show": ("savepoint", "show", "before", *ROOT),
@@ -56,9 +64,9 @@ STORY: dict[str, tuple[str, ...]] = {
     "status-of-a-fork": ("status", "--job-root", "<fork>"),
     "pins": ("pins", *ROOT),
     "pins-none": ("pins", "--job-root", "<fork>"),
-    "stop-with-savepoint": ("stop", *ROOT, "--patience", "0", "--savepoint"),
+    "stop-with-savepoint": ("stop", *ROOT, "--acknowledge-timeout", "0", "--savepoint"),
     "savepoint-dispose": ("savepoint", "dispose", "before", *ROOT),
-    "checkpoints-trigger-without-a-run": ("checkpoints", "trigger", *ROOT, "--patience", "0"),
+    "checkpoints-trigger-without-a-run": ("checkpoints", "trigger", *ROOT, "--acknowledge-timeout", "0"),
 }
 """Screens in the order in which the commands run. Each may also change the job that the next ones see."""
 CODES = {"status-without-a-job": 2, "can-delete-no": 6, "checkpoints-trigger-without-a-run": 2}

@@ -61,7 +61,7 @@ def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(box: Accounts
 
 def test_a_checkpoint_cannot_be_triggered_without_a_run(box: AccountsJob) -> None:
     box.run_to(SLICE)
-    answer = box.command("checkpoints", "trigger", "--patience", "1")
+    answer = box.command("checkpoints", "trigger", "--acknowledge-timeout", "1")
     root = {"root": f"file://{box.root}", "checkpoint": box.head.checkpoint}
     assert (answer.code, answer.error) == (2, ReportedError("config", root)), str(answer)
 

@@ -101,7 +101,7 @@ def test_publishing_pending_output_does_not_outdate_a_plan(box: AccountsJob) -> 
     box.deliver(100)
     box.reach("commit.after:5")
     plan(box, str(box.commit_at(30).seq))
-    box.create_savepoint("between", "--patience", "0.2", "--job", box.job_file, with_job=True)
+    box.create_savepoint("between", "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True)
     assert box.savepoints.keys() == {"between"}
     assert multiset(box.rows("movements")) == multiset(expected(box.delivered[:50]).movements)
     execute(box).check()

@@ -162,7 +162,7 @@ def test_a_savepoint_contains_no_pending_output(box: AccountsJob) -> None:
     box.reach("commit.after:3")
     pending = box.head.doc["pending"]
     assert pending and {"pending", "committables"} <= set(_names(box.head.doc))
-    box.create_savepoint("mine", "--patience", "0.2", "--job", box.job_file, with_job=True)
+    box.create_savepoint("mine", "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True)
     stored = box.savepoints["mine"]
     assert stored["checkpoint_id"] == box.head.checkpoint
     assert not {"pending", "committables"} & set(_names(stored))

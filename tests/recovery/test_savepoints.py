@@ -132,11 +132,11 @@ def test_a_savepoint_s_name_is_unique_but_its_request_may_be_repeated(resting: A
 def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(box: AccountsJob) -> None:
     box.deliver(50)
     box.reach("commit.after:3")
-    refused = box.command(*CREATE, "--patience", "0.2")
+    refused = box.command(*CREATE, "--acknowledge-timeout", "0.2")
     facts = {"checkpoint": box.head.checkpoint, "generation": box.head.doc["generation"]}
     assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
     assert "--job JOB.py" in refused.err and "--from-head" in refused.err
-    made = box.create_savepoint("mine", "--patience", "0.2", "--job", box.job_file, with_job=True)
+    made = box.create_savepoint("mine", "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True)
     assert made["checkpoint_id"] == box.head.checkpoint
     assert box.head.checkpoint in root_files.folder_tokens(box.table("movements"))
     box.finish()
@@ -184,7 +184,7 @@ def test_a_run_killed_during_a_savepoint_loses_nothing_and_the_next_run_answers(
     box.deliver(100)
     box.settings = QUICK
     _post_seen(box)
-    asker = box.begin(*RETRIED, "--patience", "60")
+    asker = box.begin(*RETRIED, "--acknowledge-timeout", "60")
     box.reach(name)
     committed, asked = box.head.position, len(box.requested())
     assert _complete(box) == (["mine"] if name in ("savepoint.complete", "request.made") else [])
@@ -207,7 +207,7 @@ def test_a_reported_savepoint_is_kept_and_an_unreported_one_is_neither_listed_no
     if withdrawn:
         assert operations.withdraw(str(box.root), "r1")
         assert not operations.withdraw(str(box.root), "a request that was never made")
-    made = box.command(*RETRIED, "--patience", "0.2", "--job", box.job_file, with_job=True).check()
+    made = box.command(*RETRIED, "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True).check()
     box.finish()
     stored = box.savepoints
     box.check_clean()
@@ -239,7 +239,7 @@ def test_a_savepoint_request_that_a_dead_run_has_seen_is_served_from_the_head(bo
     """Not after the whole timeout, and not never."""
     box.deliver(50)
     _post_seen(box)
-    made = box.command(*RETRIED, "--patience", "0.2", "--job", box.job_file, with_job=True)
+    made = box.command(*RETRIED, "--acknowledge-timeout", "0.2", "--job", box.job_file, with_job=True)
     assert made.check().document["taken_by"] == "head"
 
 
@@ -257,7 +257,7 @@ def _ask_while_stopped(box: AccountsJob, *command: str) -> tuple[Running, Runnin
     """A run that is stopped in its third batch, and a request to it that was posted meanwhile."""
     box.settings = QUICK
     run = box.start("batch.begin:3:stop").wait_stopped()
-    asker = box.begin(*command, "--timeout", "60", "--patience", "60")
+    asker = box.begin(*command, "--timeout", "60", "--acknowledge-timeout", "60")
     wait_for(lambda: any("." not in p.name for p in (box.root / "requests").glob("*")), lambda: "the request")
     return run, asker
 

@@ -53,7 +53,7 @@ def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, go
 
 
 def test_a_savepoint_is_refused_until_the_restore_is_completed(half_done: AccountsJob) -> None:
-    create = ("savepoint", "create", "--name", "now", "--patience", "0.2")
+    create = ("savepoint", "create", "--name", "now", "--acknowledge-timeout", "0.2")
     refused = half_done.command(*create)
     refused.check_error(2, "config")
     assert "tables=['movements', 'totals']" in refused.err and "early" in refused.err
@@ -66,10 +66,10 @@ def test_a_silent_run_is_not_called_dead(box: AccountsJob, golden: SnapshotAsser
     box.deliver(60)
     run = box.start("commit.after:3:stop").wait_stopped()
     for name, command in {"savepoint": ("savepoint", "create"), "stop": ("stop",)}.items():
-        refused = box.command(*command, "--patience", "0.2")
+        refused = box.command(*command, "--acknowledge-timeout", "0.2")
         facts = refused.error.facts
         assert (refused.code, facts["generation"]) == (2, box.head.doc["generation"]), str(refused)
-        assert "--patience" in refused.err
+        assert "--acknowledge-timeout" in refused.err
         assert _screen(box, refused.err) == golden(name=name)
     assert box.create_savepoint("head", "--from-head")["taken_by"] == "head"
     run.resume().wait().check()

@@ -240,7 +240,7 @@ def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flight
 def _asked_of_a_run_that_dies(box: FlightsJob, *command: str) -> Running:
     """A process that waits for an answer; the run that was at work then is gone."""
     run = box.start("batch.reported:2:stop").wait_stopped()
-    asker = box.begin(*command, "--request-id", command[-1], "--timeout", "300", "--patience", "300")
+    asker = box.begin(*command, "--request-id", command[-1], "--timeout", "300", "--acknowledge-timeout", "300")
     wait_for((box.root / "requests" / command[-1]).exists, lambda: "the request")
     run.kill()
     run.wait()

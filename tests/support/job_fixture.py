@@ -236,7 +236,7 @@ class JobFixture:
         asked, continues, and must succeed."""
         before = self._requests()
         run = self.start(f"{failpoint}:stop", requests__interval="20ms", **settings).wait_stopped()
-        asker = self.begin(*arguments, "--timeout", "60", "--patience", "60")
+        asker = self.begin(*arguments, "--timeout", "60", "--acknowledge-timeout", "60")
         wait_for(lambda: self._requests() > before, lambda: "the request")
         run.resume()
         return asker.wait(), run.wait().check()

@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 class FenceWatch:
     """Reads the log's head at an interval, in a thread: one LIST and one small GET each time.
 
-    Only the log fences a run, when the run next appends an entry. The watch shortens the time that a fenced run works
-    in vain, so a failed check is logged and the next one follows.
+    Only the log fences a run, when the run next appends an entry. The watch shortens the time for which a fenced run
+    does useless work, so a failed check is logged and the next one follows.
 
     Args:
         guard: the run's fence guard.
