@@ -12,6 +12,7 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,7 +70,8 @@ def test_each_command_of_the_example_can_be_parsed(tmp_path: Path) -> None:
     calls = [json.loads(line) for line in Checkout(tmp_path, PRINT_ARGUMENTS).type(example)]
     assert [call[0] for call in calls] == ["run", "status", "gc"]
     for name, *arguments in calls:
-        main.commands[name].make_context(name, arguments)
+        # With the parent: a command keeps the help option that it is first asked for, also in later tests.
+        main.commands[name].make_context(name, arguments, parent=click.Context(main, **main.context_settings))
     job = calls[0][1]
     given = {value.partition("=")[0] for value in calls[0] if value.startswith("job.")}
     assert given == {f"job.{name}" for name in re.findall(r'parameter\("(\w+)"\)', read(job))}

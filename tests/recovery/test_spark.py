@@ -218,12 +218,13 @@ def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flight
     fork = ("fork", "early", "--into", str(into), "--shadow")
     assert flights.command(*fork, failpoint="fork.imported").code == KILLED
     flights.command(*fork).check()
+    # The runs may have processed all four files before the savepoint.
+    flights.deliver(5)
     settings = {**flights.settings, "local_dir": tmp_path / "local"}
     forked = FlightsJob(flights.folder, settings, job=flights.job, launcher=spawn, root_folder=into)
     forked.finish()
     files = _files(flights.savepoints["early"]["manifest"]["sources"][0]["offset"])
-    assert files < 4
-    shadow = multiset(expected(4).movements) - multiset(expected(files).movements)
+    shadow = multiset(expected(5).movements) - multiset(expected(files).movements)
     assert multiset(flights.rows("legs_shadow")) == shadow
     forked.end_all()
 

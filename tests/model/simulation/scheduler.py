@@ -69,6 +69,7 @@ class Scheduler:
         self._plan = plan
         self._trace = trace
         self._actors: list[Actor] = []
+        self._author: Actor | None = None
         self._late: list[tuple[Actor, str, Callable[[], object]]] = []
         self._hub = getcurrent()
         self._random = rng.random
@@ -135,7 +136,7 @@ class Scheduler:
 
     @property
     def actor(self) -> str:
-        return getattr(getcurrent(), "process", "command")
+        return getattr(self._author or getcurrent(), "process", "command")
 
     def alive(self, prefix: str) -> bool:
         """Whether there is an actor whose name begins so."""
@@ -218,7 +219,7 @@ class Scheduler:
         elif fault in (Fault.LOST, Fault.FAILED) and actor.kind in (READ, WRITE):
             # A wrapper repeats the call: it stays pending, executed once already or not.
             if fault is Fault.LOST:
-                actor.act()
+                self._act_for(actor, actor.act)
         else:
             self._resume(actor, fault)
 
@@ -239,7 +240,15 @@ class Scheduler:
         actor, key, act = self._late.pop(int(self._random() * len(self._late)))
         self.stats["late writes that arrived"] += 1
         self._log(actor, f"LATE WRITE ARRIVES: {key}")
-        act()
+        self._act_for(actor, act)
+
+    def _act_for(self, actor: Actor, act: Callable[[], object]) -> None:
+        """Executes a call of an actor that does not run at this time."""
+        self._author = actor
+        try:
+            act()
+        finally:
+            self._author = None
 
     def _unclear(self, actor: Actor, act: Callable[[], object], fault: Fault) -> Any:
         """The answer to a call with a fault; the call may have been executed, or may be later."""
